@@ -1,0 +1,58 @@
+# `make up` and `make test` are all a fresh machine needs; both make .venv first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The first interpreter that is new enough; override with `make PYTHON=...`.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+# Nothing may depend on a writable HOME: every cache lives in the checkout.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup up test check format bench chaos lock clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: $(STAMP) ## make .venv from requirements.lock
+
+# The whole directory is rebuilt: an interrupted or outdated .venv is never patched up.
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "trunkline needs Python 3.11 or newer; install it or run make PYTHON=/path/to/python" >&2; exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
+	@exec $(BIN)/trunkline up --data .data $(ARGS)
+
+test: setup ## all tests; ARGS="-k name"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## format, lint, strict types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --cache-dir .cache/import_linter
+
+format: setup ## rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure; prints one table and JSON
+	$(BIN)/python -m bench $(ARGS)
+
+chaos: setup ## the long run of the history checker
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+lock: ## renew requirements.lock (needs the network)
+	tools/lock.sh
+
+clean: ## remove .venv and caches; never the data
+	rm -rf $(VENV) .cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,25 @@
+"""`trunkline bench`: run the benchmarks of a checkout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from trunkline.errors import NotFound
+
+
+@click.command("bench", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> None:
+    """Measure, next to other ways to do the same. Arguments go to `python -m bench`."""
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / "bench" / "__main__.py").exists():
+        raise NotFound(
+            "the benchmarks are not part of the installed package",
+            hint="clone the repository and run `make bench` there",
+        )
+    os.chdir(checkout)
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])  # noqa: S606  our own interpreter

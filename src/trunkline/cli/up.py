@@ -1,0 +1,147 @@
+"""`trunkline up`: a private Postgres (or yours), the schema and upkeep, in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from trunkline.errors import TrunklineError, from_psycopg
+from trunkline.settings import Settings
+
+if TYPE_CHECKING:
+    from trunkline.db.embedded import EmbeddedServer
+
+_LONGEST_PAUSE = 30.0
+_TOUR = """
+A tour of 60 seconds; paste it into psql:
+
+  select trunkline.create_topic('orders');
+  select * from trunkline.publish('orders', '{"id": 42}');
+  select * from trunkline.fetch('orders', 'billing', 'me');
+
+  select trunkline.create_queue('mail');
+  select * from trunkline.enqueue('mail', '{"to": "a@example.com"}');
+  select * from trunkline.claim('mail', 10);
+  select * from trunkline.ack(array['<receipt>']);
+"""
+
+
+@click.command("up")
+@click.option(
+    "--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]"
+)
+@click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
+@click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
+@click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
+@click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
+def command(**flags: str | None) -> None:
+    """Start everything and stay in the foreground.
+
+    Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
+    it; the data stays. A second `up` on the same directory uses the server of the first.
+    """
+    asyncio.run(_up(Settings.load(flags)))
+
+
+async def _up(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, stop.set)
+    if settings.database_url is not None:
+        await _serve(settings, settings.database_url, stop, None)
+    else:
+        await _up_embedded(settings, stop)
+
+
+async def _up_embedded(settings: Settings, stop: asyncio.Event) -> None:
+    from trunkline.db.embedded import EmbeddedServer
+
+    server = EmbeddedServer(settings.data, settings.pg_port)
+    url = await asyncio.to_thread(server.start)
+    try:
+        if not server.owned:
+            click.echo(f"Another process runs the Postgres of {settings.data}; using it.")
+        if settings.pg_port not in (None, server.port):
+            click.echo(f"It listens on port {server.port} already, not on {settings.pg_port}.")
+        await _serve(settings, url, stop, server)
+    finally:
+        owned = server.owned
+        await asyncio.to_thread(server.stop)
+    click.echo(
+        f"Postgres stopped; the data stays in {settings.data}." if owned else "Postgres was left running."
+    )
+
+
+async def _serve(settings: Settings, url: str, stop: asyncio.Event, server: EmbeddedServer | None) -> None:
+    from trunkline.sql.migrate import migrate
+
+    report = await asyncio.to_thread(migrate, url)
+    if report.applied:
+        click.echo(f"Applied {', '.join(report.applied)}.")
+    click.echo(f"Schema trunkline is at version {report.version}; upkeep runs.")
+    click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.")
+    click.echo(_TOUR)
+    click.echo("Ctrl-C stops.")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_keep_upkeep(settings, url, stop))
+        if server is not None:
+            tasks.create_task(_keep_running(server, stop))
+
+
+def _how_to_connect(server: EmbeddedServer) -> str:
+    from trunkline.db.pginstall import psql
+
+    program = "psql" if shutil.which("psql") else shlex.quote(str(psql()))
+    password = f'PGPASSWORD="$(cat {shlex.quote(str(server.password_file))})"'
+    return (
+        f"\nPostgres runs on 127.0.0.1 port {server.port} and in {server.socket_dir}, "
+        f"user and database trunkline,\npassword in {server.password_file}, log in {server.log_file}:\n\n"
+        f"  {password} {program} -h {server.socket_dir} -p {server.port} -U trunkline trunkline"
+    )
+
+
+async def _keep_running(server: EmbeddedServer, stop: asyncio.Event) -> None:
+    """Start the embedded server again whenever it is gone (killed, or its former owner has left)."""
+    pause = 0.5
+    while not await _stopped_within(stop, pause):
+        if await asyncio.to_thread(server.alive):
+            pause = 0.5
+            continue
+        click.echo("Postgres is gone; starting it again.", err=True)
+        try:
+            await asyncio.to_thread(server.start)
+            click.echo(f"Postgres runs again on port {server.port}.", err=True)
+        except TrunklineError as exc:
+            pause = min(pause * 2, _LONGEST_PAUSE)
+            click.echo(f"trunkline: {exc} [{exc.code}]; next try in {pause:.0f} s", err=True)
+
+
+async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> None:
+    """Run upkeep until told to stop; a database that is away for a while does not end it."""
+    import psycopg
+
+    from trunkline import upkeep
+
+    pause = 0.5
+    while not stop.is_set():
+        try:
+            await upkeep.run(url, settings.upkeep_interval, stop)
+        except (TrunklineError, psycopg.Error) as exc:
+            error = from_psycopg(exc)
+            click.echo(f"trunkline: upkeep: {error} [{error.code}]; next try in {pause:.1f} s", err=True)
+            await _stopped_within(stop, pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+async def _stopped_within(stop: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

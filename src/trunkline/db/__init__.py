@@ -1,0 +1,1 @@
+"""The database side of Python: pool, codec, typed calls, embedded server."""

@@ -1,0 +1,54 @@
+"""What runs on a data directory: read from `postmaster.pid` and `/proc`, trusting neither alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Postmaster(NamedTuple):
+    """A running postmaster, as its `postmaster.pid` describes it."""
+
+    pid: int
+    port: int
+    socket_dir: Path
+    ready: bool
+
+
+def find_postmaster(pgdata: Path) -> Postmaster | None:
+    """The live postmaster of this directory, or None.
+
+    The file outlives a kill -9 and its pid may by now belong to another program, so the process must be a
+    Postgres that works in this very directory.
+    """
+    try:
+        lines = (pgdata / "postmaster.pid").read_text().splitlines()
+        pid = int(lines[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    if not _is_postgres_of(pid, pgdata.resolve()):
+        return None
+    try:
+        port, sockets, status = int(lines[3]), lines[4], lines[7]
+    except (ValueError, IndexError):  # the file is filled in step by step
+        return Postmaster(pid, 0, Path(), ready=False)
+    return Postmaster(pid, port, Path(sockets), ready=status.strip() == "ready")
+
+
+def find_processes(pgdata: Path) -> list[int]:
+    """Every Postgres process that works in this directory, orphaned backends included."""
+    directory = pgdata.resolve()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if _is_postgres_of(pid, directory)]
+
+
+def _is_postgres_of(pid: int, directory: Path) -> bool:
+    # A zombie has neither link; a shell that somebody left in the directory is not called postgres.
+    try:
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+        program = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    # " (deleted)" is appended when the virtual environment was rebuilt under a running server.
+    return cwd == str(directory) and Path(program.removesuffix(" (deleted)")).name == "postgres"

@@ -1,0 +1,197 @@
+"""Settings: flags win over `TRUNKLINE_*` variables, those win over a `.env` file in the working directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from trunkline.errors import InvalidDuration, SettingsError, TrunklineError
+
+PREFIX = "TRUNKLINE_"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process needs to know before it can reach its database."""
+
+    database_url: str | None = None
+    """A server to use; None means the embedded one."""
+    data: Path = Path(".trunkline")
+    """Directory of the embedded server."""
+    port: int = 8080
+    """HTTP port."""
+    pg_port: int | None = None
+    """Port of the embedded server; None means a free one, kept for the next start."""
+    upkeep_interval: timedelta = timedelta(milliseconds=500)
+    """How often background duties run."""
+    debug: bool = False
+    """Show tracebacks."""
+
+    @classmethod
+    def load(
+        cls,
+        flags: Mapping[str, str | None] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Settings:
+        """Merge the three sources, or raise a `SettingsError` that names the culprit and the remedy.
+
+        `flags` maps field names to text; None and empty text count as not given.
+        """
+        environ = os.environ if env is None else env
+        dotenv = read_dotenv((cwd or Path()) / ".env")
+        values: dict[str, Any] = {}
+        for field, parse in _PARSERS.items():
+            found = _find(field, flags or {}, environ, dotenv)
+            if found is not None:
+                values[field] = _parsed(parse, found)
+        return cls(**values)
+
+
+class _Found(NamedTuple):
+    text: str
+    source: str
+
+
+def _find(
+    field: str, flags: Mapping[str, str | None], env: Mapping[str, str], dotenv: Mapping[str, _Found]
+) -> _Found | None:
+    variable = PREFIX + field.upper()
+    if text := flags.get(field):
+        return _Found(text, "--" + field.replace("_", "-"))
+    if text := env.get(variable):
+        return _Found(text, variable)
+    found = dotenv.get(variable)
+    return found if found and found.text else None
+
+
+def _parsed(parse: Callable[[str], Any], found: _Found) -> Any:
+    try:
+        return parse(found.text)
+    except TrunklineError as exc:
+        raise SettingsError(f"{found.source}: {exc.message}", hint=exc.hint) from exc
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read `500ms`, `30s`, `1.5m`, `2h` or `7d`. The only reader of durations in the package."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise InvalidDuration(
+            f"{text!r} is not a duration", hint="write a number and a unit: 500ms, 30s, 5m, 2h or 7d"
+        )
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError as exc:
+        raise InvalidDuration(f"the duration {text!r} is too long", hint="use fewer days") from exc
+
+
+def _positive_duration(text: str) -> timedelta:
+    value = parse_duration(text)
+    if value <= timedelta(0):
+        raise SettingsError(f"{text!r} must be longer than zero", hint="for example 500ms")
+    return value
+
+
+def _port(text: str) -> int:
+    # isascii: int() also reads digits of other scripts, which nobody means here.
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
+        raise SettingsError(f"{text!r} is not a port", hint="use a number from 1 to 65535")
+    return int(text)
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")) and "=" not in text:
+        # The value is not repeated: it may hold a password.
+        raise SettingsError(
+            "this is not a Postgres connection string",
+            hint="write postgresql://user:password@host:5432/database or key=value pairs",
+        )
+    return text
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise SettingsError("a path cannot hold a NUL character", hint="use an ordinary directory name")
+    return Path(text).expanduser()
+
+
+def _boolean(text: str) -> bool:
+    known = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    value = known.get(text.lower())
+    if value is None:
+        raise SettingsError(f"{text!r} is neither yes nor no", hint="use 1 or 0")
+    return value
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "database_url": _url,
+    "data": _path,
+    "port": _port,
+    "pg_port": _port,
+    "upkeep_interval": _positive_duration,
+    "debug": _boolean,
+}
+VARIABLES = frozenset(PREFIX + field.upper() for field in _PARSERS)
+
+
+def read_dotenv(path: Path) -> dict[str, _Found]:
+    """The `TRUNKLINE_*` lines of a `.env` file; a missing file is an empty one.
+
+    Other programs' variables are skipped. A `TRUNKLINE_` name we do not know is an error, because it is
+    most likely a misspelt setting that would otherwise be ignored in silence.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeError) as exc:
+        raise SettingsError(f"{path} cannot be read: {exc}", hint="make it a readable UTF-8 file") from exc
+    found: dict[str, _Found] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            _read_line(line.strip(), f"{path} line {number}", found)
+    return found
+
+
+def _read_line(line: str, where: str, found: dict[str, _Found]) -> None:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        if PREFIX in line.partition("=")[0]:
+            raise SettingsError(f"{where}: not of the form KEY=VALUE", hint="write TRUNKLINE_PORT=8080")
+        return
+    key, rest = match.groups()
+    if not key.startswith(PREFIX):
+        return
+    if key not in VARIABLES:
+        raise SettingsError(
+            f"{where}: unknown setting {key}", hint="known are " + ", ".join(sorted(VARIABLES))
+        )
+    found[key] = _Found(_unquoted(rest, where), f"{key} ({where})")
+
+
+def _unquoted(rest: str, where: str) -> str:
+    if rest[:1] not in ("'", '"'):
+        return re.split(r"(?:^|\s)#", rest, maxsplit=1)[0].strip()
+    quote = rest[0]
+    value, closed, tail = rest[1:].partition(quote)
+    if not closed or (tail.strip() and not tail.lstrip().startswith("#")):
+        raise SettingsError(f"{where}: unbalanced quote", hint=f"end the value with {quote}")
+    return value

@@ -1,0 +1,1 @@
+"""The kernel: tables and functions in schema `trunkline`. README.md beside this file is the map."""

@@ -1,0 +1,54 @@
+"""The SQL files of the kernel: which there are, in which order they apply, and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+
+import msgspec
+
+# A function file may only use types and functions of the files before it at the time it is applied;
+# inside function bodies the order does not matter.
+FUNCTION_FILES = (
+    "clock.sql",
+    "checks.sql",
+    "topics.sql",
+    "publish.sql",
+    "log.sql",
+    "groups.sql",
+    "queues.sql",
+    "claim.sql",
+    "settle.sql",
+    "dead.sql",
+    "upkeep.sql",
+    "stats.sql",
+)
+_MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
+
+
+class SqlFile(msgspec.Struct, frozen=True):
+    """One file, with the number that its name starts with (0 for function files)."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def migrations() -> list[SqlFile]:
+    """All numbered migrations, oldest first."""
+    files = []
+    for entry in (resources.files(__package__) / "migrations").iterdir():
+        if match := _MIGRATION.match(entry.name):
+            files.append(SqlFile(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
+    return sorted(files, key=lambda file: file.number)
+
+
+def functions() -> list[SqlFile]:
+    """All function files, in the order in which they apply."""
+    folder = resources.files(__package__) / "functions"
+    return [SqlFile(0, name, (folder / name).read_text(encoding="utf-8")) for name in FUNCTION_FILES]

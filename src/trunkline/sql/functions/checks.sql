@@ -1,0 +1,163 @@
+-- Refusals. Every error has a stable code of class TL, names the field and the limit, and says what to do.
+-- The table of codes is src/trunkline/errors.py; a test compares both.
+
+create or replace function trunkline._fail(p_code text, p_message text, p_hint text default null) returns void
+language plpgsql
+as $$
+begin
+    raise exception using errcode = p_code, message = p_message, hint = coalesce(p_hint, '');
+end
+$$;
+
+create or replace function trunkline._check_name(p_what text, p_name text) returns void
+language plpgsql
+as $$
+begin
+    if p_name is null or p_name !~ '^[A-Za-z0-9._-]{1,200}$' then
+        perform trunkline._fail('TL002',
+            format('%s name %s is not valid', p_what, coalesce(quote_literal(left(p_name, 220)), 'null')),
+            'use 1 to 200 characters of letters, digits, "-", "." and "_"');
+    end if;
+end
+$$;
+
+-- A duration must be finite and within [p_min, p_max]; null is the caller's business.
+create or replace function trunkline._check_duration(p_field text, p_value interval, p_min interval, p_max interval) returns void
+language plpgsql
+as $$
+begin
+    -- 'infinity' intervals exist from Postgres 17 on; they fail the comparison like any other too large value
+    if p_value < p_min or p_value > p_max then
+        perform trunkline._fail('TL005', format('%s is %s', p_field, p_value),
+                                format('it must be between %s and %s', p_min, p_max));
+    end if;
+end
+$$;
+
+create or replace function trunkline._check_range(p_field text, p_value numeric, p_min numeric, p_max numeric) returns void
+language plpgsql
+as $$
+begin
+    if p_value is null or p_value = 'NaN' or p_value < p_min or p_value > p_max then
+        perform trunkline._fail('TL001', format('%s is %s', p_field, coalesce(p_value::text, 'null')),
+                                format('it must be between %s and %s', p_min, p_max));
+    end if;
+end
+$$;
+
+-- Sequencing, claiming and fetching need a new snapshot for each statement after the lock is granted.
+create or replace function trunkline._need_read_committed(p_verb text) returns void
+language plpgsql
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform trunkline._fail('TL008',
+            format('%s cannot run in a %s transaction', p_verb, current_setting('transaction_isolation')),
+            'run it in a READ COMMITTED transaction of its own; publish, ack and commit work at every level');
+    end if;
+end
+$$;
+
+-- What must be on disk when it returns is never left to a relaxed setting of the session.
+create or replace function trunkline._commit_durably() returns void
+language plpgsql
+as $$
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+end
+$$;
+
+-- Routing-key patterns: words are separated by dots, * is one word, # any number of words, the rest is literal.
+create or replace function trunkline._pattern_regex(p_pattern text) returns text
+language plpgsql immutable
+as $$
+declare
+    v_regex text := '';
+    v_word  text;
+    v_first boolean := true;
+    -- whether the text so far can be empty, so that no dot may stand between it and the next word
+    v_open  boolean := false;
+begin
+    if p_pattern is null or p_pattern = '' or length(p_pattern) > 1000 then
+        perform trunkline._fail('TL001', 'the pattern is empty or longer than 1,000 characters',
+                                'use words separated by dots, * for one word, # for any number of words');
+    end if;
+    foreach v_word in array string_to_array(p_pattern, '.') loop
+        if v_word = '#' then
+            if v_first then
+                v_regex := '(?:[^.]+(?:\.[^.]+)*)?';
+                v_open := true;
+            else
+                v_regex := v_regex || case when v_open then '(?:(?:^|\.)[^.]+(?:\.[^.]+)*)?' else '(?:\.[^.]+)*' end;
+            end if;
+        else
+            if v_word <> '*' and v_word ~ '[*#]' then
+                perform trunkline._fail('TL001', format('the pattern %L has a wildcard inside a word', p_pattern),
+                                        '* and # stand for whole words');
+            end if;
+            v_regex := v_regex
+                || case when v_first then '' when v_open then '(?:^|\.)' else '\.' end
+                || case when v_word = '*' then '[^.]+'
+                        else regexp_replace(v_word, '([^A-Za-z0-9_])', '\\\1', 'g') end;
+            v_open := false;
+        end if;
+        v_first := false;
+    end loop;
+    return '^' || v_regex || '$';
+end
+$$;
+
+-- A header filter is an object; a value or each of a list of values is allowed for its key.
+create or replace function trunkline._filter_matches(p_filter jsonb, p_headers jsonb) returns boolean
+language sql immutable parallel safe
+as $$
+    select not exists (
+        select from jsonb_each(p_filter) f
+        where not coalesce(
+            case jsonb_typeof(f.value)
+                when 'array' then f.value @> jsonb_build_array(p_headers -> f.key)
+                else f.value = p_headers -> f.key
+            end, false)
+           or p_headers -> f.key is null)
+$$;
+
+create or replace function trunkline._check_filter(p_filter jsonb) returns void
+language plpgsql
+as $$
+begin
+    if p_filter is not null and jsonb_typeof(p_filter) <> 'object' then
+        perform trunkline._fail('TL001', 'the header filter is not an object',
+                                'write it as {"header": ["value", "or another"], ...}');
+    end if;
+end
+$$;
+
+-- Integer sets. Offsets and ids are kept as multiranges of half-open ranges.
+create or replace function trunkline._size(p_set int8multirange) returns bigint
+language sql immutable parallel safe
+as $$ select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r $$;
+
+-- The p_take numbers that follow the first p_skip ones.
+create or replace function trunkline._slice(p_set int8multirange, p_skip bigint, p_take bigint) returns int8multirange
+language sql immutable parallel safe
+as $$
+    select coalesce(range_agg(int8range(
+               lo + greatest(0, p_skip - before),
+               least(hi, lo + p_skip + p_take - before))), '{}')
+    from (
+        select lower(r) as lo, upper(r) as hi,
+               (sum(upper(r) - lower(r)) over (order by lower(r)) - (upper(r) - lower(r)))::bigint as before
+        from unnest(p_set) r
+    ) s
+    where before < p_skip + p_take and before + hi - lo > p_skip
+$$;
+
+create or replace function trunkline._set_of(p_first bigint, p_last bigint) returns int8multirange
+language sql immutable parallel safe
+as $$ select int8multirange(int8range(p_first, p_last + 1)) $$;
+
+create or replace function trunkline._setting(p_name text) returns text
+language sql stable
+as $$ select value from trunkline.settings where name = p_name $$;

@@ -1,0 +1,349 @@
+-- Claiming: one row for the whole batch (DESIGN 3.3). The newest lease row of a cursor is the cursor's state.
+-- Lock order: cursor row, then the log's sequencing lock, then lease rows, then pending rows.
+
+-- The state of a queue's cursor, ready to become the next row: numbered on, with no messages.
+create or replace function trunkline._lease_state(c trunkline.cursors) returns trunkline.leases
+language plpgsql
+as $$
+declare
+    s trunkline.leases;
+begin
+    select * into s from trunkline.leases where cursor_id = c.cursor_id order by lease_no desc limit 1;
+    if not found then
+        s.cursor_id := c.cursor_id;
+        s.lease_no := 0;
+        s.position := c.start_position;
+        s.delivered := 0;
+        s.passed := 0;
+        s.skipped := 0;
+        s.expired := 0;
+        s.purged := 0;
+    end if;
+    s.lease_no := s.lease_no + 1;
+    s.source_id := c.cursor_id;
+    s.offsets := '{}';
+    s.n := 0;
+    return s;
+end
+$$;
+
+-- Writes a row that only moves the cursor.
+create or replace function trunkline._move_cursor(s trunkline.leases) returns void
+language plpgsql
+as $$
+begin
+    insert into trunkline.leases
+    values ((select slot from trunkline.epoch), s.cursor_id, s.lease_no, s.source_id, '{}', 0, 0, gen_random_uuid(), null,
+            trunkline.clock(), trunkline.clock(), s.position, s.delivered, s.passed, s.skipped, s.expired, s.purged);
+end
+$$;
+
+-- Writes a lease and answers its deliveries.
+create or replace function trunkline._lease(s trunkline.leases, c trunkline.cursors) returns setof trunkline.delivery
+language plpgsql
+as $$
+declare
+    v_prefix text;
+begin
+    s.token := gen_random_uuid();
+    s.n := trunkline._size(s.offsets);
+    insert into trunkline.leases
+    values ((select slot from trunkline.epoch), s.cursor_id, s.lease_no, s.source_id, s.offsets, s.n, s.attempt, s.token, s.consumer,
+            s.claimed_at, s.deadline, s.position, s.delivered, s.passed, s.skipped, s.expired, s.purged);
+    v_prefix := s.cursor_id || '.' || s.lease_no || '.' || s.token || '.';
+    if upper(s.offsets) - lower(s.offsets) = s.n then
+        return query select v_prefix || r.log_offset, s.attempt, s.deadline, c.topic, c.partition, r.*
+                     from trunkline._read(c.topic_id, c.partition, c.segment_rows, lower(s.offsets), upper(s.offsets) - 1) r;
+    else
+        return query select v_prefix || r.log_offset, s.attempt, s.deadline, c.topic, c.partition, r.*
+                     from trunkline._read_set(c, s.offsets) r;
+    end if;
+end
+$$;
+
+-- Reads on from the state's position, and decides about each message: not for this subscription (skipped), too old (expired),
+-- another label (passed: it waits in pending, without an attempt), too young (stop here), or taken. Fills s.
+create or replace function trunkline._scan(
+    inout s trunkline.leases, c trunkline.cursors, p_head bigint, p_want int, p_labels text[], p_oldest timestamptz, p_youngest timestamptz)
+language plpgsql
+as $$
+declare
+    v_chunk  bigint;
+    v_from   bigint := s.position;
+    v_taken  int := 0;
+    v_found  record;
+begin
+    while s.position <= p_head and v_taken < p_want and s.position - v_from < 100000 loop
+        v_chunk := least(p_head, s.position + greatest(p_want, 1000) - 1);
+        with m as (
+            select r.log_offset, r.label,
+                   (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
+                     and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}'))) as hit,
+                   coalesce(r.created_at < p_oldest, false) as old,
+                   p_labels is null or coalesce(r.label = any (p_labels), false) as wanted,
+                   coalesce(r.created_at > p_youngest, false) as young
+            from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, v_chunk) r
+        ), cut as (
+            select least(
+                (select min(log_offset) - 1 from m where young),
+                (select log_offset from m where hit and not old and wanted order by log_offset offset p_want - v_taken - 1 limit 1),
+                v_chunk) as last_offset
+        ), passed as (
+            insert into trunkline.pending (cursor_id, log_offset, queue_id, due_at, label, attempt)
+            select c.cursor_id, m.log_offset, c.queue_id, trunkline.clock(), m.label, 0
+            from m, cut where m.log_offset <= cut.last_offset and hit and not old and not wanted
+            returning 1
+        )
+        select cut.last_offset,
+               coalesce(range_agg(int8range(log_offset, log_offset, '[]')) filter (where hit and not old and wanted), '{}') as taken,
+               count(*) filter (where hit and not old and wanted) as n_taken,
+               count(*) filter (where not hit) as n_skipped,
+               count(*) filter (where hit and old) as n_expired,
+               (select count(*) from passed) as n_passed
+          into v_found
+          from cut left join m on m.log_offset <= cut.last_offset group by cut.last_offset;
+        exit when v_found.last_offset < s.position;
+        s.offsets := s.offsets + v_found.taken;
+        s.delivered := s.delivered + v_found.n_taken;
+        s.skipped := s.skipped + v_found.n_skipped;
+        s.expired := s.expired + v_found.n_expired;
+        s.passed := s.passed + v_found.n_passed;
+        s.position := v_found.last_offset + 1;
+        v_taken := v_taken + v_found.n_taken;
+        exit when v_found.last_offset < v_chunk;
+    end loop;
+end
+$$;
+
+-- Messages that come back: due rows of pending, oldest due first.
+create or replace function trunkline._claim_retries(q trunkline.queues, p_want int, p_lease interval, p_labels text[], p_consumer text)
+returns setof trunkline.delivery
+language plpgsql
+as $$
+declare
+    lane      trunkline.cursors;
+    c         trunkline.cursors;
+    s         trunkline.leases;
+    v_now     timestamptz;
+    v_sources int[];
+    v_tries   int[];
+    v_sets    int8multirange[];
+    v_old     int8multirange;
+begin
+    select * into lane from trunkline.cursors where queue_id = q.queue_id and trunkline.cursors.lane = 'retry' for no key update;
+    v_now := trunkline.clock();
+    with due as (
+        select cursor_id, log_offset from trunkline.pending
+        where queue_id = q.queue_id and due_at <= v_now and (p_labels is null or label = any (p_labels))
+        order by due_at limit p_want for update skip locked
+    ), gone as (
+        delete from trunkline.pending p using due d where p.cursor_id = d.cursor_id and p.log_offset = d.log_offset
+        returning p.cursor_id, p.log_offset, p.attempt
+    ), grouped as (
+        select cursor_id, attempt, range_agg(int8range(log_offset, log_offset, '[]')) as offsets from gone group by 1, 2
+    )
+    select array_agg(cursor_id), array_agg(attempt), array_agg(offsets) into v_sources, v_tries, v_sets from grouped;
+    if v_sources is null then
+        return;
+    end if;
+    s := trunkline._lease_state(lane);
+    s.consumer := p_consumer;
+    s.claimed_at := v_now;
+    s.deadline := v_now + p_lease;
+    for i in 1 .. cardinality(v_sources) loop
+        select * into c from trunkline.cursors where cursor_id = v_sources[i];
+        s.source_id := c.cursor_id;
+        s.attempt := v_tries[i] + 1;
+        s.offsets := v_sets[i];
+        if q.ttl is not null then
+            select coalesce(range_agg(int8range(r.log_offset, r.log_offset, '[]')), '{}') into v_old
+            from trunkline._read_set(c, s.offsets) r where r.created_at < v_now - q.ttl;
+            s.offsets := s.offsets - v_old;
+            s.expired := s.expired + trunkline._size(v_old);
+        end if;
+        if isempty(s.offsets) then
+            perform trunkline._move_cursor(s);
+        else
+            s.delivered := s.delivered + trunkline._size(s.offsets);
+            return query select * from trunkline._lease(s, c);
+        end if;
+        s.lease_no := s.lease_no + 1;
+    end loop;
+end
+$$;
+
+-- An ordered queue has one open lease per partition. Answers whether the cursor may go on with new messages; if messages of
+-- this partition came back, they go first, in offset order, and then s holds them.
+create or replace function trunkline._ordered_turn(inout s trunkline.leases, c trunkline.cursors, p_want int, p_now timestamptz, out v_go boolean)
+language plpgsql
+as $$
+declare
+    l      trunkline.leases;
+    v_open int8multirange;
+    v_kept timestamptz;
+    v_head trunkline.pending;
+begin
+    v_go := false;
+    select * into l from trunkline.leases where cursor_id = c.cursor_id and n > 0 order by lease_no desc limit 1;
+    if found then
+        select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}'), max(e.until)
+          into v_open, v_kept
+          from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
+        if not isempty(v_open) then
+            if greatest(l.deadline, v_kept) > p_now then
+                return;
+            end if;
+            if not trunkline._expire_lease(l) then
+                return;
+            end if;
+        end if;
+    end if;
+    select * into v_head from trunkline.pending where cursor_id = c.cursor_id order by log_offset limit 1;
+    if not found then
+        v_go := true;
+        return;
+    end if;
+    if v_head.due_at > p_now then
+        return;
+    end if;
+    -- the run of due rows with the same number of attempts: a lease has one attempt number
+    with run as (
+        select log_offset,
+               bool_and(due_at <= p_now and attempt = v_head.attempt) over (order by log_offset) as together
+        from (select * from trunkline.pending where cursor_id = c.cursor_id order by log_offset limit p_want) p
+    ), gone as (
+        delete from trunkline.pending p using run
+        where p.cursor_id = c.cursor_id and p.log_offset = run.log_offset and run.together returning p.log_offset
+    )
+    select range_agg(int8range(log_offset, log_offset, '[]')) into s.offsets from gone;
+    s.attempt := v_head.attempt + 1;
+end
+$$;
+
+-- Claims up to p_max messages for p_lease; empty when there are none. Messages that came back go first, then new ones.
+-- p_labels: only messages with one of these labels; the others stay for those who can handle them, without an attempt.
+-- p_relaxed: our own client asks for it around its own statement: the claim need not be on disk when it returns, because a
+-- crash that forgets it only means that the messages are delivered again under another token.
+create or replace function trunkline.claim(
+    p_queue text, p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
+    p_relaxed boolean default false)
+returns setof trunkline.delivery
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    q         trunkline.queues;
+    c         trunkline.cursors;
+    s         trunkline.leases;
+    v_cursors int[];
+    v_busy    int[] := '{}';
+    v_now     timestamptz := trunkline.clock();
+    v_lease   interval;
+    v_due     boolean;
+    v_want    int := p_max;
+    v_count   int;
+    v_start   int := 0;
+    v_head    bigint;
+    v_turn    record;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform trunkline._need_read_committed('claim');
+    end if;
+    if p_max is null or p_max < 1 or p_max > 1000 then
+        perform trunkline._check_range('max', p_max, 1, 1000);
+    end if;
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    select * into q from trunkline.queues where name = p_queue;
+    if not found then
+        q := trunkline._queue(p_queue);
+    end if;
+    if q.paused then
+        return;
+    end if;
+    v_lease := coalesce(p_lease, q.lease);
+    if p_lease is not null then
+        perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    end if;
+    if q.ordered and p_labels is not null then
+        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', p_queue), 'use one queue per label');
+    end if;
+    select array(select cursor_id from trunkline.cursors where queue_id = q.queue_id and lane = 'log'),
+           exists (select from trunkline.pending where queue_id = q.queue_id and due_at <= v_now)
+      into v_cursors, v_due;
+
+    if v_due and not q.ordered then
+        return query select * from trunkline._claim_retries(q, v_want, v_lease, p_labels, p_consumer);
+        get diagnostics v_count = row_count;
+        v_want := v_want - v_count;
+    end if;
+
+    if cardinality(v_cursors) > 1 then
+        v_start := floor(random() * cardinality(v_cursors));
+    end if;
+    -- first pass: whatever nobody else is claiming from; second pass: wait for the ones that somebody was
+    for i in 0 .. 2 * cardinality(v_cursors) - 1 loop
+        exit when v_want <= 0 or (i >= cardinality(v_cursors) and (v_want < p_max or v_busy = '{}'));
+        if i < cardinality(v_cursors) and cardinality(v_cursors) > 1 then
+            select * into c from trunkline.cursors
+            where cursor_id = v_cursors[1 + (v_start + i) % cardinality(v_cursors)] for no key update skip locked;
+            if not found then
+                v_busy := v_busy || v_cursors[1 + (v_start + i) % cardinality(v_cursors)];
+                continue;
+            end if;
+        else
+            continue when i >= cardinality(v_cursors)
+                      and not v_cursors[1 + (v_start + i) % cardinality(v_cursors)] = any (v_busy);
+            select * into c from trunkline.cursors
+            where cursor_id = v_cursors[1 + (v_start + i) % cardinality(v_cursors)] for no key update;
+            continue when not found;
+        end if;
+        v_now := trunkline.clock();
+        s := trunkline._lease_state(c);
+        s.attempt := 1;
+        s.consumer := p_consumer;
+        s.claimed_at := v_now;
+        s.deadline := v_now + v_lease;
+        if q.ordered then
+            select o.s, o.v_go into v_turn from trunkline._ordered_turn(s, c, v_want, v_now) o;
+            s := v_turn.s;
+            if not isempty(s.offsets) then
+                return query select * from trunkline._lease(s, c);
+                get diagnostics v_count = row_count;
+                v_want := v_want - v_count;
+                continue;
+            end if;
+            continue when not v_turn.v_go;
+        end if;
+        v_head := trunkline._head(c.log);
+        if v_head < s.position then
+            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+            continue when v_head < s.position;
+        end if;
+        if c.pattern_regex is null and c.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' then
+            v_count := least(v_head - s.position + 1, v_want);
+            s.offsets := trunkline._set_of(s.position, s.position + v_count - 1);
+            s.position := s.position + v_count;
+            s.delivered := s.delivered + v_count;
+        else
+            s := trunkline._scan(s, c, v_head, v_want, p_labels, v_now - q.ttl,
+                                 case when q.delivery_delay > '0' then v_now - q.delivery_delay end);
+        end if;
+        if isempty(s.offsets) then
+            perform trunkline._move_cursor(s);
+        else
+            return query select * from trunkline._lease(s, c);
+            get diagnostics v_count = row_count;
+            v_want := v_want - v_count;
+        end if;
+    end loop;
+
+    -- Nothing to give: see whether a lease has ended or a delayed message is due, so that nobody depends on upkeep for it.
+    if v_want = p_max then
+        if trunkline._check_queue_leases(q.queue_id) + trunkline._release_due(q.inbox_id, 1000) > 0 then
+            return query select * from trunkline.claim(p_queue, p_max, p_lease, p_labels, p_consumer, p_relaxed);
+        end if;
+    end if;
+end
+$$;

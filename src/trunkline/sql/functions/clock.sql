@@ -1,0 +1,31 @@
+-- The database owns time. Tests replace this function by one that reads a setting; nothing else tells the time.
+create or replace function trunkline.clock() returns timestamptz
+language sql volatile parallel safe
+as $$ select clock_timestamp() $$;
+
+-- A version 7 uuid, so that ids sort by time. Postgres 18 has its own; before it we set the time bits by hand.
+do $do$
+begin
+    if current_setting('server_version_num')::int >= 180000 then
+        execute $f$
+            create or replace function trunkline.new_id() returns uuid
+            language sql volatile parallel safe
+            as $$ select uuidv7() $$
+        $f$;
+    else
+        execute $f$
+            create or replace function trunkline.new_id() returns uuid
+            language sql volatile parallel safe
+            as $$
+                select encode(
+                    set_bit(set_bit(
+                        overlay(uuid_send(gen_random_uuid())
+                                placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                                from 1 for 6),
+                        52, 1), 53, 1),
+                    'hex')::uuid
+            $$
+        $f$;
+    end if;
+end
+$do$;

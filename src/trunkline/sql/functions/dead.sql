@@ -1,0 +1,87 @@
+-- Dead letters: where failures end, and the way back.
+
+create or replace function trunkline.list_dead_letters(p_queue text, p_after bigint default 0, p_limit int default 100) returns setof trunkline.dead_letters
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    return query select * from trunkline.dead_letters where queue_id = q.queue_id and dead_id > p_after order by dead_id limit p_limit;
+end
+$$;
+
+-- One dead letter by the id of its message.
+create or replace function trunkline.get_dead_letter(p_queue text, p_id uuid) returns trunkline.dead_letters
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+    d trunkline.dead_letters;
+begin
+    select * into d from trunkline.dead_letters where queue_id = q.queue_id and id = p_id order by dead_id desc limit 1;
+    if not found then
+        perform trunkline._fail('TL014', format('queue %L has no dead letter %s', p_queue, p_id), 'see trunkline.list_dead_letters');
+    end if;
+    return d;
+end
+$$;
+
+-- Takes dead letters out, oldest first, at most p_limit; for redrive and purge.
+create or replace function trunkline._take_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
+    perform trunkline._commit_durably();
+    return query
+    delete from trunkline.dead_letters d using (
+        select dead_id from trunkline.dead_letters
+        where queue_id = q.queue_id and (p_ids is null or id = any (p_ids)) order by dead_id limit p_limit for update skip locked) x
+    where d.dead_id = x.dead_id returning d.*;
+end
+$$;
+
+-- Delivers dead letters again, with the same id, key, headers and bytes and a fresh count of attempts: to their own queue, or to
+-- another one. At most p_limit in this call, all or none; answers how many. Call again until it answers 0.
+create or replace function trunkline.redrive(p_queue text, p_ids uuid[] default null, p_to text default null, p_limit int default 1000) returns int
+language plpgsql
+as $$
+declare
+    t       trunkline.topics := trunkline._topic('inbox', coalesce(p_to, p_queue));
+    v_count int;
+begin
+    with taken as materialized (select * from trunkline._take_dead_letters(p_queue, p_ids, p_limit)),
+    many as (
+        select array_agg(payload order by dead_id) as payloads, array_agg(id order by dead_id) as ids, array_agg(key order by dead_id) as keys,
+               array_agg(routing_key order by dead_id) as routing_keys, array_agg(label order by dead_id) as labels,
+               array_agg(headers order by dead_id) as headers, array_agg(content_type order by dead_id) as content_types,
+               array_agg(occurred_at order by dead_id) as occurred_ats
+        from taken)
+    select count(p.*) into v_count
+    from many cross join lateral trunkline._append(t.topic_id, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats) p
+    where payloads is not null;
+    return v_count;
+end
+$$;
+
+-- Appends messages that were checked when they were first accepted.
+create or replace function trunkline._append(
+    p_topic_id int, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
+    p_content_types text[], p_occurred_ats timestamptz[])
+returns setof uuid
+language plpgsql
+as $$
+begin
+    perform trunkline._commit_durably();
+    return query execute format('select * from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_topic_id)
+        using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json'::text, p_occurred_ats;
+end
+$$;
+
+-- Deletes dead letters for good, at most p_limit in this call; answers how many.
+create or replace function trunkline.purge_dead_letters(p_queue text, p_ids uuid[] default null, p_limit int default 1000) returns int
+language sql
+as $$ select count(*)::int from trunkline._take_dead_letters(p_queue, p_ids, p_limit) $$;

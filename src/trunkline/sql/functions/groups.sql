@@ -1,0 +1,379 @@
+-- Groups: each partition is read by one member at a time, in order, and settled by a cumulative commit.
+-- The newest row of `positions` is the state of a cursor; it is only written under the lock on the cursor's static row.
+
+create or replace function trunkline._group(p_topic_id int, p_topic text, p_group text) returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    s trunkline.subscriptions;
+begin
+    select * into s from trunkline.subscriptions where kind = 'group' and topic_id = p_topic_id and name = p_group;
+    if not found then
+        perform trunkline._fail('TL012', format('group %L does not exist on topic %L', p_group, p_topic),
+                                format('create it with trunkline.create_group(%L, %L), or just fetch', p_topic, p_group));
+    end if;
+    return s;
+end
+$$;
+
+create or replace function trunkline._make_group(t trunkline.topics, p_group text, p_start text) returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    s trunkline.subscriptions;
+begin
+    perform trunkline._check_name('group', p_group);
+    perform trunkline._need_read_committed('creating a group');
+    perform pg_advisory_xact_lock(778003, t.topic_id);
+    insert into trunkline.subscriptions (kind, name, topic_id) values ('group', p_group, t.topic_id)
+    on conflict do nothing returning * into s;
+    if not found then
+        return null;
+    end if;
+    for p in 0 .. t.partitions - 1 loop
+        perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
+    end loop;
+    return s;
+end
+$$;
+
+-- Creates a group that starts at 'earliest', 'latest', an offset or a time; an error if it exists.
+create or replace function trunkline.create_group(p_topic text, p_group text, p_start text default 'earliest') returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    s trunkline.subscriptions := trunkline._make_group(trunkline._topic('topic', p_topic), p_group, p_start);
+begin
+    if s.name is null then
+        perform trunkline._fail('TL020', format('group %L already exists on topic %L', p_group, p_topic), 'use trunkline.ensure_group if that is fine');
+    end if;
+    return s;
+end
+$$;
+
+create or replace function trunkline.ensure_group(p_topic text, p_group text, p_start text default 'earliest') returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    s trunkline.subscriptions;
+begin
+    select * into s from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
+    if found then
+        return s;
+    end if;
+    s := trunkline._make_group(t, p_group, p_start);
+    if s.name is null then
+        s := trunkline._group(t.topic_id, p_topic, p_group);
+    end if;
+    return s;
+end
+$$;
+
+create or replace function trunkline.delete_group(p_topic text, p_group text) returns void
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    s trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+begin
+    delete from trunkline.subscriptions where subscription_id = s.subscription_id;
+end
+$$;
+
+create or replace function trunkline._position(c trunkline.cursors) returns trunkline.positions
+language plpgsql
+as $$
+declare
+    v_row trunkline.positions;
+begin
+    select * into v_row from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1;
+    if not found then
+        v_row := row(null, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, null, null, null, null)::trunkline.positions;
+    end if;
+    return v_row;
+end
+$$;
+
+create or replace function trunkline._move(s trunkline.positions) returns void
+language plpgsql
+as $$
+begin
+    insert into trunkline.positions
+    values ((select slot from trunkline.epoch), s.cursor_id, s.state_no + 1, s.committed, s.fetched, s.member, s.generation, s.deadline, trunkline.clock());
+end
+$$;
+
+-- Leases a partition to the member and answers its next messages; empty when there are none. A member that fetches again
+-- goes on where it stopped; after its lease ended, or a release, the next owner starts after the last commit.
+-- Partitions are shared evenly: a member takes a free one only while it has fewer than its share, and gives up what is above it.
+create or replace function trunkline.fetch(
+    p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
+    p_create boolean default true, p_relaxed boolean default false)
+returns setof trunkline.fetched
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    t        trunkline.topics := trunkline._topic('topic', p_topic);
+    g        trunkline.subscriptions;
+    c        trunkline.cursors;
+    s        trunkline.positions;
+    v_now    timestamptz := trunkline.clock();
+    v_mine   int[];
+    v_free   int[];
+    v_share  int;
+    v_head   bigint;
+    v_last   bigint;
+    v_try    int;
+begin
+    perform trunkline._need_read_committed('fetch');
+    perform trunkline._check_name('member', p_member);
+    perform trunkline._check_range('max', p_max, 1, 10000);
+    perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    select * into g from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
+    if not found then
+        if not p_create then
+            g := trunkline._group(t.topic_id, p_topic, p_group);
+        end if;
+        perform trunkline._commit_durably();
+        g := trunkline.ensure_group(p_topic, p_group);
+    end if;
+    insert into trunkline.members as m values (g.subscription_id, p_member, v_now + p_lease)
+    on conflict (subscription_id, member) do update set seen_until = excluded.seen_until
+    where m.seen_until < v_now + p_lease * 0.66;
+
+    select array_agg(x.cursor_id order by x.rank) filter (where x.owned),
+           array_agg(x.cursor_id order by x.rank) filter (where not x.owned and x.available)
+      into v_mine, v_free
+      from (
+        select k.cursor_id, random() as rank, coalesce(p.member = p_member and p.deadline > v_now, false) as owned,
+               p.deadline is null or p.deadline <= v_now as available
+        from trunkline.cursors k
+        left join lateral (select member, deadline from trunkline.positions where cursor_id = k.cursor_id order by state_no desc limit 1) p on true
+        where k.subscription_id = g.subscription_id
+      ) x;
+    select ceil(t.partitions::numeric / greatest(1, count(*))) into v_share
+    from trunkline.members where subscription_id = g.subscription_id and seen_until > v_now;
+    if cardinality(v_mine) > v_share then
+        perform trunkline._give_up(v_mine[v_share + 1:], p_member);
+        v_mine := v_mine[:v_share];
+    end if;
+    if coalesce(cardinality(v_mine), 0) >= v_share then
+        v_free := '{}';
+    end if;
+
+    foreach v_try in array coalesce(v_free, '{}') || coalesce(v_mine, '{}') loop
+        select * into c from trunkline.cursors where cursor_id = v_try for no key update skip locked;
+        continue when not found;
+        s := trunkline._position(c);
+        v_now := trunkline.clock();
+        continue when s.deadline > v_now and s.member <> p_member;
+        if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
+            s.member := p_member;
+            s.generation := gen_random_uuid();
+            s.fetched := s.committed;
+        end if;
+        v_head := trunkline._head(c.log);
+        if v_head <= s.fetched then
+            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+        end if;
+        continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
+        v_last := least(v_head, s.fetched + p_max);
+        s.deadline := v_now + p_lease;
+        if v_last > s.fetched then
+            return query
+            select c.partition, s.generation, s.deadline, r.*
+            from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
+            s.fetched := v_last;
+            perform trunkline._move(s);
+            return;
+        end if;
+        -- nothing new: keep what is ours, but do not write a row for each idle poll
+        if (select deadline from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1) < v_now + p_lease * 0.66 then
+            perform trunkline._move(s);
+        end if;
+    end loop;
+end
+$$;
+
+-- Takes partitions away from their owner, if it still is the owner; what was not committed is delivered again.
+create or replace function trunkline._give_up(p_cursors int[], p_member text) returns int
+language plpgsql
+as $$
+declare
+    c       trunkline.cursors;
+    s       trunkline.positions;
+    v_count int := 0;
+begin
+    for c in select * from trunkline.cursors where cursor_id = any (p_cursors) order by cursor_id for no key update loop
+        s := trunkline._position(c);
+        if s.member = p_member and s.deadline is not null then
+            s.member := null;
+            s.generation := null;
+            s.deadline := null;
+            s.fetched := s.committed;
+            perform trunkline._move(s);
+            v_count := v_count + 1;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- The member gives back all its partitions at once, so that others need not wait for its lease to end.
+create or replace function trunkline.leave(p_topic text, p_group text, p_member text) returns int
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+begin
+    perform trunkline._need_read_committed('leave');
+    delete from trunkline.members where subscription_id = g.subscription_id and member = p_member;
+    return trunkline._give_up(array(select cursor_id from trunkline.cursors where subscription_id = g.subscription_id), p_member);
+end
+$$;
+
+-- Keeps the member's partitions for p_lease from now, without fetching. Answers how many it still owns.
+create or replace function trunkline.heartbeat(p_topic text, p_group text, p_member text, p_lease interval default '30 seconds') returns int
+language plpgsql
+as $$
+declare
+    t       trunkline.topics := trunkline._topic('topic', p_topic);
+    g       trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+    c       trunkline.cursors;
+    s       trunkline.positions;
+    v_count int := 0;
+begin
+    perform trunkline._need_read_committed('heartbeat');
+    perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    update trunkline.members set seen_until = trunkline.clock() + p_lease
+    where subscription_id = g.subscription_id and member = p_member and seen_until < trunkline.clock() + p_lease * 0.66;
+    for c in select * from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id for no key update loop
+        s := trunkline._position(c);
+        if s.member = p_member and s.deadline > trunkline.clock() then
+            s.deadline := trunkline.clock() + p_lease;
+            perform trunkline._move(s);
+            v_count := v_count + 1;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Everything up to p_offset is done. Answers 'done', or 'lost' when the generation no longer owns the partition, and then
+-- changes nothing. Going back is not an error and changes nothing either. May sit in the caller's transaction: then the
+-- position moves if and only if the caller's own changes do.
+create or replace function trunkline.commit(p_topic text, p_group text, p_partition int, p_generation uuid, p_offset bigint) returns text
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+    c trunkline.cursors;
+    s trunkline.positions;
+begin
+    perform trunkline._need_read_committed('commit');
+    perform trunkline._check_partition(t, p_partition);
+    perform trunkline._commit_durably();
+    select * into c from trunkline.cursors where subscription_id = g.subscription_id and partition = p_partition for no key update;
+    s := trunkline._position(c);
+    if s.generation is distinct from p_generation or p_generation is null or s.deadline <= trunkline.clock() then
+        return 'lost';
+    end if;
+    if p_offset is null or p_offset > s.fetched then
+        perform trunkline._fail('TL007', format('offset %s is beyond the last one fetched, %s', coalesce(p_offset::text, 'null'), s.fetched),
+                                'commit only what this generation has fetched');
+    end if;
+    if p_offset > s.committed then
+        s.committed := p_offset;
+        perform trunkline._move(s);
+    end if;
+    return 'done';
+end
+$$;
+
+-- The at-most-once form: takes the next range for good and answers it; a crash after it loses these messages to the group.
+-- It cannot be mixed with fetch while a member holds the partition.
+create or replace function trunkline.claim_range(p_topic text, p_group text, p_max bigint default 100)
+returns table (partition int, first_offset bigint, last_offset bigint)
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    t      trunkline.topics := trunkline._topic('topic', p_topic);
+    g      trunkline.subscriptions;
+    c      trunkline.cursors;
+    s      trunkline.positions;
+    v_head bigint;
+begin
+    perform trunkline._need_read_committed('claim_range');
+    perform trunkline._check_range('max', p_max, 1, 1000000);
+    g := trunkline.ensure_group(p_topic, p_group);
+    perform trunkline._commit_durably();
+    for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by random() loop
+        -- one partition: wait for it; several: take one that nobody is busy with
+        if t.partitions = 1 then
+            perform from trunkline.cursors k where k.cursor_id = c.cursor_id for no key update;
+        else
+            perform from trunkline.cursors k where k.cursor_id = c.cursor_id for no key update skip locked;
+            continue when not found;
+        end if;
+        s := trunkline._position(c);
+        continue when s.deadline > trunkline.clock();
+        v_head := trunkline._head(c.log);
+        if v_head < s.committed + p_max then
+            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+        end if;
+        continue when v_head <= s.committed;
+        partition := c.partition;
+        first_offset := s.committed + 1;
+        last_offset := least(v_head, s.committed + p_max);
+        s.committed := last_offset;
+        s.fetched := last_offset;
+        s.member := null;
+        s.generation := null;
+        s.deadline := null;
+        perform trunkline._move(s);
+        return next;
+        return;
+    end loop;
+end
+$$;
+
+-- Moves the group, in one partition or in all, to 'earliest', 'latest', an offset or a time. Owners lose their partitions.
+create or replace function trunkline.seek(p_topic text, p_group text, p_to text, p_partition int default null)
+returns table (partition int, next_offset bigint)
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+    c trunkline.cursors;
+    s trunkline.positions;
+begin
+    perform trunkline._need_read_committed('seek');
+    perform trunkline._commit_durably();
+    if p_partition is not null then
+        perform trunkline._check_partition(t, p_partition);
+    end if;
+    for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id
+                and (p_partition is null or k.partition = p_partition) order by k.cursor_id for no key update loop
+        s := trunkline._position(c);
+        partition := c.partition;
+        next_offset := trunkline._place(t, c.partition, p_to);
+        s.committed := next_offset - 1;
+        s.fetched := s.committed;
+        s.member := null;
+        s.generation := null;
+        s.deadline := null;
+        perform trunkline._move(s);
+        return next;
+    end loop;
+end
+$$;

@@ -1,0 +1,291 @@
+-- Publishing: a plain insert (functions/topics.sql writes the insert itself). No counter, no lock on other publishers,
+-- so it may sit in the caller's own long transaction. Works at every isolation level and in savepoints.
+
+-- Says what is wrong with message number p_index (0-based); called only when something is.
+create or replace function trunkline._refuse_message(
+    p_index int, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text,
+    p_max_payload int)
+returns void
+language plpgsql
+as $$
+declare
+    v_where text := format('message %s: ', p_index);
+begin
+    if p_payload is null then
+        perform trunkline._fail('TL001', v_where || 'the payload is null', 'publish an empty payload or the JSON value null instead');
+    elsif length(p_payload) > p_max_payload then
+        perform trunkline._fail('TL003', format('%sthe payload has %s bytes, the limit of this topic is %s', v_where, length(p_payload), p_max_payload),
+                                'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic');
+    elsif length(p_key) > 1000 then
+        perform trunkline._fail('TL001', v_where || 'the key is longer than 1,000 characters', 'use a shorter key, such as a hash');
+    elsif length(p_routing_key) > 1000 then
+        perform trunkline._fail('TL001', v_where || 'the routing_key is longer than 1,000 characters', 'use fewer or shorter words');
+    elsif length(p_label) > 200 then
+        perform trunkline._fail('TL001', v_where || 'the label is longer than 200 characters', 'use a shorter label');
+    elsif length(p_content_type) > 200 then
+        perform trunkline._fail('TL001', v_where || 'the content_type is longer than 200 characters', 'use a media type such as application/json');
+    elsif jsonb_typeof(p_headers) <> 'object' then
+        perform trunkline._fail('TL001', v_where || 'the headers are not a JSON object', 'write them as {"name": "value"}');
+    end if;
+end
+$$;
+
+create or replace function trunkline._check_batch(
+    p_max_payload int, p_payloads bytea[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
+    p_content_types text[], p_others int[])
+returns void
+language plpgsql
+as $$
+declare
+    v_n         int := cardinality(p_payloads);
+    v_max_n     int := trunkline._setting('max_batch');
+    v_max_bytes bigint := trunkline._setting('max_batch_bytes');
+    v_bytes     bigint;
+    v_bad       record;
+begin
+    if coalesce(v_n, 0) = 0 then
+        perform trunkline._fail('TL001', 'the batch is empty', 'publish at least one message');
+    elsif array_ndims(p_payloads) <> 1 then
+        perform trunkline._fail('TL001', 'the payloads are not a one-dimensional array', 'pass one payload per message');
+    elsif v_n > v_max_n then
+        perform trunkline._fail('TL004', format('the batch has %s messages, the limit is %s', v_n, v_max_n), 'publish it in several batches');
+    elsif exists (select from unnest(p_others || array[cardinality(p_keys), cardinality(p_routing_keys), cardinality(p_labels),
+                                     cardinality(p_headers), cardinality(p_content_types)]) o where o <> v_n) then
+        perform trunkline._fail('TL001', 'the arrays differ in length', 'each array is null or has one element per message');
+    end if;
+    select sum(length(p)) into v_bytes from unnest(p_payloads) p;
+    if v_bytes > v_max_bytes then
+        perform trunkline._fail('TL004', format('the batch has %s bytes, the limit is %s', v_bytes, v_max_bytes), 'publish it in several batches');
+    end if;
+    select u.* into v_bad
+    from unnest(p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types)
+         with ordinality u(payload, key, routing_key, label, headers, content_type, ord)
+    where payload is null or length(payload) > p_max_payload or length(key) > 1000 or length(routing_key) > 1000
+       or length(label) > 200 or length(content_type) > 200 or jsonb_typeof(headers) <> 'object'
+    order by ord limit 1;
+    if found then
+        perform trunkline._refuse_message(v_bad.ord::int - 1, v_bad.payload, v_bad.key, v_bad.routing_key, v_bad.label,
+                                          v_bad.headers, v_bad.content_type, p_max_payload);
+    end if;
+end
+$$;
+
+-- Reserves idempotency keys for this transaction. Answers, for each message, null (new, or no key) or the id that the
+-- key stands for already. A key is written to its window and the next: so it holds for one to two windows, and
+-- publishers on both sides of a border collide on a unique index and wait for each other.
+create or replace function trunkline._reserve_keys(p_topic_id int, p_ids uuid[], p_keys text[], p_digests bytea[]) returns uuid[]
+language plpgsql
+as $$
+declare
+    v_now    timestamptz := trunkline.clock();
+    v_win    bigint := floor(extract(epoch from v_now) / extract(epoch from trunkline._setting('idempotency_window')::interval));
+    v_new    text[];
+    v_second int;
+    v_clash  text;
+    v_first  uuid[];
+begin
+    if exists (select from unnest(p_keys) k where k = '' or length(k) > 255) then
+        perform trunkline._fail('TL001', 'an idempotency_key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
+    end if;
+    -- in key order, so that two batches with the same keys cannot deadlock
+    with mine as (
+        select distinct on (u.key) u.key, u.id, u.digest
+        from unnest(p_keys, p_ids, p_digests) with ordinality u(key, id, digest, ord)
+        where u.key is not null order by u.key, u.ord
+    ), inserted as (
+        insert into trunkline.idempotency (slot, win, topic_id, key, id, digest, at)
+        select v_win % 4, v_win, p_topic_id, m.key, m.id, m.digest, v_now from mine m order by m.key
+        on conflict do nothing
+        returning key
+    )
+    select coalesce(array_agg(key), '{}') into v_new from inserted;
+    insert into trunkline.idempotency (slot, win, topic_id, key, id, digest, at)
+    select (v_win + 1) % 4, v_win + 1, topic_id, key, id, digest, at
+    from trunkline.idempotency where slot = v_win % 4 and win = v_win and topic_id = p_topic_id and key = any (v_new)
+    order by key
+    on conflict do nothing;
+    get diagnostics v_second = row_count;
+    if v_second < cardinality(v_new) then
+        raise exception using errcode = '40001', message = 'an idempotency key was used at the border of two windows',
+                              hint = 'repeat the publish';
+    end if;
+    select string_agg(distinct u.key, ', ') into v_clash
+    from unnest(p_keys, p_digests) u(key, digest)
+    join trunkline.idempotency i on i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key
+    where i.digest <> u.digest;
+    if v_clash is not null then
+        perform trunkline._fail('TL022', format('idempotency_key used before with another message: %s', left(v_clash, 300)),
+                                'use a new key for a new message');
+    end if;
+    select array_agg(case when i.id is null or (i.id = u.id and u.key = any (v_new) and u.nth = 1) then null else i.id end order by u.ord)
+      into v_first
+      from (select key, id, ord, row_number() over (partition by key order by ord) as nth
+            from unnest(p_keys, p_ids) with ordinality x(key, id, ord)) u
+      left join trunkline.idempotency i
+        on i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key;
+    return v_first;
+end
+$$;
+
+create or replace function trunkline._publish_many(
+    t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[],
+    p_headers jsonb[], p_content_types text[], p_content_type text, p_occurred_ats timestamptz[],
+    p_idempotency_keys text[], p_delays interval[], p_deliver_ats timestamptz[])
+returns setof trunkline.published
+language plpgsql
+as $$
+declare
+    v_now   timestamptz;
+    v_ids   uuid[] := p_ids;
+    v_first uuid[];
+    v_due   timestamptz[];
+    v_take  int[];
+begin
+    perform trunkline._check_batch(t.max_payload, p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types,
+        array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats)]);
+    perform trunkline._commit_durably();
+    if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
+        return query execute format(
+            'select a.ord::int, a.id, false from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9) with ordinality a(id, ord)', t.topic_id)
+            using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_content_type, p_occurred_ats;
+        return;
+    end if;
+
+    v_now := trunkline.clock();
+    select array_agg(coalesce(u.given, trunkline.new_id()) order by u.ord) into v_ids
+    from unnest(p_payloads, p_ids) with ordinality u(payload, given, ord);
+    if p_idempotency_keys is not null then
+        v_first := trunkline._reserve_keys(t.topic_id, v_ids, p_idempotency_keys, (
+            select array_agg(sha256(u.payload || convert_to(jsonb_build_array(u.key, u.routing_key, u.label, u.headers, u.content_type)::text, 'UTF8')) order by u.ord)
+            from unnest(p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types)
+                 with ordinality u(payload, key, routing_key, label, headers, content_type, ord)));
+    end if;
+    if p_delays is not null and exists (
+        select from unnest(p_delays, p_deliver_ats) u(delay, deliver_at) where u.delay is not null and u.deliver_at is not null) then
+        perform trunkline._fail('TL001', 'a message has both delay and deliver_at', 'give one of the two');
+    end if;
+    perform trunkline._check_duration('delay', d, '0', '365 days') from unnest(p_delays) d;
+    if exists (select from unnest(p_deliver_ats) d where d > v_now + interval '365 days') then
+        perform trunkline._fail('TL005', 'deliver_at is more than 365 days ahead', 'the limit is 365 days');
+    end if;
+    select array_agg(coalesce(u.deliver_at, v_now + u.delay) order by u.ord) into v_due
+    from unnest(p_payloads, p_delays, p_deliver_ats) with ordinality u(payload, delay, deliver_at, ord);
+
+    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at)
+    select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
+           coalesce(p_content_types[i], p_content_type), p_occurred_ats[i]
+    from generate_subscripts(p_payloads, 1) i
+    where v_first[i] is null and v_due[i] > v_now;
+
+    select array_agg(i order by i) into v_take from generate_subscripts(p_payloads, 1) i
+    where v_first[i] is null and (v_due[i] is null or v_due[i] <= v_now);
+    if v_take is not null then
+        execute format('select count(*) from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9)', t.topic_id)
+        using (select array_agg(p_payloads[i] order by i) from unnest(v_take) i),
+              (select array_agg(v_ids[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_keys[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_routing_keys[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_labels[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_headers[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_content_types[i] order by i) from unnest(v_take) i),
+              p_content_type,
+              (select array_agg(p_occurred_ats[i] order by i) from unnest(v_take) i);
+    end if;
+    return query select i, coalesce(v_first[i], v_ids[i]), v_first[i] is not null from generate_subscripts(p_payloads, 1) i order by i;
+end
+$$;
+
+-- Publishes many messages; answers in input order (ord counts from 1). All arrays but the payloads may be null.
+create or replace function trunkline.publish_many(
+    p_topic text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
+    p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
+    p_content_type text default 'application/json', p_occurred_ats timestamptz[] default null,
+    p_idempotency_keys text[] default null, p_delays interval[] default null, p_deliver_ats timestamptz[] default null)
+returns setof trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_many(trunkline._topic('topic', p_topic), p_payloads, p_ids, p_keys, p_routing_keys, p_labels,
+        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats)
+$$;
+
+-- The same into a queue's own inbox.
+create or replace function trunkline.enqueue_many(
+    p_queue text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
+    p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
+    p_content_type text default 'application/json', p_occurred_ats timestamptz[] default null,
+    p_idempotency_keys text[] default null, p_delays interval[] default null, p_deliver_ats timestamptz[] default null)
+returns setof trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_many(trunkline._topic('inbox', p_queue), p_payloads, p_ids, p_keys, p_routing_keys, p_labels,
+        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats)
+$$;
+
+create or replace function trunkline._publish_one(
+    t trunkline.topics, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text,
+    p_id uuid, p_occurred_at timestamptz, p_idempotency_key text, p_delay interval, p_deliver_at timestamptz)
+returns trunkline.published
+language plpgsql
+as $$
+declare
+    v_row trunkline.published;
+begin
+    if p_idempotency_key is null and p_delay is null and p_deliver_at is null then
+        execute format('select 1, trunkline.topic_%s_publish($1,$2,$3,$4,$5,$6,$7,$8), false', t.topic_id) into v_row
+        using p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at;
+    else
+        select * into v_row from trunkline._publish_many(t, array[p_payload], array[p_id], array[p_key], array[p_routing_key],
+            array[p_label], array[p_headers], array[p_content_type], 'application/json', array[p_occurred_at],
+            array[p_idempotency_key], array[p_delay], array[p_deliver_at]);
+    end if;
+    return v_row;
+end
+$$;
+
+-- Publishes one JSON message and answers with its id. The bytes kept are the text form of the value;
+-- use publish_bytes to keep your own bytes exactly.
+create or replace function trunkline.publish(
+    p_topic text, p_payload jsonb, p_key text default null, p_routing_key text default null, p_label text default null,
+    p_headers jsonb default null, p_id uuid default null, p_occurred_at timestamptz default null,
+    p_idempotency_key text default null, p_delay interval default null, p_deliver_at timestamptz default null)
+returns trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_one(trunkline._topic('topic', p_topic), convert_to(p_payload::text, 'UTF8'), p_key, p_routing_key,
+        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+$$;
+
+create or replace function trunkline.publish_bytes(
+    p_topic text, p_payload bytea, p_content_type text default 'application/octet-stream', p_key text default null,
+    p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_id uuid default null,
+    p_occurred_at timestamptz default null, p_idempotency_key text default null, p_delay interval default null,
+    p_deliver_at timestamptz default null)
+returns trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_one(trunkline._topic('topic', p_topic), p_payload, p_key, p_routing_key, p_label, p_headers,
+        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+$$;
+
+create or replace function trunkline.enqueue(
+    p_queue text, p_payload jsonb, p_key text default null, p_routing_key text default null, p_label text default null,
+    p_headers jsonb default null, p_id uuid default null, p_occurred_at timestamptz default null,
+    p_idempotency_key text default null, p_delay interval default null, p_deliver_at timestamptz default null)
+returns trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), convert_to(p_payload::text, 'UTF8'), p_key, p_routing_key,
+        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+$$;
+
+create or replace function trunkline.enqueue_bytes(
+    p_queue text, p_payload bytea, p_content_type text default 'application/octet-stream', p_key text default null,
+    p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_id uuid default null,
+    p_occurred_at timestamptz default null, p_idempotency_key text default null, p_delay interval default null,
+    p_deliver_at timestamptz default null)
+returns trunkline.published
+language sql
+as $$
+    select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), p_payload, p_key, p_routing_key, p_label, p_headers,
+        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+$$;

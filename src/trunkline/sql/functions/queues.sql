@@ -1,0 +1,246 @@
+-- Queues: a mailbox with one delivery policy, fed by its own inbox and by subscriptions to topics.
+
+create or replace function trunkline._queue(p_queue text) returns trunkline.queues
+language plpgsql
+as $$
+declare
+    q trunkline.queues;
+begin
+    select * into q from trunkline.queues where name = p_queue;
+    if not found then
+        perform trunkline._fail('TL011', format('queue %L does not exist', p_queue), format('create it with trunkline.create_queue(%L)', p_queue));
+    end if;
+    return q;
+end
+$$;
+
+create or replace function trunkline._check_queue(q trunkline.queues) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._check_duration('lease', q.lease, '1 second', '12 hours');
+    perform trunkline._check_range('max_attempts', q.max_attempts, 1, 1000);
+    perform trunkline._check_duration('backoff_base', q.backoff_base, '0', '1 day');
+    perform trunkline._check_range('backoff_factor', q.backoff_factor::numeric, 1, 100);
+    perform trunkline._check_duration('backoff_cap', q.backoff_cap, '0', '30 days');
+    perform trunkline._check_range('backoff_jitter', q.backoff_jitter::numeric, 0, 1);
+    perform trunkline._check_duration('ttl', q.ttl, '1 second', '10 years');
+    perform trunkline._check_duration('delivery_delay', q.delivery_delay, '0', '365 days');
+end
+$$;
+
+-- Creates a queue; an error if the name is taken.
+create or replace function trunkline.create_queue(
+    p_name text, p_lease interval default '30 seconds', p_max_attempts int default 20,
+    p_backoff_base interval default '1 second', p_backoff_factor float8 default 2, p_backoff_cap interval default '1 hour',
+    p_backoff_jitter float8 default 0.1, p_ttl interval default null, p_delivery_delay interval default '0',
+    p_ordered boolean default false, p_partitions int default 1, p_retention interval default '1 day',
+    p_max_payload int default 1048576, p_segment_rows int default 1048576)
+returns trunkline.queues
+language plpgsql
+as $$
+declare
+    t trunkline.topics;
+    q trunkline.queues;
+    s trunkline.subscriptions;
+begin
+    perform trunkline._check_name('queue', p_name);
+    t := trunkline._make_topic('inbox', p_name, p_partitions, p_retention, null, null, p_max_payload, p_segment_rows);
+    insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered)
+    values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered)
+    returning * into q;
+    perform trunkline._check_queue(q);
+    insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', 'inbox', t.topic_id, q.queue_id) returning * into s;
+    for p in 0 .. t.partitions - 1 loop
+        perform trunkline._make_cursor(s, t, p, 1);
+    end loop;
+    insert into trunkline.cursors (lane, queue_id) values ('retry', q.queue_id);
+    return q;
+end
+$$;
+
+-- Creates the queue with default settings if it is not there.
+create or replace function trunkline.ensure_queue(p_name text) returns trunkline.queues
+language plpgsql
+as $$
+declare
+    q trunkline.queues;
+begin
+    perform trunkline._check_name('queue', p_name);
+    perform pg_advisory_xact_lock(778003, -abs(hashtext('queue ' || p_name) / 2));
+    select * into q from trunkline.queues where name = p_name;
+    if not found then
+        return trunkline.create_queue(p_name);
+    end if;
+    return q;
+end
+$$;
+
+-- Changes what is given and keeps the rest.
+create or replace function trunkline.alter_queue(
+    p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
+    p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
+    p_ttl interval default null, p_delivery_delay interval default null, p_retention interval default null, p_max_payload int default null)
+returns trunkline.queues
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_name);
+begin
+    update trunkline.queues set
+        lease = coalesce(p_lease, lease), max_attempts = coalesce(p_max_attempts, max_attempts),
+        backoff_base = coalesce(p_backoff_base, backoff_base), backoff_factor = coalesce(p_backoff_factor, backoff_factor),
+        backoff_cap = coalesce(p_backoff_cap, backoff_cap), backoff_jitter = coalesce(p_backoff_jitter, backoff_jitter),
+        ttl = coalesce(p_ttl, ttl), delivery_delay = coalesce(p_delivery_delay, delivery_delay), updated_at = trunkline.clock()
+    where queue_id = q.queue_id returning * into q;
+    perform trunkline._check_queue(q);
+    perform trunkline._check_duration('retention', p_retention, '0', '100 years');
+    perform trunkline._check_range('max_payload', coalesce(p_max_payload, 1), 1, 16777216);
+    if p_retention is not null or p_max_payload is not null then
+        update trunkline.topics set retention = coalesce(p_retention, retention), max_payload = coalesce(p_max_payload, max_payload)
+        where topic_id = q.inbox_id;
+        perform trunkline._write_publish(q.inbox_id);
+    end if;
+    return q;
+end
+$$;
+
+-- Deletes a queue with its messages, dead letters and subscriptions. Refused while it has dead letters, unless forced.
+create or replace function trunkline.delete_queue(p_name text, p_force boolean default false) returns void
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_name);
+begin
+    if not p_force and exists (select from trunkline.dead_letters where queue_id = q.queue_id) then
+        perform trunkline._fail('TL021', format('queue %L has dead letters', p_name), 'redrive or purge them first, or pass p_force => true');
+    end if;
+    delete from trunkline.pending where queue_id = q.queue_id;
+    delete from trunkline.cursors where queue_id = q.queue_id;
+    delete from trunkline.subscriptions where queue_id = q.queue_id;
+    delete from trunkline.queues where queue_id = q.queue_id;
+    perform trunkline._drop_topic(q.inbox_id);
+end
+$$;
+
+create or replace function trunkline.list_queues() returns setof trunkline.queues
+language sql stable
+as $$ select * from trunkline.queues order by name $$;
+
+-- A paused queue accepts messages and settles what is out, but gives out nothing.
+create or replace function trunkline.pause_queue(p_name text) returns void
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_name);
+begin
+    update trunkline.queues set paused = true, updated_at = trunkline.clock() where queue_id = q.queue_id;
+end
+$$;
+
+create or replace function trunkline.resume_queue(p_name text) returns void
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_name);
+begin
+    update trunkline.queues set paused = false, updated_at = trunkline.clock() where queue_id = q.queue_id;
+end
+$$;
+
+-- Feeds the queue from a topic too: messages whose routing key matches the pattern and whose headers match the filter,
+-- from 'latest' (only new ones), 'earliest', an offset or a time on.
+create or replace function trunkline.subscribe(
+    p_queue text, p_topic text, p_pattern text default '#', p_filter jsonb default null, p_start text default 'latest', p_name text default null)
+returns trunkline.subscriptions
+language plpgsql
+as $$
+declare
+    q       trunkline.queues := trunkline._queue(p_queue);
+    t       trunkline.topics := trunkline._topic('topic', p_topic);
+    s       trunkline.subscriptions;
+    v_name  text := coalesce(p_name, p_topic);
+    v_regex text := trunkline._pattern_regex(p_pattern);
+begin
+    perform trunkline._check_name('subscription', v_name);
+    perform trunkline._check_filter(p_filter);
+    perform trunkline._need_read_committed('subscribe');
+    perform pg_advisory_xact_lock(778003, t.topic_id);
+    insert into trunkline.subscriptions (kind, name, topic_id, queue_id, pattern, pattern_regex, filter)
+    values ('queue', v_name, t.topic_id, q.queue_id, p_pattern, case when p_pattern = '#' then null else v_regex end,
+            nullif(p_filter, '{}'))
+    on conflict do nothing returning * into s;
+    if not found then
+        perform trunkline._fail('TL020', format('queue %L already has a subscription %L', p_queue, v_name), 'give it another p_name, or unsubscribe first');
+    end if;
+    for p in 0 .. t.partitions - 1 loop
+        perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
+    end loop;
+    return s;
+end
+$$;
+
+-- Stops feeding. Messages of this subscription that are not settled yet are forgotten with it.
+create or replace function trunkline.unsubscribe(p_queue text, p_name text) returns void
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    delete from trunkline.subscriptions where queue_id = q.queue_id and name = p_name and topic_id <> q.inbox_id;
+    if not found then
+        perform trunkline._fail('TL013', format('queue %L has no subscription %L', p_queue, p_name), 'see trunkline.list_subscriptions');
+    end if;
+end
+$$;
+
+create or replace function trunkline.list_subscriptions(p_queue text default null)
+returns table (queue text, name text, topic text, pattern text, filter jsonb, created_at timestamptz)
+language sql stable
+as $$
+    select q.name, s.name, t.name, s.pattern, s.filter, s.created_at
+    from trunkline.subscriptions s join trunkline.queues q using (queue_id) join trunkline.topics t on t.topic_id = s.topic_id
+    where t.kind = 'topic' and (p_queue is null or q.name = p_queue) order by q.name, s.name
+$$;
+
+-- Removes everything that is not leased at this moment; answers how many. Bounded: call again while it answers p_limit.
+create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    q       trunkline.queues := trunkline._queue(p_name);
+    c       trunkline.cursors;
+    s       trunkline.leases;
+    v_head  bigint;
+    v_total bigint := 0;
+    v_count bigint;
+begin
+    perform trunkline._need_read_committed('purge_queue');
+    perform trunkline._commit_durably();
+    for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by cursor_id for no key update loop
+        v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, 1000000);
+        s := trunkline._lease_state(c);
+        v_count := v_head + 1 - s.position;
+        if v_count > 0 then
+            s.position := v_head + 1;
+            s.purged := s.purged + v_count;
+            perform trunkline._move_cursor(s);
+            v_total := v_total + v_count;
+        end if;
+    end loop;
+    with gone as (
+        delete from trunkline.pending p using (
+            select cursor_id, log_offset from trunkline.pending where queue_id = q.queue_id limit p_limit for update skip locked) d
+        where p.cursor_id = d.cursor_id and p.log_offset = d.log_offset returning 1)
+    select count(*) into v_count from gone;
+    if v_count > 0 then
+        select * into c from trunkline.cursors where queue_id = q.queue_id and lane = 'retry' for no key update;
+        s := trunkline._lease_state(c);
+        s.purged := s.purged + v_count;
+        perform trunkline._move_cursor(s);
+    end if;
+    delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit);
+    return v_total + v_count;
+end
+$$;

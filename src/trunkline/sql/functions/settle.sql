@@ -1,0 +1,271 @@
+-- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<cursor>.<lease>.<token>.<offset>'.
+-- Answers per receipt: done; lost (the lease ended, was replaced, or the message was settled otherwise); unknown (no such lease).
+-- A settle may sit in the caller's transaction. It locks the lease row against expiry until that ends:
+-- ack and extend share the row with each other, what sends a message back or away takes it alone.
+
+create or replace function trunkline._settle(p_kind "char", p_receipts text[], p_delay interval default null, p_error text default null)
+returns setof trunkline.settlement
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    g        record;
+    l        trunkline.leases;
+    v_now    timestamptz;
+    v_done   int8multirange;
+    v_acked  int8multirange;
+    v_other  int8multirange;
+    v_kept   int8multirange;
+    v_answer text;
+begin
+    perform trunkline._need_read_committed('settling');
+    if cardinality(p_receipts) > 10000 then
+        perform trunkline._fail('TL004', format('%s receipts, the limit is 10,000', cardinality(p_receipts)), 'settle in several calls');
+    end if;
+    if p_receipts is null or array_position(p_receipts, null) is not null then
+        perform trunkline._fail('TL001', 'a receipt is null', 'pass the receipts that claim answered');
+    end if;
+    perform trunkline._check_duration('delay', p_delay, '0', '365 days');
+    if length(p_error) > 10000 then
+        p_error := left(p_error, 10000);
+    end if;
+    perform trunkline._commit_durably();
+    for g in
+        select u.prefix, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.off) as offs,
+               coalesce(range_agg(int8range(u.off, u.off, '[]')), '{}') as offsets,
+               u.prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' as sound
+        from (
+            select r.ord, r.receipt, rtrim(r.receipt, '0123456789') as prefix,
+                   case when right(r.receipt, 18) ~ '[.]' then substr(r.receipt, length(rtrim(r.receipt, '0123456789')) + 1) end::bigint as off
+            from (select ord, receipt from unnest(p_receipts) with ordinality x(receipt, ord) where receipt ~ '[0-9]$') r
+        ) u
+        group by u.prefix order by u.prefix
+    loop
+        v_done := '{}';
+        v_answer := 'unknown';
+        if g.sound then
+            if p_kind in ('a', 'e') then
+                select * into l from trunkline.leases
+                where cursor_id = split_part(g.prefix, '.', 1)::int and lease_no = split_part(g.prefix, '.', 2)::bigint for key share;
+            else
+                select * into l from trunkline.leases
+                where cursor_id = split_part(g.prefix, '.', 1)::int and lease_no = split_part(g.prefix, '.', 2)::bigint for update;
+            end if;
+            if found then
+                v_answer := 'lost';
+                if l.token = split_part(g.prefix, '.', 3)::uuid then
+                    -- a statement of its own: it must see what was settled while we waited for the row
+                    v_now := trunkline.clock();
+                    select coalesce(range_agg(e.offsets) filter (where e.kind = 'a'), '{}'),
+                           coalesce(range_agg(e.offsets) filter (where e.kind not in ('a', 'e')), '{}'),
+                           coalesce(range_agg(e.offsets) filter (where e.kind = 'e' and e.until > v_now), '{}')
+                      into v_acked, v_other, v_kept
+                      from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
+                    v_done := g.offsets * (l.offsets - v_acked - v_other);
+                    if l.deadline <= v_now then
+                        v_done := v_done * v_kept;
+                    end if;
+                    if not isempty(v_done) then
+                        perform trunkline._settle_lease(l, p_kind, v_done, v_now, p_delay, p_error);
+                    end if;
+                    if p_kind = 'a' then
+                        v_done := v_done + g.offsets * v_acked;
+                    end if;
+                end if;
+            end if;
+        end if;
+        return query
+        select u.ord::int, u.receipt,
+               case when u.off <@ v_done then 'done' when v_answer = 'lost' and not u.off <@ l.offsets then 'unknown' else v_answer end
+        from unnest(g.ords, g.receipts, g.offs) u(ord, receipt, off);
+    end loop;
+    return query select ord::int, receipt, 'unknown' from unnest(p_receipts) with ordinality x(receipt, ord) where receipt !~ '[0-9]$';
+end
+$$;
+
+-- Writes what becomes of offsets that were found to be open, under the lock on their lease.
+create or replace function trunkline._settle_lease(l trunkline.leases, p_kind "char", p_offsets int8multirange, p_now timestamptz, p_delay interval, p_error text)
+returns void
+language plpgsql
+as $$
+declare
+    q        trunkline.queues;
+    c        trunkline.cursors;
+    v_kind   "char" := p_kind;
+    v_behind int8multirange;
+begin
+    if p_kind in ('a', 'e') then
+        insert into trunkline.lease_events
+        values ((select slot from trunkline.epoch), l.cursor_id, l.lease_no, p_kind, p_offsets, p_now + p_delay, p_now);
+        return;
+    end if;
+    select * into c from trunkline.cursors where cursor_id = l.source_id;
+    select * into q from trunkline.queues where queue_id = c.queue_id;
+    if p_kind in ('n', 'x') and l.attempt >= q.max_attempts then
+        v_kind := 'd';
+    end if;
+    insert into trunkline.lease_events
+    values ((select slot from trunkline.epoch), l.cursor_id, l.lease_no, v_kind, p_offsets, null, p_now);
+    if v_kind in ('b', 'd') then
+        insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, key, routing_key, label, headers, payload,
+                                            content_type, occurred_at, created_at, attempts, error, reason, dead_at)
+        select q.queue_id, m.id, coalesce(c.topic, ''), c.partition, m.log_offset, c.cursor_id, m.key, m.routing_key, m.label, m.headers, m.payload,
+               m.content_type, m.occurred_at, m.created_at, l.attempt,
+               coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
+               case v_kind when 'b' then 'buried' else 'attempts' end, p_now
+        from trunkline._read_set(c, p_offsets) m;
+    else
+        insert into trunkline.pending (cursor_id, log_offset, queue_id, due_at, label, attempt, error)
+        select c.cursor_id, m.log_offset, c.queue_id,
+               p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, l.attempt)) else '0' end,
+               m.label, case p_kind when 'r' then l.attempt - 1 else l.attempt end, p_error
+        from trunkline._read_set(c, p_offsets) m;
+    end if;
+    -- In an ordered queue nothing behind a message that came back may be finished before it: the rest of the lease goes back too.
+    if q.ordered and v_kind in ('n', 'r') then
+        select l.offsets * int8multirange(int8range(lower(p_offsets), null)) - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}')
+          into v_behind
+          from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
+        if not isempty(v_behind) then
+            perform trunkline._settle_lease(l, 'r', v_behind, p_now, null, null);
+        end if;
+    end if;
+end
+$$;
+
+create or replace function trunkline._backoff(q trunkline.queues, p_attempt int) returns interval
+language sql volatile
+as $$
+    select least(extract(epoch from q.backoff_cap)::float8,
+                 extract(epoch from q.backoff_base)::float8 * power(q.backoff_factor, least(p_attempt - 1, 100)))
+           * (1 + q.backoff_jitter * (2 * random() - 1)) * interval '1 second'
+$$;
+
+-- The messages are done. Never delivered again.
+create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
+language sql
+as $$ select * from trunkline._settle('a', p_receipts) order by ord $$;
+
+-- Deliver again after p_delay (default: the queue's backoff), or move to the dead letters if this was the last attempt.
+create or replace function trunkline.nack(p_receipts text[], p_delay interval default null, p_error text default null) returns setof trunkline.settlement
+language sql
+as $$ select * from trunkline._settle('n', p_receipts, p_delay, p_error) order by ord $$;
+
+-- To the dead letters at once.
+create or replace function trunkline.bury(p_receipts text[], p_error text default null) returns setof trunkline.settlement
+language sql
+as $$ select * from trunkline._settle('b', p_receipts, null, p_error) order by ord $$;
+
+-- Back to the queue at once, as if it had not been delivered: the attempt does not count.
+create or replace function trunkline.release(p_receipts text[]) returns setof trunkline.settlement
+language sql
+as $$ select * from trunkline._settle('r', p_receipts) order by ord $$;
+
+-- Keep the messages until p_for from now; never shortens a lease.
+create or replace function trunkline.extend(p_receipts text[], p_for interval default '30 seconds') returns setof trunkline.settlement
+language plpgsql
+as $$
+begin
+    perform trunkline._check_duration('for', p_for, '1 second', '12 hours');
+    if p_for is null then
+        perform trunkline._fail('TL005', 'for is null', 'give a duration between 1 second and 12 hours');
+    end if;
+    return query select * from trunkline._settle('e', p_receipts, p_for) order by ord;
+end
+$$;
+
+-- Ends a lease whose deadline has passed. Answers false when somebody is settling it at this moment: then they win.
+create or replace function trunkline._expire_lease(p_lease trunkline.leases) returns boolean
+language plpgsql
+as $$
+declare
+    l      trunkline.leases;
+    v_now  timestamptz;
+    v_open int8multirange;
+begin
+    select * into l from trunkline.leases where cursor_id = p_lease.cursor_id and lease_no = p_lease.lease_no for update skip locked;
+    if not found then
+        return false;
+    end if;
+    v_now := trunkline.clock();
+    if l.deadline > v_now then
+        return false;
+    end if;
+    select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e' or e.until > v_now), '{}') into v_open
+    from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
+    if not isempty(v_open) then
+        perform trunkline._settle_lease(l, 'x', v_open, v_now, null, null);
+    end if;
+    return true;
+end
+$$;
+
+-- Looks at the leases of a cursor that were open at the last look: counts the finished ones, ends the overdue ones.
+-- Answers how many messages came back.
+create or replace function trunkline._check_leases(p_cursor_id int) returns int
+language plpgsql
+as $$
+declare
+    k       trunkline.lease_checks;
+    v_now   timestamptz := trunkline.clock();
+    v_high  bigint;
+    v_open  bigint[];
+    v_ended int := 0;
+    r       record;
+    l       trunkline.leases;
+begin
+    select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
+    if not found then
+        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0)::trunkline.lease_checks;
+    end if;
+    select max(lease_no) into v_high from trunkline.leases where cursor_id = p_cursor_id;
+    if coalesce(v_high, 0) <= k.closed_upto and k.stragglers = '{}' then
+        return 0;
+    end if;
+    if not pg_try_advisory_xact_lock(778002, p_cursor_id) then
+        return 0;
+    end if;
+    select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
+    if not found then
+        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0)::trunkline.lease_checks;
+    end if;
+    v_open := '{}';
+    for r in
+        select x.lease_no, x.deadline, x.n, x.acked, x.dead, x.returned, x.acked + x.dead + x.returned >= x.n as closed
+        from (
+            select c.lease_no, c.deadline, c.n,
+                   trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
+                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
+                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned
+            from (select o.lease_no, o.deadline, o.n from trunkline.leases o
+                  where o.cursor_id = p_cursor_id and o.lease_no > k.closed_upto and o.lease_no <= v_high
+                  union all
+                  select o.lease_no, o.deadline, o.n from unnest(k.stragglers) z(lease_no)
+                  join trunkline.leases o on o.cursor_id = p_cursor_id and o.lease_no = z.lease_no) c
+            left join trunkline.lease_events e on e.cursor_id = p_cursor_id and e.lease_no = c.lease_no
+            group by c.lease_no, c.deadline, c.n
+        ) x
+    loop
+        if r.closed then
+            k.acked := k.acked + r.acked;
+            k.dead := k.dead + r.dead;
+            k.returned := k.returned + r.returned;
+        else
+            v_open := v_open || r.lease_no;
+            if r.deadline <= v_now then
+                select * into l from trunkline.leases where cursor_id = p_cursor_id and lease_no = r.lease_no;
+                if trunkline._expire_lease(l) then
+                    v_ended := v_ended + 1;
+                end if;
+            end if;
+        end if;
+    end loop;
+    insert into trunkline.lease_checks
+    values ((select slot from trunkline.epoch), p_cursor_id, k.check_no + 1, v_now, greatest(k.closed_upto, v_high), v_open, k.acked, k.dead, k.returned);
+    return v_ended;
+end
+$$;
+
+create or replace function trunkline._check_queue_leases(p_queue_id int) returns int
+language sql
+as $$ select coalesce(sum(trunkline._check_leases(cursor_id)), 0)::int from trunkline.cursors where queue_id = p_queue_id $$;

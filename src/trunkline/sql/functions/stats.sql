@@ -1,0 +1,189 @@
+-- Numbers that never scan messages: offsets are arithmetic, leases are looked at only while they are open, and the rows
+-- of exceptions are counted up to 100,000 (more shows as 100,000).
+
+create or replace function trunkline._count_pending(p_queue_id int, p_now timestamptz, p_due boolean) returns bigint
+language sql
+as $$
+    select count(*) from (
+        select from trunkline.pending where queue_id = p_queue_id and (due_at <= p_now) = p_due limit 100000) x
+$$;
+
+-- Per partition: lowest and highest offset, bytes on disk, and messages in the last minute.
+create or replace function trunkline.topic_stats(p_topic text default null)
+returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
+language plpgsql
+as $$
+declare
+    t trunkline.topics;
+    v_tick trunkline.ticks;
+begin
+    perform trunkline._need_read_committed('topic_stats');
+    if p_topic is not null then
+        perform trunkline._topic('topic', p_topic);
+    end if;
+    for t in select * from trunkline.topics x where x.kind = 'topic' and (p_topic is null or x.name = p_topic) order by x.name loop
+        for p in 0 .. t.partitions - 1 loop
+            topic := t.name;
+            partition := p;
+            head := trunkline._tick(t.topic_id, p, t.segment_rows);
+            select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
+            select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
+              into segments, bytes from trunkline.segments s where s.log = t.topic_id * 64 + p;
+            rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
+            select count(*) into scheduled from (select from trunkline.scheduled c where c.topic_id = t.topic_id limit 100000) x;
+            return next;
+        end loop;
+    end loop;
+end
+$$;
+
+-- Messages per second over the last minute: the distance between two offsets and two times.
+create or replace function trunkline._rate(p_log int, p_head bigint) returns float8
+language sql
+as $$
+    select coalesce((p_head - t.first_offset - t.n + 1) / greatest(1, extract(epoch from trunkline.clock() - t.cut_at)), 0)::float8
+    from (select first_offset, n, cut_at from trunkline.ticks
+          where log = p_log and first_offset > p_head - 200000 and cut_at >= trunkline.clock() - interval '1 minute'
+          order by first_offset limit 1) t
+$$;
+
+-- Per partition: position (next offset to deliver), lag in messages and in seconds, and the owner.
+create or replace function trunkline.group_stats(p_topic text default null, p_group text default null)
+returns table (topic text, group_name text, partition int, next_offset bigint, fetched bigint, head bigint, lag bigint, lag_seconds float8,
+               member text, deadline timestamptz)
+language plpgsql
+as $$
+declare
+    r record;
+    s trunkline.positions;
+begin
+    perform trunkline._need_read_committed('group_stats');
+    if p_topic is not null then
+        perform trunkline._topic('topic', p_topic);
+        if p_group is not null then
+            perform trunkline._group((trunkline._topic('topic', p_topic)).topic_id, p_topic, p_group);
+        end if;
+    end if;
+    for r in
+        select t.name as topic_name, g.name, t.segment_rows as rows, c as cur
+        from trunkline.subscriptions g join trunkline.topics t on t.topic_id = g.topic_id join trunkline.cursors c on c.subscription_id = g.subscription_id
+        where g.kind = 'group' and (p_topic is null or t.name = p_topic) and (p_group is null or g.name = p_group)
+        order by t.name, g.name, c.partition
+    loop
+        s := trunkline._position(r.cur);
+        topic := r.topic_name;
+        group_name := r.name;
+        partition := (r.cur).partition;
+        next_offset := s.committed + 1;
+        fetched := s.fetched;
+        head := trunkline._tick((r.cur).topic_id, partition, r.rows);
+        lag := head - s.committed;
+        lag_seconds := 0;
+        if lag > 0 and next_offset >= (select base_offset from trunkline.logs where log = (r.cur).log) then
+            select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
+            from trunkline._read((r.cur).topic_id, partition, r.rows, next_offset, next_offset) m;
+        end if;
+        member := case when s.deadline > trunkline.clock() then s.member end;
+        deadline := s.deadline;
+        return next;
+    end loop;
+end
+$$;
+
+-- Per queue. ready: can be claimed now (an upper bound where a subscription filters, since unread messages are not looked at);
+-- delayed: waits for its time; leased: out with a consumer; dead: dead letters; oldest_age: seconds since the oldest ready one came.
+create or replace function trunkline.queue_stats(p_queue text default null)
+returns table (queue text, ready bigint, delayed bigint, leased bigint, dead bigint, acked bigint, expired bigint, purged bigint,
+               oldest_age float8, paused boolean)
+language plpgsql
+as $$
+declare
+    q       trunkline.queues;
+    r       record;
+    v_now   timestamptz;
+    v_late  timestamptz;
+    v_at    timestamptz;
+    v_head  bigint;
+begin
+    perform trunkline._need_read_committed('queue_stats');
+    if p_queue is not null then
+        perform trunkline._queue(p_queue);
+    end if;
+    for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
+        v_now := trunkline.clock();
+        queue := q.name;
+        paused := q.paused;
+        ready := trunkline._count_pending(q.queue_id, v_now, true);
+        delayed := trunkline._count_pending(q.queue_id, v_now, false)
+                   + (select count(*) from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x);
+        leased := 0;
+        acked := 0;
+        expired := 0;
+        purged := 0;
+        v_late := null;
+        select count(*) into dead from (select from trunkline.dead_letters d where d.queue_id = q.queue_id limit 100000) x;
+        for r in select c as cur, o.* from trunkline.cursors c cross join lateral trunkline._lease_totals(c.cursor_id) o where c.queue_id = q.queue_id loop
+            leased := leased + r.open;
+            acked := acked + r.acked;
+            expired := expired + r.expired;
+            purged := purged + r.purged;
+            if (r.cur).lane = 'log' then
+                v_head := trunkline._tick((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows);
+                r.position := coalesce(r.position, (r.cur).start_position);
+                ready := ready + greatest(0, v_head - r.position + 1);
+                if v_head >= r.position then
+                    select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.position, r.position) m;
+                    v_late := least(v_late, v_at);
+                end if;
+            end if;
+        end loop;
+        select least(v_late, (select due_at from trunkline.pending p where p.queue_id = q.queue_id and p.due_at <= v_now order by p.due_at limit 1)) into v_late;
+        oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
+        return next;
+    end loop;
+end
+$$;
+
+-- A cursor's running totals: those of its last check and of its last row, and what is open since.
+create or replace function trunkline._lease_totals(p_cursor_id int)
+returns table (open bigint, acked bigint, dead bigint, returned bigint, "position" bigint, delivered bigint, passed bigint, skipped bigint, expired bigint, purged bigint)
+language sql stable
+as $$
+    with open_ones as (
+        select l.n,
+               trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
+               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
+               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned
+        from trunkline._open_leases(p_cursor_id) o
+        join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
+        left join trunkline.lease_events e on e.cursor_id = l.cursor_id and e.lease_no = l.lease_no
+        group by l.lease_no, l.n
+    ), sums as (
+        select coalesce(sum(n), 0)::bigint as n, coalesce(sum(acked), 0)::bigint as acked, coalesce(sum(dead), 0)::bigint as dead,
+               coalesce(sum(returned), 0)::bigint as returned from open_ones
+    )
+    select s.n - s.acked - s.dead - s.returned, s.acked + coalesce(k.acked, 0), s.dead + coalesce(k.dead, 0), s.returned + coalesce(k.returned, 0),
+           l.position, coalesce(l.delivered, 0), coalesce(l.passed, 0), coalesce(l.skipped, 0), coalesce(l.expired, 0), coalesce(l.purged, 0)
+    from sums s
+    left join lateral (select * from trunkline.lease_checks x where x.cursor_id = p_cursor_id order by x.check_no desc limit 1) k on true
+    left join lateral (select * from trunkline.leases x where x.cursor_id = p_cursor_id order by x.lease_no desc limit 1) l on true
+$$;
+
+-- The conservation law of a queue (promise Q1), exact when called in a REPEATABLE READ transaction; for checkers, not for dashboards:
+-- accepted = ready + delayed + leased + acked + dead + expired + purged.
+create or replace function trunkline.audit_queue(p_queue text)
+returns table (accepted bigint, ready bigint, pending bigint, leased bigint, acked bigint, dead bigint, expired bigint, purged bigint)
+language sql stable
+as $$
+    with t as (
+        select c.lane, c.start_position, trunkline._head(c.log) as head, coalesce(o.position, c.start_position) as next_offset,
+               o.open, o.acked, o.dead, o.skipped, o.expired, o.purged
+        from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._lease_totals(c.cursor_id) o
+        where q.name = p_queue
+    )
+    select (sum(head - start_position + 1 - skipped) filter (where lane = 'log'))::bigint,
+           (sum(head - next_offset + 1) filter (where lane = 'log'))::bigint,
+           (select count(*) from trunkline.pending p join trunkline.queues q using (queue_id) where q.name = p_queue),
+           sum(open)::bigint, sum(acked)::bigint, sum(dead)::bigint, sum(expired)::bigint, sum(purged)::bigint
+    from t
+$$;

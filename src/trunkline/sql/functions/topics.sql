@@ -1,0 +1,382 @@
+-- Topics: the tables and the publish functions that each of them has, and the verbs create, ensure, alter, delete.
+
+-- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
+--   778001 sequencing a log      778002 checking a cursor's leases
+--   778003 changing a topic      778004 one upkeep duty at a time
+
+create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
+language plpgsql stable
+as $$
+declare
+    t trunkline.topics;
+begin
+    select * into t from trunkline.topics where kind = p_kind and name = p_name;
+    if not found then
+        if p_kind = 'inbox' then
+            perform trunkline._fail('TL011', format('queue %L does not exist', p_name),
+                                    format('create it with trunkline.create_queue(%L)', p_name));
+        end if;
+        perform trunkline._fail('TL010', format('topic %L does not exist', p_name),
+                                format('create it with trunkline.create_topic(%L)', p_name));
+    end if;
+    return t;
+end
+$$;
+
+-- Makes the segment that id p_id belongs to. Runs ahead of need in upkeep and in ticks; a publisher does it only
+-- when nobody did (then others who need the same new segment wait for that publisher).
+create or replace function trunkline._make_segment(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns boolean
+language plpgsql
+as $$
+declare
+    v_parent text := format('topic_%s', p_topic_id);
+    v_name   text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
+begin
+    if to_regclass('trunkline.' || v_name) is not null then
+        return false;
+    end if;
+    perform pg_advisory_xact_lock(778003, p_topic_id);
+    if to_regclass('trunkline.' || v_name) is not null then
+        return false;
+    end if;
+    -- created apart and then attached: "create ... partition of" would lock publishers out, attach does not
+    execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
+    execute format('alter table trunkline.%I add primary key (id)', v_name);
+    execute format('create table trunkline.%I (like trunkline.ticks)', v_name || '_ticks');
+    execute format('create index on trunkline.%I (first_offset)', v_name || '_ticks');
+    execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
+                   v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
+    insert into trunkline.segments (log, segment) values (p_topic_id * 64 + p_partition, p_segment);
+    return true;
+end
+$$;
+
+-- The newest id drawn. A sequence has no versions: this is the truth of the moment at every isolation level.
+create or replace function trunkline._last_id(p_topic_id int, p_partition int) returns bigint
+language plpgsql
+as $$
+begin
+    return coalesce(pg_sequence_last_value(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass), 0);
+end
+$$;
+
+-- Makes sure that the segment in use and the next one exist; renews the publish functions when one was added.
+create or replace function trunkline._make_segments(p_topic_id int) returns int
+language plpgsql
+as $$
+declare
+    t       trunkline.topics;
+    v_made  int := 0;
+    v_at    bigint;
+begin
+    select * into t from trunkline.topics where topic_id = p_topic_id;
+    for p in 0 .. t.partitions - 1 loop
+        v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
+        for s in v_at .. v_at + 1 loop
+            if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
+                v_made := v_made + 1;
+            end if;
+        end loop;
+    end loop;
+    if v_made > 0 then
+        perform trunkline._write_publish(p_topic_id);
+    end if;
+    return v_made;
+end
+$$;
+
+-- Each topic has two publish functions of its own, written here, so that the insert is a cached plan on a fixed
+-- table: planning it anew for each publish costs as much as the insert itself (docs/adr/0002).
+create or replace function trunkline._write_publish(p_topic_id int) returns void
+language plpgsql
+as $f$
+declare
+    t           trunkline.topics;
+    v_limits    text;
+    v_draw      text;
+    v_part_one  text;
+    v_part_many text;
+begin
+    select * into t from trunkline.topics where topic_id = p_topic_id;
+    perform pg_advisory_xact_lock(778003, p_topic_id);
+    select string_agg(((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log) * t.segment_rows)::text,
+                      ',' order by l.partition)
+      into v_limits from trunkline.logs l where l.topic_id = p_topic_id;
+    if t.partitions = 1 then
+        v_draw := format('nextval(%L)', format('trunkline.topic_%s_0_ids', p_topic_id));
+        v_part_one := '0';
+        v_part_many := '0';
+    else
+        -- a key always maps to the same partition; messages without one go together to a random partition
+        v_draw := format('case v_partition when %s end', (
+            select string_agg(format('%s then nextval(%L)', p, format('trunkline.topic_%s_%s_ids', p_topic_id, p)), ' when ')
+            from generate_series(0, t.partitions - 1) p));
+        v_part_one := format('trunkline._partition_of(p_key, %s)', t.partitions);
+        v_part_many := format('case when u.key is null then v_any else trunkline._partition_of(u.key, %s) end', t.partitions);
+    end if;
+
+    execute format($x$
+create or replace function trunkline.topic_%1$s_publish(
+    p_payload bytea, p_key text default null, p_routing_key text default null, p_label text default null,
+    p_headers jsonb default null, p_content_type text default 'application/json', p_id uuid default null,
+    p_occurred_at timestamptz default null)
+returns uuid
+language plpgsql
+as $$
+declare
+    v_limits    constant bigint[] := '{%2$s}';
+    v_xid       xid8;
+    v_partition int := %3$s;
+    v_row       bigint;
+    v_id        uuid := coalesce(p_id, trunkline.new_id());
+begin
+    if p_payload is null or length(p_payload) > %4$s or length(p_key) > 1000 or length(p_routing_key) > 1000
+       or length(p_label) > 200 or length(p_content_type) > 200 or jsonb_typeof(p_headers) <> 'object' then
+        perform trunkline._refuse_message(0, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, %4$s);
+    end if;
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    -- the transaction id before the row id: otherwise the sequencer could give this row up while we are still open
+    v_xid := pg_current_xact_id();
+    v_row := %5$s;
+    if v_row >= v_limits[v_partition + 1] then
+        perform trunkline._make_segment(%1$s, v_partition, v_row / %6$s, %6$s);
+    end if;
+    insert into trunkline.topic_%1$s values (v_partition, v_row, v_id, p_key, p_routing_key, p_label, p_headers,
+        p_payload, coalesce(p_content_type, 'application/json'), p_occurred_at, trunkline.clock());
+    return v_id;
+end
+$$
+    $x$, p_topic_id, v_limits, v_part_one, t.max_payload, v_draw, t.segment_rows);
+
+    execute format($x$
+create or replace function trunkline.topic_%1$s_append(
+    p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
+    p_content_types text[], p_content_type text, p_occurred_ats timestamptz[])
+returns setof uuid
+language plpgsql
+as $$
+declare
+    v_limits constant bigint[] := '{%2$s}';
+    v_xid    xid8;
+    v_any    int := floor(random() * %7$s);
+    v_parts  int[];
+    v_rows   bigint[];
+    v_bad    record;
+begin
+    v_xid := pg_current_xact_id();
+    select array_agg(d.partition order by d.ord), array_agg(d.row_id order by d.ord)
+      into v_parts, v_rows
+      from (
+        select u.ord, q.v_partition as partition, %5$s as row_id
+        from unnest(p_payloads, p_keys) with ordinality u(payload, key, ord)
+        cross join lateral (select %3$s as v_partition) q
+      ) d;
+    for v_bad in
+        select r.part, r.row_id / %6$s as segment
+        from unnest(v_parts, v_rows) r(part, row_id)
+        where r.row_id >= v_limits[r.part + 1]
+        group by 1, 2
+    loop
+        perform trunkline._make_segment(%1$s, v_bad.part, v_bad.segment, %6$s);
+    end loop;
+    return query
+    insert into trunkline.topic_%1$s as m
+    select u.part, u.row_id, coalesce(u.id, trunkline.new_id()), u.key, u.routing_key, u.label, u.headers,
+           u.payload, coalesce(u.content_type, p_content_type), u.occurred_at, trunkline.clock()
+    from unnest(v_parts, v_rows, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_occurred_ats)
+         with ordinality u(part, row_id, payload, id, key, routing_key, label, headers, content_type, occurred_at, ord)
+    order by u.ord
+    returning m.message_id;
+end
+$$
+    $x$, p_topic_id, v_limits, v_part_many, t.max_payload, v_draw, t.segment_rows, t.partitions);
+end
+$f$;
+
+create or replace function trunkline._partition_of(p_key text, p_partitions int) returns int
+language sql parallel safe
+as $$
+    select case when p_key is null then floor(random() * p_partitions)::int
+                else ((hashtextextended(p_key, 0) & 9223372036854775807) % p_partitions)::int end
+$$;
+
+-- Makes the log of one more partition.
+create or replace function trunkline._make_log(p_topic_id int, p_partition int) returns void
+language plpgsql
+as $$
+begin
+    execute format('create sequence trunkline.topic_%s_%s_ids', p_topic_id, p_partition);
+    insert into trunkline.logs (log, topic_id, partition)
+    values (p_topic_id * 64 + p_partition, p_topic_id, p_partition);
+end
+$$;
+
+create or replace function trunkline._make_topic(
+    p_kind text, p_name text, p_partitions int, p_retention interval, p_retention_bytes bigint,
+    p_hard_retention interval, p_max_payload int, p_segment_rows int)
+returns trunkline.topics
+language plpgsql
+as $$
+declare
+    t trunkline.topics;
+begin
+    perform trunkline._check_range('partitions', p_partitions, 1, 64);
+    perform trunkline._check_range('max_payload', p_max_payload, 1, 16777216);
+    perform trunkline._check_range('segment_rows', p_segment_rows, 16, 16777216);
+    perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 1), 1, 9e18);
+    perform trunkline._check_duration('retention', p_retention, '0', '100 years');
+    perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
+    if p_retention is null then
+        perform trunkline._fail('TL005', 'retention is null', 'give a duration, for example interval ''7 days''');
+    end if;
+    insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows)
+    values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, p_segment_rows)
+    on conflict (kind, name) do nothing
+    returning * into t;
+    if not found then
+        perform trunkline._fail('TL020', format('%s %L already exists', case p_kind when 'inbox' then 'queue' else 'topic' end, p_name),
+                                'use the ensure form if that is fine');
+    end if;
+    execute format('create table trunkline.%I (
+        partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
+        headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
+        created_at timestamptz not null) partition by range (partition, id)', format('topic_%s', t.topic_id));
+    for p in 0 .. p_partitions - 1 loop
+        perform trunkline._make_log(t.topic_id, p);
+    end loop;
+    perform trunkline._make_segments(t.topic_id);
+    return t;
+end
+$$;
+
+create or replace function trunkline._make_cursor(s trunkline.subscriptions, t trunkline.topics, p_partition int, p_position bigint) returns void
+language sql
+as $$
+    insert into trunkline.cursors (lane, subscription_id, queue_id, topic_id, partition, log, topic, segment_rows, pattern_regex, filter, start_position)
+    values ('log', s.subscription_id, s.queue_id, t.topic_id, p_partition, t.topic_id * 64 + p_partition,
+            case t.kind when 'topic' then t.name end, t.segment_rows, s.pattern_regex, s.filter, p_position)
+$$;
+
+-- Creates a topic; an error if the name is taken.
+create or replace function trunkline.create_topic(
+    p_name text, p_partitions int default 1, p_retention interval default '7 days',
+    p_retention_bytes bigint default null, p_hard_retention interval default null,
+    p_max_payload int default 1048576, p_segment_rows int default 1048576)
+returns trunkline.topics
+language plpgsql
+as $$
+begin
+    perform trunkline._check_name('topic', p_name);
+    return trunkline._make_topic('topic', p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention,
+                                 p_max_payload, p_segment_rows);
+end
+$$;
+
+-- Creates the topic if it is not there; an error only if it is there with another number of partitions than asked for.
+create or replace function trunkline.ensure_topic(p_name text, p_partitions int default null, p_retention interval default null)
+returns trunkline.topics
+language plpgsql
+as $$
+declare
+    t trunkline.topics;
+begin
+    perform trunkline._check_name('topic', p_name);
+    -- creations of the same name wait for each other here, so that the second finds the first's
+    perform pg_advisory_xact_lock(778003, -abs(hashtext(p_name) / 2));
+    select * into t from trunkline.topics where kind = 'topic' and name = p_name;
+    if not found then
+        return trunkline.create_topic(p_name, coalesce(p_partitions, 1), coalesce(p_retention, '7 days'));
+    end if;
+    if p_partitions is not null and p_partitions <> t.partitions then
+        perform trunkline._fail('TL020', format('topic %L exists with %s partitions, not %s', p_name, t.partitions, p_partitions),
+                                'leave partitions out, or change the topic with trunkline.alter_topic');
+    end if;
+    return t;
+end
+$$;
+
+-- Changes what is given and keeps the rest. Partitions can be added, never removed; keys then map anew.
+create or replace function trunkline.alter_topic(
+    p_name text, p_partitions int default null, p_retention interval default null,
+    p_retention_bytes bigint default null, p_hard_retention interval default null, p_max_payload int default null)
+returns trunkline.topics
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_name);
+begin
+    perform pg_advisory_xact_lock(778003, t.topic_id);
+    perform trunkline._check_range('partitions', coalesce(p_partitions, t.partitions), 1, 64);
+    perform trunkline._check_range('max_payload', coalesce(p_max_payload, t.max_payload), 1, 16777216);
+    perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 1), 1, 9e18);
+    perform trunkline._check_duration('retention', p_retention, '0', '100 years');
+    perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
+    if p_partitions < t.partitions then
+        perform trunkline._fail('TL023', format('topic %L has %s partitions and cannot go down to %s', p_name, t.partitions, p_partitions),
+                                'create another topic and move its readers');
+    end if;
+    for p in t.partitions .. coalesce(p_partitions, 0) - 1 loop
+        perform trunkline._make_log(t.topic_id, p);
+        perform trunkline._make_cursor(s, t, p, 1) from trunkline.subscriptions s where s.topic_id = t.topic_id;
+    end loop;
+    update trunkline.topics set
+        partitions = coalesce(p_partitions, partitions), retention = coalesce(p_retention, retention),
+        retention_bytes = coalesce(p_retention_bytes, retention_bytes),
+        hard_retention = coalesce(p_hard_retention, hard_retention), max_payload = coalesce(p_max_payload, max_payload)
+    where topic_id = t.topic_id returning * into t;
+    perform trunkline._make_segments(t.topic_id);
+    perform trunkline._write_publish(t.topic_id);
+    return t;
+end
+$$;
+
+create or replace function trunkline._drop_topic(p_topic_id int) returns void
+language plpgsql
+as $$
+declare
+    v_table text;
+begin
+    -- a publisher in an open transaction holds the parent: say so in time instead of stopping everybody behind us
+    perform set_config('lock_timeout', '2s', true);
+    execute format('drop function if exists trunkline.topic_%s_publish', p_topic_id);
+    execute format('drop function if exists trunkline.topic_%s_append', p_topic_id);
+    for v_table in
+        select format('topic_%s_%s_%s_ticks', p_topic_id, l.partition, s.segment)
+        from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id
+    loop
+        execute format('drop table if exists trunkline.%I', v_table);
+    end loop;
+    execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));
+    for v_table in select format('topic_%s_%s_ids', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id loop
+        execute format('drop sequence trunkline.%I', v_table);
+    end loop;
+    delete from trunkline.topics where topic_id = p_topic_id;
+end
+$$;
+
+-- Deletes a topic with everything in it. Refused while groups or queues read it, unless forced.
+create or replace function trunkline.delete_topic(p_name text, p_force boolean default false) returns void
+language plpgsql
+as $$
+declare
+    t         trunkline.topics := trunkline._topic('topic', p_name);
+    v_readers text;
+begin
+    select string_agg(format('%s %s', s.kind, coalesce(q.name, s.name)), ', ') into v_readers
+    from trunkline.subscriptions s left join trunkline.queues q using (queue_id) where s.topic_id = t.topic_id;
+    if v_readers is not null and not p_force then
+        perform trunkline._fail('TL021', format('topic %L is read by: %s', p_name, v_readers),
+                                'remove these readers first, or pass p_force => true');
+    end if;
+    delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
+    delete from trunkline.cursors where topic_id = t.topic_id;
+    delete from trunkline.subscriptions where topic_id = t.topic_id;
+    perform trunkline._drop_topic(t.topic_id);
+end
+$$;
+
+create or replace function trunkline.list_topics() returns setof trunkline.topics
+language sql stable
+as $$ select * from trunkline.topics where kind = 'topic' order by name $$;

@@ -1,0 +1,492 @@
+-- Upkeep: duties that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each duty is safe to repeat, does a
+-- bounded amount of work, and is done by one session at a time. trunkline.upkeep() runs those that are due.
+
+-- Moves due messages from `scheduled` into their log, at most p_limit; for one topic or all.
+create or replace function trunkline._release_due(p_topic_id int, p_limit int) returns int
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := trunkline.clock();
+    v_count int := 0;
+    g       record;
+begin
+    if not exists (select from trunkline.scheduled where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)) then
+        return 0;
+    end if;
+    for g in
+        with due as (
+            select schedule_id from trunkline.scheduled
+            where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)
+            order by due_at limit p_limit for update skip locked
+        ), gone as (
+            delete from trunkline.scheduled s using due where s.schedule_id = due.schedule_id returning s.*
+        )
+        select topic_id, count(*)::int as n, array_agg(payload order by due_at, schedule_id) as payloads, array_agg(id order by due_at, schedule_id) as ids,
+               array_agg(key order by due_at, schedule_id) as keys, array_agg(routing_key order by due_at, schedule_id) as routing_keys,
+               array_agg(label order by due_at, schedule_id) as labels, array_agg(headers order by due_at, schedule_id) as headers,
+               array_agg(content_type order by due_at, schedule_id) as content_types, array_agg(occurred_at order by due_at, schedule_id) as occurred_ats
+        from gone group by topic_id
+    loop
+        perform trunkline._append(g.topic_id, g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats);
+        v_count := v_count + g.n;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Ends overdue leases of all queues.
+create or replace function trunkline._duty_expire() returns int
+language sql
+as $$ select coalesce(sum(trunkline._check_leases(cursor_id)), 0)::int from trunkline.cursors where queue_id is not null $$;
+
+create or replace function trunkline._duty_due() returns int
+language sql
+as $$ select trunkline._release_due(null, 5000) $$;
+
+-- Gives offsets to what nobody asked for yet, so that lag and rates of idle logs are right.
+create or replace function trunkline._duty_sequence() returns int
+language plpgsql
+as $$
+declare
+    r       record;
+    v_count int := 0;
+    v_head  bigint;
+begin
+    for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) loop
+        v_head := trunkline._head(r.log);
+        if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
+            v_count := v_count + 1;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- The position below which no reader of the log needs anything any more.
+create or replace function trunkline._needed_from(p_log int) returns bigint
+language sql stable
+as $$
+    select min(least(
+        case when c.queue_id is null
+             then coalesce((select p.committed + 1 from trunkline.positions p where p.cursor_id = c.cursor_id order by p.state_no desc limit 1), c.start_position)
+             else coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position)
+        end,
+        (select min(p.log_offset) from trunkline.pending p where p.cursor_id = c.cursor_id),
+        (select min(lower(l.offsets)) from trunkline._open_leases(c.cursor_id) o
+         join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no where l.n > 0),
+        (select min(lower(l.offsets)) from trunkline.cursors lane cross join lateral trunkline._open_leases(lane.cursor_id) o
+         join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
+         where lane.queue_id = c.queue_id and lane.lane = 'retry' and l.source_id = c.cursor_id and l.n > 0)
+    ))
+    from trunkline.cursors c where c.log = p_log
+$$;
+
+-- Leases of a cursor that were not known to be finished at its last check.
+create or replace function trunkline._open_leases(p_cursor_id int) returns table (cursor_id int, lease_no bigint)
+language sql stable
+as $$
+    with k as (
+        select closed_upto, stragglers from (values (1)) one(x)
+        left join lateral (select c.closed_upto, c.stragglers from trunkline.lease_checks c where c.cursor_id = p_cursor_id order by c.check_no desc limit 1) y on true)
+    select p_cursor_id, l.lease_no from k join trunkline.leases l on l.cursor_id = p_cursor_id and l.lease_no > coalesce(k.closed_upto, 0) where l.n > 0
+    union
+    select p_cursor_id, z.lease_no from k cross join lateral unnest(k.stragglers) z(lease_no)
+$$;
+
+-- Starts the next segment of a log by drawing the rest of this one's ids. nextval never hands out an id twice,
+-- whatever publishers do meanwhile, and takes no lock that could stop them.
+create or replace function trunkline._roll(p_topic_id int, p_partition int, p_segment_rows int) returns void
+language plpgsql
+as $$
+declare
+    v_last bigint := trunkline._last_id(p_topic_id, p_partition);
+    v_end  bigint := (v_last / p_segment_rows + 1) * p_segment_rows - 1;
+begin
+    perform trunkline._make_segments(p_topic_id);
+    perform nextval(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass) from generate_series(v_last + 1, v_end);
+end
+$$;
+
+-- Segments: keeps one ahead, rolls those that are old, seals those that are complete.
+create or replace function trunkline._duty_segments() returns int
+language plpgsql
+as $$
+declare
+    r        record;
+    v_count  int := 0;
+    v_last   bigint;
+    v_oldest timestamptz;
+begin
+    for r in
+        select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id)
+    loop
+        v_last := trunkline._last_id(r.topic_id, r.partition);
+        if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1) then
+            v_count := v_count + trunkline._make_segments(r.topic_id);
+        end if;
+        -- old enough to be worth a segment of its own
+        if v_last % r.segment_rows > 0 then
+            execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
+            if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
+                perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
+                v_count := v_count + 1;
+            end if;
+        end if;
+        v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Seals segments whose ids were all drawn by transactions that have ended: what is not visible by then never will be.
+create or replace function trunkline._seal(p_topic_id int, p_partition int, p_segment_rows int) returns int
+language plpgsql
+as $$
+declare
+    v_log   int := p_topic_id * 64 + p_partition;
+    v_last  bigint := trunkline._last_id(p_topic_id, p_partition);
+    v_xmin  xid8;
+    v_head  bigint;
+    v_count int := 0;
+    s       record;
+begin
+    for s in select * from trunkline.segments where log = v_log and sealed_at is null and (segment + 1) * p_segment_rows - 1 <= v_last order by segment loop
+        if s.drained_xid is null then
+            update trunkline.segments set drained_xid = trunkline._horizon(v_log) where log = v_log and segment = s.segment;
+            exit;
+        end if;
+        v_xmin := pg_snapshot_xmin(pg_current_snapshot());
+        exit when v_xmin < s.drained_xid and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
+        v_head := trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
+        update trunkline.segments set sealed_at = trunkline.clock(), last_offset = v_head where log = v_log and segment = s.segment;
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Removes segments that retention lets go and that every reader has passed. Rows go by truncate, which locks only the
+-- segment itself; the empty table goes when its parent can be locked without waiting.
+create or replace function trunkline._duty_retention() returns int
+language plpgsql
+as $$
+declare
+    r        record;
+    v_count  int := 0;
+    v_base   bigint;
+    v_needed bigint;
+    v_forced boolean;
+begin
+    for r in
+        select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
+               s.segment, s.sealed_at, s.last_offset,
+               sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))))
+                   over (partition by l.log order by s.segment desc) as bytes_from_here
+        from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline.segments s using (log)
+        order by l.log, s.segment
+    loop
+        select base_offset into v_base from trunkline.logs where log = r.log;
+        continue when r.sealed_at is null or r.last_offset < v_base;
+        continue when not (r.sealed_at < trunkline.clock() - r.retention or coalesce(r.bytes_from_here > r.retention_bytes, false));
+        -- only a prefix may go
+        continue when exists (select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
+        v_needed := coalesce(trunkline._needed_from(r.log), 9223372036854775807);
+        v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
+        if v_needed <= r.last_offset and not v_forced then
+            continue;
+        end if;
+        v_count := v_count + trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
+        if v_needed <= r.last_offset then
+            perform trunkline._overtake(r.log, r.last_offset + 1);
+            insert into trunkline.notices (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
+                jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
+            raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
+        end if;
+    end loop;
+    perform trunkline._drop_empty_segments();
+    return v_count;
+end
+$$;
+
+create or replace function trunkline._empty_segment(p_topic_id int, p_partition int, p_segment bigint, p_last_offset bigint) returns int
+language plpgsql
+as $$
+declare
+    v_name text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
+begin
+    begin
+        perform set_config('lock_timeout', '100ms', true);
+        execute format('truncate trunkline.%I, trunkline.%I', v_name, v_name || '_ticks');
+    exception when lock_not_available then
+        return 0;
+    end;
+    update trunkline.logs set base_offset = greatest(base_offset, p_last_offset + 1) where topic_id = p_topic_id and partition = p_partition;
+    return 1;
+end
+$$;
+
+create or replace function trunkline._drop_empty_segments() returns void
+language plpgsql
+as $$
+declare
+    r record;
+begin
+    for r in
+        select l.topic_id, l.partition, s.log, s.segment from trunkline.segments s join trunkline.logs l using (log)
+        where s.sealed_at is not null and s.last_offset < l.base_offset
+          -- a later segment must know where the log goes on
+          and exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment)
+    loop
+        begin
+            perform set_config('lock_timeout', '20ms', true);
+            execute format('drop table if exists trunkline.topic_%s_%s_%s, trunkline.topic_%1$s_%2$s_%3$s_ticks', r.topic_id, r.partition, r.segment);
+            delete from trunkline.segments where log = r.log and segment = r.segment;
+        exception when lock_not_available then
+            null;
+        end;
+    end loop;
+end
+$$;
+
+-- Readers that the hard limit overtook go on at the lowest offset left; a queue counts what it lost as expired.
+-- Groups keep their position: their next fetch says what happened (promise G7).
+create or replace function trunkline._overtake(p_log int, p_base bigint) returns void
+language plpgsql
+as $$
+declare
+    c       trunkline.cursors;
+    s       trunkline.leases;
+    v_count bigint;
+begin
+    for c in select * from trunkline.cursors where log = p_log and queue_id is not null order by cursor_id for no key update loop
+        with gone as (delete from trunkline.pending where cursor_id = c.cursor_id and log_offset < p_base returning 1)
+        select count(*) into v_count from gone;
+        s := trunkline._lease_state(c);
+        v_count := v_count + greatest(0, p_base - s.position);
+        if v_count > 0 then
+            s.position := greatest(s.position, p_base);
+            s.expired := s.expired + v_count;
+            perform trunkline._move_cursor(s);
+        end if;
+    end loop;
+end
+$$;
+
+-- Removes what a queue has finished with now, without waiting for its retention. Answers how many segments went.
+create or replace function trunkline.cleanup_queue(p_name text) returns int
+language plpgsql
+as $$
+declare
+    q       trunkline.queues := trunkline._queue(p_name);
+    r       record;
+    v_count int := 0;
+begin
+    perform trunkline._need_read_committed('cleanup_queue');
+    for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
+        if trunkline._last_id(r.topic_id, r.partition) % r.segment_rows > 0 then
+            perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
+        end if;
+        -- once to note the horizon, once to seal: nobody can be left when no publisher is open
+        perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+        perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+        perform trunkline._check_queue_leases(q.queue_id);
+        select v_count + coalesce(sum(trunkline._empty_segment(r.topic_id, r.partition, s.segment, s.last_offset)), 0) into v_count
+        from (select * from trunkline.segments where log = r.log and sealed_at is not null and last_offset >= r.base_offset
+                and last_offset < trunkline._needed_from(r.log) order by segment) s;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Copies the ticks of the slot that is emptied next to their segments' own tick tables, several small ones as one.
+create or replace function trunkline._archive_ticks(p_slot int) returns int
+language plpgsql
+as $$
+declare
+    r       record;
+    v_count int := 0;
+    v_upto  bigint;
+begin
+    for r in
+        select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id)
+        where exists (select from trunkline.ticks k where k.slot = p_slot and k.log = l.log and k.first_offset > l.cold_upto)
+    loop
+        select max(first_offset + n - 1) into v_upto from trunkline.ticks where slot = p_slot and log = r.log;
+        execute format('
+            with t as (
+                select *, coalesce(lower(ids) < max(upper(ids)) over w, false)
+                          or coalesce((upper(ids) - 1) / $4 <> lag((upper(ids) - 1) / $4) over (order by first_offset), false) as breaks
+                from trunkline.ticks where slot = $1 and log = $2 and first_offset > $3
+                window w as (order by first_offset rows between unbounded preceding and 1 preceding)
+            ), g as (
+                select *, count(*) filter (where breaks) over (order by first_offset) as run from t
+            )
+            select count(trunkline._write_cold_tick($5, $6, ((array_agg(ids order by first_offset desc))[1]), $4,
+                     min(first_offset), sum(n)::int, range_agg(ids), max(next_id), max(cut_at)))
+            from g group by run, first_offset / 1000')
+        using p_slot::smallint, r.log, r.cold_upto, r.segment_rows, r.topic_id, r.partition;
+        update trunkline.logs set cold_upto = greatest(cold_upto, v_upto) where log = r.log;
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+create or replace function trunkline._write_cold_tick(
+    p_topic_id int, p_partition int, p_last_ids int8multirange, p_segment_rows int, p_first bigint, p_n int, p_ids int8multirange,
+    p_next_id bigint, p_cut_at timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+    execute format('insert into trunkline.topic_%s_%s_%s_ticks values (0, $1, $2, $3, $4, $5, ''{}'', null, null, ''{}'', null, $6)',
+                   p_topic_id, p_partition, (upper(p_last_ids) - 1) / p_segment_rows)
+    using p_topic_id * 64 + p_partition, p_first, p_n, p_ids, p_next_id, p_cut_at;
+end
+$$;
+
+-- Empties the older slot of the hot tables and makes it the current one. Whatever is still open is carried over first, while
+-- nobody can read or write that slot: those who come wait at most for the lock time-out and the copying of what is open.
+create or replace function trunkline._duty_rotate() returns int
+language plpgsql
+as $$
+declare
+    v_new smallint := 1 - (select slot from trunkline.epoch);
+    v_cur smallint := 1 - v_new;
+begin
+    perform trunkline._archive_ticks(v_new);
+    perform set_config('lock_timeout', '20ms', true);
+    begin
+        execute format('lock table trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s
+                        in access exclusive mode', v_new);
+        perform trunkline._carry_over(v_new, v_cur);
+        execute format('truncate trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s', v_new);
+        update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
+    exception when lock_not_available then
+        return 0;
+    end;
+    return 1;
+end
+$$;
+
+create or replace function trunkline._carry_over(p_from smallint, p_to smallint) returns void
+language plpgsql
+as $$
+declare
+    v_cursors int[];
+    v_leases  bigint[];
+begin
+    -- ticks: the newest of each log, and any that is not in a segment's tick table
+    insert into trunkline.ticks
+    select p_to, t.log, t.first_offset, t.n, t.ids, t.next_id, t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, t.cut_at
+    from trunkline.logs l
+    cross join lateral (
+        select * from trunkline.ticks x where x.slot = p_from and x.log = l.log and x.first_offset > l.cold_upto
+        union
+        (select * from trunkline.ticks x where x.slot = p_from and x.log = l.log
+           and not exists (select from trunkline.ticks y where y.slot = p_to and y.log = l.log)
+         order by x.first_offset desc limit 1)
+    ) t;
+
+    -- leases: the newest of each cursor, which is its state, and those that may be open
+    select array_agg(x.cursor_id), array_agg(x.lease_no) into v_cursors, v_leases
+    from trunkline.cursors c
+    cross join lateral (
+        select * from trunkline._open_leases(c.cursor_id)
+        union
+        (select l.cursor_id, l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1)
+    ) x
+    where c.queue_id is not null;
+    insert into trunkline.leases
+    select p_to, l.cursor_id, l.lease_no, l.source_id, l.offsets, l.n, l.attempt, l.token, l.consumer, l.claimed_at, l.deadline,
+           l.position, l.delivered, l.passed, l.skipped, l.expired, l.purged
+    from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
+    join trunkline.leases l on l.slot = p_from and l.cursor_id = k.cursor_id and l.lease_no = k.lease_no;
+    insert into trunkline.lease_events
+    select p_to, e.cursor_id, e.lease_no, e.kind, e.offsets, e.until, e.at
+    from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
+    join trunkline.lease_events e on e.slot = p_from and e.cursor_id = k.cursor_id and e.lease_no = k.lease_no;
+
+    insert into trunkline.lease_checks
+    select p_to, k.cursor_id, k.check_no, k.at, k.closed_upto, k.stragglers, k.acked, k.dead, k.returned
+    from trunkline.cursors c
+    cross join lateral (select * from trunkline.lease_checks x where x.cursor_id = c.cursor_id order by x.check_no desc limit 1) k
+    where k.slot = p_from;
+
+    insert into trunkline.positions
+    select p_to, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at
+    from trunkline.cursors c
+    cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
+    where p.slot = p_from;
+end
+$$;
+
+-- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word.
+create or replace function trunkline._duty_windows() returns int
+language plpgsql
+as $$
+declare
+    v_win  bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('idempotency_window')::interval));
+    v_slot int := (v_win + 2) % 4;
+    v_any  boolean;
+begin
+    delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
+    execute format('select exists (select from trunkline.idempotency_%s)', v_slot) into v_any;
+    if v_any then
+        perform set_config('lock_timeout', '50ms', true);
+        begin
+            execute format('truncate trunkline.idempotency_%s', v_slot);
+        exception when lock_not_available then
+            return 0;
+        end;
+    end if;
+    return v_any::int;
+end
+$$;
+
+-- Runs one duty if it is due and nobody else is at it. Answers what it did, or null when it did not run.
+create or replace function trunkline.run_duty(p_duty text, p_every interval default '0') returns int
+language plpgsql
+as $$
+declare
+    v_mark regclass := to_regclass('trunkline.duty_' || p_duty);
+    v_now  bigint := extract(epoch from clock_timestamp()) * 1000;
+    v_done int;
+begin
+    if v_mark is null or p_duty !~ '^[a-z]+$' then
+        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, sequence, segments, retention, rotate, windows');
+    end if;
+    perform trunkline._need_read_committed('upkeep');
+    if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
+        return null;
+    end if;
+    if not pg_try_advisory_xact_lock(778004, hashtext(p_duty)) then
+        return null;
+    end if;
+    execute format('select trunkline._duty_%s()', p_duty) into v_done;
+    perform setval(v_mark, v_now);
+    return v_done;
+end
+$$;
+
+-- Every duty that is due, each in a transaction of its own.
+create or replace procedure trunkline.upkeep()
+language plpgsql
+as $$
+begin
+    perform trunkline.run_duty('expire', '400 milliseconds');
+    commit;
+    perform trunkline.run_duty('due', '200 milliseconds');
+    commit;
+    perform trunkline.run_duty('sequence', '1 second');
+    commit;
+    perform trunkline.run_duty('segments', '5 seconds');
+    commit;
+    perform trunkline.run_duty('retention', '15 seconds');
+    commit;
+    perform trunkline.run_duty('windows', '1 minute');
+    commit;
+    perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
+    commit;
+end
+$$;

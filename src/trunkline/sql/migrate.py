@@ -1,0 +1,141 @@
+"""Install or upgrade schema `trunkline`: numbered migrations once each, then all function files.
+
+Each migration is one transaction, recorded with its checksum in the same transaction, so an interrupted run goes on
+where it stopped. Migrators wait for each other on an advisory lock. Needs no superuser and no extension, only the
+right to create a schema (or a schema `trunkline` that the role owns).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import psycopg
+
+from trunkline.errors import SchemaVersion, from_psycopg
+from trunkline.sql import catalog
+
+_LOCK = (778000, 0)
+_OLDEST_SERVER = 150000
+
+
+class MigrationReport(msgspec.Struct, frozen=True):
+    """What a run applied (empty when everything was in place) and the version it left behind."""
+
+    applied: list[str]
+    version: int
+
+
+def latest_version() -> int:
+    """The schema version this program works with."""
+    return catalog.migrations()[-1].number
+
+
+def installed_version(conn: psycopg.Connection[Any]) -> int | None:
+    """The schema version in the database, or None when the schema is not installed."""
+    row = conn.execute("select to_regclass('trunkline.migrations') is not null").fetchone()
+    if row is None or not row[0]:
+        return None
+    newest = conn.execute("select max(version) from trunkline.migrations").fetchone()
+    return None if newest is None else newest[0]
+
+
+def migrate(conninfo: str, *, upto: int | None = None) -> MigrationReport:
+    """Bring the schema to the latest version (or to `upto`); safe to run at any time, from many places at once."""
+    try:
+        with psycopg.connect(conninfo, autocommit=True) as conn:
+            return _migrate(conn, upto)
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+
+
+def _migrate(conn: psycopg.Connection[Any], upto: int | None) -> MigrationReport:
+    if conn.info.server_version < _OLDEST_SERVER:
+        raise SchemaVersion(
+            f"the server is PostgreSQL {conn.info.server_version // 10000}", hint="use PostgreSQL 15 or newer"
+        )
+    applied: list[str] = []
+    with conn.transaction():
+        _lock(conn)
+        if conn.execute("select to_regnamespace('trunkline') is null").fetchone() == (True,):
+            conn.execute("create schema trunkline")
+        conn.execute(
+            "create table if not exists trunkline.migrations ("
+            " version int primary key, name text not null, checksum text not null,"
+            " applied_at timestamptz not null default clock_timestamp())"
+        )
+        conn.execute(
+            "create table if not exists trunkline.function_files ("
+            " name text primary key, checksum text not null, applied_at timestamptz not null default clock_timestamp())"
+        )
+    for file in catalog.migrations():
+        if upto is None or file.number <= upto:
+            with conn.transaction():
+                _lock(conn)
+                if _apply_migration(conn, file):
+                    applied.append(file.name)
+    with conn.transaction():
+        _lock(conn)
+        applied += _apply_functions(conn)
+        version = installed_version(conn)
+    return MigrationReport(applied=applied, version=version or 0)
+
+
+def _lock(conn: psycopg.Connection[Any]) -> None:
+    # Held to the end of the transaction, so that it works behind a transaction pooler too.
+    conn.execute("select pg_advisory_xact_lock(%s, %s)", _LOCK)
+    conn.execute("set local client_min_messages = warning")
+    conn.execute("set local check_function_bodies = off")
+
+
+def _apply_migration(conn: psycopg.Connection[Any], file: catalog.SqlFile) -> bool:
+    row = conn.execute("select checksum from trunkline.migrations where version = %s", (file.number,)).fetchone()
+    if row is not None:
+        if row[0] != file.checksum:
+            raise SchemaVersion(
+                f"migration {file.name} differs from the one that was applied to this database",
+                hint="install the release that made this schema, or restore the file: migrations are never edited",
+            )
+        return False
+    newest = installed_version(conn)
+    if newest is not None and newest > file.number:
+        raise SchemaVersion(
+            f"the database is at version {newest} but never had migration {file.name}",
+            hint="upgrade this program",
+        )
+    conn.execute(file.text.encode())
+    conn.execute(
+        "insert into trunkline.migrations (version, name, checksum) values (%s, %s, %s)",
+        (file.number, file.name, file.checksum),
+    )
+    return True
+
+
+def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
+    """Re-apply all function files when one of them changed, and renew the functions that topics have of their own."""
+    newest = installed_version(conn)
+    if newest is not None and newest > latest_version():
+        raise SchemaVersion(
+            f"the database is at version {newest}, this program knows {latest_version()}",
+            hint="upgrade this program",
+        )
+    files = catalog.functions()
+    known = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
+    # The numbering of the server matters too: clock.sql is another function on Postgres 18.
+    checksums = {
+        file.name: hashlib.sha256(f"{file.checksum} {conn.info.server_version // 10000}".encode()).hexdigest()
+        for file in files
+    }
+    changed = [file.name for file in files if known.get(file.name) != checksums[file.name]]
+    if not changed:
+        return []
+    for file in files:
+        conn.execute(file.text.encode())
+        conn.execute(
+            "insert into trunkline.function_files (name, checksum) values (%s, %s)"
+            " on conflict (name) do update set checksum = excluded.checksum, applied_at = clock_timestamp()",
+            (file.name, checksums[file.name]),
+        )
+    conn.execute("select trunkline._write_publish(topic_id) from trunkline.topics")
+    return changed

@@ -1,0 +1,136 @@
+"""Settings: order of the sources, the `.env` reader, durations, and errors that name the culprit."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import InvalidDuration, SettingsError
+from trunkline.settings import Settings, parse_duration
+
+
+def load(
+    tmp_path: Path, dotenv: str = "", env: dict[str, str] | None = None, **flags: str | None
+) -> Settings:
+    if dotenv:
+        (tmp_path / ".env").write_text(dotenv)
+    return Settings.load(flags, env=env or {}, cwd=tmp_path)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert settings == Settings()
+    assert (settings.port, settings.pg_port, settings.database_url) == (8080, None, None)
+    assert settings.upkeep_interval == timedelta(seconds=0.5)
+
+
+def test_flags_win_over_variables_and_variables_over_dotenv(tmp_path: Path) -> None:
+    dotenv = "TRUNKLINE_PORT=1\nTRUNKLINE_PG_PORT=2\nTRUNKLINE_DATA=/three\n"
+    env = {"TRUNKLINE_PORT": "11", "TRUNKLINE_PG_PORT": "12"}
+    settings = load(tmp_path, dotenv, env, port="21")
+    assert (settings.port, settings.pg_port, settings.data) == (21, 12, Path("/three"))
+
+
+def test_empty_values_count_as_not_given(tmp_path: Path) -> None:
+    settings = load(tmp_path, "TRUNKLINE_PORT=7\n", {"TRUNKLINE_PORT": ""}, port=None)
+    assert settings.port == 7
+
+
+def test_dotenv_quotes_comments_and_export(tmp_path: Path) -> None:
+    dotenv = (
+        "# a comment\n\n"
+        "export TRUNKLINE_PORT = 9000   # trailing comment\n"
+        'TRUNKLINE_DATABASE_URL="postgresql://u:p#w@h/db"  # quoted hash is kept\n'
+        "TRUNKLINE_DATA='/with space'\n"
+        "TRUNKLINE_UPKEEP_INTERVAL=2s\n"
+        "OTHER_PROGRAM=anything goes here\n"
+        "not even a variable\n"
+    )
+    settings = load(tmp_path, dotenv)
+    assert settings.port == 9000
+    assert settings.database_url == "postgresql://u:p#w@h/db"
+    assert settings.data == Path("/with space")
+    assert settings.upkeep_interval == timedelta(seconds=2)
+
+
+def test_hash_inside_an_unquoted_value_is_kept(tmp_path: Path) -> None:
+    assert load(tmp_path, "TRUNKLINE_DATA=/a#b\n").data == Path("/a#b")
+
+
+@pytest.mark.parametrize(
+    ("dotenv", "named"),
+    [
+        ("\nTRUNKLINE_PROT=1\n", "line 2: unknown setting TRUNKLINE_PROT"),
+        ("TRUNKLINE_DATA='x\n", "line 1: unbalanced quote"),
+        ("TRUNKLINE_DATA='x' y\n", "line 1: unbalanced quote"),
+        ("TRUNKLINE_PORT=x\n", "line 1"),
+        ("TRUNKLINE PORT=x\n", ""),
+        ("TRUNKLINE_PORT 8080\n", "line 1: not of the form"),
+    ],
+)
+def test_bad_dotenv_names_the_line(tmp_path: Path, dotenv: str, named: str) -> None:
+    if not named:
+        assert load(tmp_path, dotenv) == Settings()
+        return
+    with pytest.raises(SettingsError, match=named) as caught:
+        load(tmp_path, dotenv)
+    assert caught.value.hint
+
+
+def test_unreadable_dotenv_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["0", "65536", "-1", "1.5", "http", "\u0661", "99999999999", " 80"])
+def test_bad_ports_name_the_variable(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SettingsError, match=r"^TRUNKLINE_PORT: ") as caught:
+        load(tmp_path, env={"TRUNKLINE_PORT": value})
+    assert caught.value.hint == "use a number from 1 to 65535"
+
+
+def test_bad_flag_is_named_as_a_flag(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^--pg-port: "):
+        load(tmp_path, pg_port="none")
+
+
+def test_bad_url_is_not_repeated_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, database_url="mysql://u:secret@h/db")
+    assert "secret" not in str(caught.value)
+    assert str(caught.value).startswith("--database-url: ")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("TRUE", True), ("off", False), ("0", False)])
+def test_debug_reads_yes_and_no(tmp_path: Path, text: str, expected: bool) -> None:
+    assert load(tmp_path, env={"TRUNKLINE_DEBUG": text}).debug is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30), ("1.5m", 90), ("2h", 7200), ("7d", 604800), ("0s", 0), (" 5s ", 5)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "-1s", "5 s", "1e3s", "NaNs", "infs", "5w", "1h30m", "\u0665s"]
+)
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(InvalidDuration, match="is not a duration"):
+        parse_duration(text)
+
+
+def test_endless_duration_is_refused() -> None:
+    with pytest.raises(InvalidDuration, match="too long"):
+        parse_duration("9" * 400 + "d")
+
+
+@pytest.mark.parametrize("text", ["0s", "soon"])
+def test_upkeep_interval_must_be_a_positive_duration(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^TRUNKLINE_UPKEEP_INTERVAL: "):
+        load(tmp_path, env={"TRUNKLINE_UPKEEP_INTERVAL": text})

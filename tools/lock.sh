@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Renews requirements.lock from pyproject.toml: every extra and the dev group, with hashes, for all platforms and
+# every Python from 3.11 on. Index addresses are kept out of the file, so pip uses whichever index it is set up for.
+# uv only makes the file; nobody needs it to install. Arguments go to uv, e.g. `tools/lock.sh --upgrade`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tool=$(mktemp -d)
+trap 'rm -rf "$tool"' EXIT
+"${PYTHON:-python3}" -m venv "$tool/venv"
+"$tool/venv/bin/python" -m pip install --quiet uv
+
+# uv does not read pip's configuration: hand it pip's index, if there is one.
+index=$("$tool/venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)
+if [[ -n "${PIP_INDEX_URL:-$index}" ]]; then
+    export UV_DEFAULT_INDEX="${PIP_INDEX_URL:-$index}"
+fi
+
+UV_CACHE_DIR="$tool/cache" "$tool/venv/bin/uv" pip compile pyproject.toml \
+    --all-extras --group dev --universal --python-version 3.11 \
+    --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet \
+    --output-file requirements.lock "$@"
+
+if grep -q '://' requirements.lock; then
+    echo "requirements.lock contains an address; it must not" >&2
+    exit 1
+fi
