@@ -85,9 +85,7 @@ def parse_duration(text: str) -> timedelta:
     """Read `500ms`, `30s`, `1.5m`, `2h` or `7d`. The only reader of durations in the package."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InvalidDuration(
-            f"{text!r} is not a duration", hint="write a number and a unit: 500ms, 30s, 5m, 2h or 7d"
-        )
+        raise InvalidDuration(f"{text!r} is not a duration", hint="write a number and a unit: 500ms, 30s, 5m, 2h or 7d")
     try:
         return timedelta(**{_UNITS[match[2]]: float(match[1])})
     except OverflowError as exc:
@@ -181,9 +179,7 @@ def _read_line(line: str, where: str, found: dict[str, _Found]) -> None:
     if not key.startswith(PREFIX):
         return
     if key not in VARIABLES:
-        raise SettingsError(
-            f"{where}: unknown setting {key}", hint="known are " + ", ".join(sorted(VARIABLES))
-        )
+        raise SettingsError(f"{where}: unknown setting {key}", hint="known are " + ", ".join(sorted(VARIABLES)))
     found[key] = _Found(_unquoted(rest, where), f"{key} ({where})")
 
 

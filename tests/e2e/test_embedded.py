@@ -123,9 +123,7 @@ def test_two_first_starts_at_once_make_one_cluster(tmp_path: Path) -> None:
         "s = EmbeddedServer(sys.argv[1]); print(s.start(), s.owned, flush=True); sys.stdin.read(); s.stop()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "data")]
-    both = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = sorted((process.stdout.readline().split() for process in both), key=lambda words: words[1])
     for process in both:
         process.communicate(timeout=60)

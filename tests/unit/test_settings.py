@@ -11,9 +11,7 @@ from trunkline.errors import InvalidDuration, SettingsError
 from trunkline.settings import Settings, parse_duration
 
 
-def load(
-    tmp_path: Path, dotenv: str = "", env: dict[str, str] | None = None, **flags: str | None
-) -> Settings:
+def load(tmp_path: Path, dotenv: str = "", env: dict[str, str] | None = None, **flags: str | None) -> Settings:
     if dotenv:
         (tmp_path / ".env").write_text(dotenv)
     return Settings.load(flags, env=env or {}, cwd=tmp_path)
@@ -117,9 +115,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "5", "s", "-1s", "5 s", "1e3s", "NaNs", "infs", "5w", "1h30m", "\u0665s"]
-)
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "5 s", "1e3s", "NaNs", "infs", "5w", "1h30m", "\u0665s"])
 def test_bad_durations(text: str) -> None:
     with pytest.raises(InvalidDuration, match="is not a duration"):
         parse_duration(text)

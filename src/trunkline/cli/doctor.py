@@ -59,9 +59,7 @@ def examine(url: str) -> list[Finding]:
     """Run every check on one connection."""
     import psycopg
 
-    with psycopg.connect(
-        url, autocommit=True, connect_timeout=10, application_name="trunkline doctor"
-    ) as conn:
+    with psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="trunkline doctor") as conn:
         return [finding for check in CHECKS for finding in check(conn)]
 
 
@@ -211,8 +209,7 @@ def clock_difference(conn: Connection) -> Iterator[Finding]:
 def transaction_id_age(conn: Connection) -> Iterator[Finding]:
     """Postgres stops accepting writes when transaction ids run out."""
     row = conn.execute(
-        "select pg_catalog.age(datfrozenxid) from pg_catalog.pg_database"
-        " where datname = pg_catalog.current_database()"
+        "select pg_catalog.age(datfrozenxid) from pg_catalog.pg_database where datname = pg_catalog.current_database()"
     ).fetchone()
     age = row[0] if row else 0
     if age > _OLD_XID_AGE:

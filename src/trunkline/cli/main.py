@@ -77,9 +77,7 @@ def _report(exc: Exception) -> int:
     if error is None and type(exc).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):
         error = from_psycopg(exc)
     if error is None:
-        click.echo(
-            f"trunkline: unexpected {type(exc).__name__}: {exc} (TRUNKLINE_DEBUG=1 shows where)", err=True
-        )
+        click.echo(f"trunkline: unexpected {type(exc).__name__}: {exc} (TRUNKLINE_DEBUG=1 shows where)", err=True)
         return 1
     if error.detail:
         click.echo(error.detail, err=True)

@@ -32,9 +32,7 @@ A tour of 60 seconds; paste it into psql:
 
 
 @click.command("up")
-@click.option(
-    "--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]"
-)
+@click.option("--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]")
 @click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
 @click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
@@ -73,9 +71,7 @@ async def _up_embedded(settings: Settings, stop: asyncio.Event) -> None:
     finally:
         owned = server.owned
         await asyncio.to_thread(server.stop)
-    click.echo(
-        f"Postgres stopped; the data stays in {settings.data}." if owned else "Postgres was left running."
-    )
+    click.echo(f"Postgres stopped; the data stays in {settings.data}." if owned else "Postgres was left running.")
 
 
 async def _serve(settings: Settings, url: str, stop: asyncio.Event, server: EmbeddedServer | None) -> None:

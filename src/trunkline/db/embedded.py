@@ -136,9 +136,7 @@ class EmbeddedServer:
         """The URL of the server that runs on this directory already; never starts one."""
         found = find_postmaster(self.pgdata)
         if found is None or not found.ready:
-            raise EmbeddedServerError(
-                f"no embedded Postgres runs on {self.data_dir}", hint="start it with trunkline up"
-            )
+            raise EmbeddedServerError(f"no embedded Postgres runs on {self.data_dir}", hint="start it with trunkline up")
         self._running = found
         return self.url
 
@@ -238,9 +236,7 @@ class EmbeddedServer:
             "the embedded Postgres did not start", hint=f"see {self.log_file}", detail=self._log_tail()
         )
 
-    def _spawn(
-        self, bin_dir: Path, account: pginstall.Account, port: int, deadline: float
-    ) -> Postmaster | None:
+    def _spawn(self, bin_dir: Path, account: pginstall.Account, port: int, deadline: float) -> Postmaster | None:
         """Start the postmaster and wait for it; None when it exited."""
         sockets = _make_socket_dir(self.data_dir, account)
         dynamic = {
@@ -310,9 +306,7 @@ class EmbeddedServer:
         fresh.rename(self.pgdata)
         _sync_directory(self.data_dir)
 
-    def _run(
-        self, command: list[str], account: pginstall.Account, fds: tuple[int, ...], *, stdin: str = ""
-    ) -> None:
+    def _run(self, command: list[str], account: pginstall.Account, fds: tuple[int, ...], *, stdin: str = "") -> None:
         done = subprocess.run(  # noqa: S603
             command, input=stdin, capture_output=True, text=True, pass_fds=fds, **account.popen()
         )

@@ -1,0 +1,5 @@
+"""Upkeep as a process: calls the SQL duties in a loop. Any number of processes may run it; one acts at a time."""
+
+from trunkline.upkeep.runner import run
+
+__all__ = ["run"]

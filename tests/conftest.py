@@ -1,0 +1,122 @@
+"""Fixtures: a server per version and session, a fresh migrated database per test, and a clock that tests can move."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.servers import make_server, missing
+from trunkline.sql.migrate import migrate
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+_numbers = itertools.count()
+
+
+class Servers:
+    """Starts a server of a version when first asked, with a migrated template database."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, Any] = {}
+        self._urls: dict[int, str] = {}
+
+    def url(self, version: int) -> str:
+        if version not in self._urls:
+            server = make_server(version)
+            url = server.start()
+            self._running[version] = server
+            with psycopg.connect(url, autocommit=True) as conn:
+                conn.execute("create database tl_template")
+            migrate(make_conninfo(url, dbname="tl_template"))
+            self._urls[version] = url
+        return self._urls[version]
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def pg_version() -> int:
+    """The server version of a test; folders that test several override this."""
+    return 18
+
+
+@pytest.fixture
+def empty_db(servers: Servers, pg_version: int) -> Iterator[str]:
+    """URL of a database without our schema."""
+    yield from _database(servers, pg_version, "template1")
+
+
+@pytest.fixture
+def db(servers: Servers, pg_version: int) -> Iterator[str]:
+    """URL of a migrated database of the test's own."""
+    yield from _database(servers, pg_version, "tl_template")
+
+
+def _database(servers: Servers, version: int, template: str) -> Iterator[str]:
+    if reason := missing(version):
+        pytest.skip(reason)
+    url = servers.url(version)
+    name = f"t{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"create database {name} template {template} strategy file_copy")
+    yield make_conninfo(url, dbname=name)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def connect(db: str) -> Iterator[Callable[[], Connection]]:
+    """Makes autocommit connections to the test's database; all are closed at the end."""
+    made: list[Connection] = []
+
+    def make() -> Connection:
+        made.append(psycopg.connect(db, autocommit=True))
+        return made[-1]
+
+    yield make
+    for conn in made:
+        conn.close()
+
+
+@pytest.fixture
+def conn(connect: Callable[[], Connection]) -> Connection:
+    return connect()
+
+
+class Clock:
+    """The database's clock, moved by hand: all sessions of the test's database see it."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        conn.execute("create table public.test_clock (skew interval not null)")
+        conn.execute("insert into public.test_clock values ('0')")
+        conn.execute(
+            "create or replace function trunkline.clock() returns timestamptz language sql volatile as"
+            " $$ select clock_timestamp() + (select skew from public.test_clock) $$"
+        )
+
+    def advance(self, by: timedelta | float) -> None:
+        """Forward by a duration, or by seconds."""
+        if not isinstance(by, timedelta):
+            by = timedelta(seconds=by)
+        self._conn.execute("update public.test_clock set skew = skew + %s", (by,))
+
+
+@pytest.fixture
+def clock(conn: Connection) -> Clock:
+    return Clock(conn)

@@ -1,0 +1,69 @@
+"""Real Postgres servers for the tests: 18 and 16 from the wheel, 15 from Debian where it is installed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from trunkline.db.embedded import EmbeddedServer
+
+DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
+
+
+class DebianServer:
+    """Postgres 15 of the distribution, in a directory of its own, on a private socket."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="tl15-", dir="/tmp"))
+        self.account = {"user": "postgres"} if os.geteuid() == 0 else {}
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(self.home, owner.pw_uid, owner.pw_gid)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=60, **self.account)  # type: ignore[call-overload]
+
+    def start(self) -> str:
+        data = str(self.home / "data")
+        self._run(str(DEBIAN_15 / "initdb"), "-D", data, "-U", "trunkline", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+        options = f"-p {self.port} -k {self.home} -c listen_addresses='' -c max_connections=200 -c max_prepared_transactions=20"
+        self._run(str(DEBIAN_15 / "pg_ctl"), "-D", data, "-o", options, "-l", str(self.home / "log"), "-w", "start")
+        return f"postgresql://trunkline@/postgres?host={self.home}&port={self.port}"
+
+    def stop(self) -> None:
+        self._run(str(DEBIAN_15 / "pg_ctl"), "-D", str(self.home / "data"), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+class WheelServer:
+    """Postgres of the wheel in a throw-away directory."""
+
+    def __init__(self, version: int) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="tl-test-", dir="/tmp"))
+        self.server = EmbeddedServer(self.home / "data", version=version)
+
+    def start(self) -> str:
+        return self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def make_server(version: int) -> DebianServer | WheelServer:
+    return DebianServer() if version == 15 else WheelServer(version)
+
+
+def missing(version: int) -> str | None:
+    """Why this version cannot be tested here, or None."""
+    if version == 15 and not (DEBIAN_15 / "initdb").exists():
+        return "Postgres 15 is not installed (Debian package postgresql-15)"
+    return None
