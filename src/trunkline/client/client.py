@@ -6,15 +6,17 @@ or a commit into your own transaction, call `trunkline.db.calls` with your own c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 from uuid import UUID
+
+import psycopg
 
 from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
-from trunkline.errors import NotInstalled
 from trunkline.types import (
     Batch,
     DeadLetter,
@@ -29,13 +31,15 @@ from trunkline.types import (
     TopicStats,
 )
 
+T = TypeVar("T")
+
 
 class Client:
     """An async client; `async with Client(url) as client:`. Safe for concurrent use by many tasks of one event loop."""
 
     def __init__(self, database_url: str, *, max_connections: int = 10) -> None:
         self._pool = Pool(database_url, max_size=max_connections)
-        self._topic_numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
 
     async def __aenter__(self) -> Self:
         await self._pool.open()
@@ -69,23 +73,25 @@ class Client:
     async def publish(self, topic: str, payload: bytes, **fields: Any) -> Published:
         """Publish one message; `fields` are those of `NewMessage`. On disk when this returns."""
         message = NewMessage(payload=payload, **fields)
-        if (message.idempotency_key or message.delay or message.deliver_at) is not None:
+        if message.idempotency_key is not None or message.delay is not None or message.deliver_at is not None:
             return (await self.publish_many(topic, [message]))[0]
         async with self._pool.connection(writing=True) as conn:
-            try:
-                number = self._topic_numbers.get(topic) or await self._resolve(conn, topic)
-                return Published(id=await calls.publish_one(conn, number, message), duplicate=False)
-            except Exception as exc:
-                # deleted and made again under the same name: it has another number now
-                if getattr(exc, "sqlstate", None) != "42883" and not isinstance(exc, NotInstalled):
-                    raise
-                number = await self._resolve(conn, topic)
-                return Published(id=await calls.publish_one(conn, number, message), duplicate=False)
+            number = partial(calls.topic_number, conn, "topic", topic)
+            id = await self._own_function(("topic", topic), number, lambda n: calls.publish_one(conn, n, message))
+            return Published(id=id, duplicate=False)
 
-    async def _resolve(self, conn: Connection, topic: str) -> int:
-        self._topic_numbers.pop(topic, None)
-        self._topic_numbers[topic] = await calls.topic_number(conn, "topic", topic)
-        return self._topic_numbers[topic]
+    async def _own_function(
+        self, name: tuple[str, str], resolve: Callable[[], Awaitable[int]], call: Callable[[int], Awaitable[T]]
+    ) -> T:
+        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        number = self._numbers.get(name)
+        if number is not None:
+            try:
+                return await call(number)
+            except psycopg.errors.UndefinedFunction:
+                pass  # deleted and made again under the same name: it has another number now
+        self._numbers[name] = await resolve()
+        return await call(self._numbers[name])
 
     async def publish_many(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
         """Publish all or none; answers in input order."""
@@ -185,14 +191,12 @@ class Client:
     ) -> list[Delivery]:
         """Up to `max_messages` messages for the time of the lease; empty when there are none."""
         async with self._pool.connection() as conn:
-            return await calls.claim(
-                conn,
-                queue,
-                max_messages=max_messages,
-                lease=lease,
-                labels=labels,
-                consumer=consumer,
-                relaxed=True,
+            return await self._own_function(
+                ("queue", queue),
+                partial(calls.queue_number, conn, queue),
+                lambda n: calls.claim(
+                    conn, n, max_messages=max_messages, lease=lease, labels=labels, consumer=consumer, relaxed=True
+                ),
             )
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:

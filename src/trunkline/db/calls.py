@@ -282,9 +282,14 @@ async def unsubscribe(conn: Connection, queue: str, name: str) -> None:
     await _rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
 
 
+async def queue_number(conn: Connection, queue: str) -> int:
+    """The number that the queue's own claim function carries in its name."""
+    return int(await _value(conn, "select queue_id from trunkline._queue(%b)", (queue,)))
+
+
 async def claim(
     conn: Connection,
-    queue: str,
+    queue_number: int,
     *,
     max_messages: int = 1,
     lease: timedelta | None = None,
@@ -295,8 +300,8 @@ async def claim(
     rows = await _rows(
         conn,
         f"select receipt, attempt, deadline, topic, {_MESSAGE}"  # noqa: S608
-        " from trunkline.claim(%b, %b::int, %b::interval, %b::text[], %b::text, %b)",
-        (queue, max_messages, lease, None if labels is None else list(labels), consumer, relaxed),
+        f" from trunkline.queue_{int(queue_number)}_claim(%b::int, %b::interval, %b::text[], %b::text, %b)",
+        (max_messages, lease, None if labels is None else list(labels), consumer, relaxed),
     )
     return [
         Delivery(

@@ -137,5 +137,6 @@ def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
             " on conflict (name) do update set checksum = excluded.checksum, applied_at = clock_timestamp()",
             (file.name, checksums[file.name]),
         )
-    conn.execute("select trunkline._write_publish(topic_id) from trunkline.topics")
+    conn.execute("select trunkline._write_functions(topic_id) from trunkline.topics")
+    conn.execute("select trunkline._write_claim(queue_id) from trunkline.queues")
     return changed

@@ -34,6 +34,18 @@ begin
 end
 $$;
 
+-- The same, and not null.
+create or replace function trunkline._need_duration(p_field text, p_value interval, p_min interval, p_max interval) returns void
+language plpgsql
+as $$
+begin
+    if p_value is null then
+        perform trunkline._fail('TL005', p_field || ' is null', format('give a duration between %s and %s', p_min, p_max));
+    end if;
+    perform trunkline._check_duration(p_field, p_value, p_min, p_max);
+end
+$$;
+
 create or replace function trunkline._check_range(p_field text, p_value numeric, p_min numeric, p_max numeric) returns void
 language plpgsql
 as $$
@@ -53,7 +65,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._fail('TL008',
             format('%s cannot run in a %s transaction', p_verb, current_setting('transaction_isolation')),
-            'run it in a READ COMMITTED transaction of its own; publish, ack and commit work at every level');
+            'use a READ COMMITTED transaction; only publishing works at every level');
     end if;
 end
 $$;

@@ -174,7 +174,7 @@ $$;
 
 -- An ordered queue has one open lease per partition. Answers whether the cursor may go on with new messages; if messages of
 -- this partition came back, they go first, in offset order, and then s holds them.
-create or replace function trunkline._ordered_turn(inout s trunkline.leases, c trunkline.cursors, p_want int, p_now timestamptz, out v_go boolean)
+create or replace function trunkline._ordered_turn(inout s trunkline.leases, c trunkline.cursors, p_want int, p_now timestamptz, p_ttl interval, out v_go boolean)
 language plpgsql
 as $$
 declare
@@ -182,6 +182,7 @@ declare
     v_open int8multirange;
     v_kept timestamptz;
     v_head trunkline.pending;
+    v_old  int8multirange;
 begin
     v_go := false;
     select * into l from trunkline.leases where cursor_id = c.cursor_id and n > 0 order by lease_no desc limit 1;
@@ -189,13 +190,8 @@ begin
         select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}'), max(e.until)
           into v_open, v_kept
           from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
-        if not isempty(v_open) then
-            if greatest(l.deadline, v_kept) > p_now then
-                return;
-            end if;
-            if not trunkline._expire_lease(l) then
-                return;
-            end if;
+        if not isempty(v_open) and (greatest(l.deadline, v_kept) > p_now or trunkline._expire_lease(l) = 0) then
+            return;
         end if;
     end if;
     select * into v_head from trunkline.pending where cursor_id = c.cursor_id order by log_offset limit 1;
@@ -217,19 +213,22 @@ begin
     )
     select range_agg(int8range(log_offset, log_offset, '[]')) into s.offsets from gone;
     s.attempt := v_head.attempt + 1;
+    if p_ttl is not null then
+        select coalesce(range_agg(int8range(r.log_offset, r.log_offset, '[]')), '{}') into v_old
+        from trunkline._read_set(c, s.offsets) r where r.created_at < p_now - p_ttl;
+        s.offsets := s.offsets - v_old;
+        s.expired := s.expired + trunkline._size(v_old);
+        if isempty(s.offsets) then
+            perform trunkline._move_cursor(s);
+        end if;
+    end if;
 end
 $$;
 
--- Claims up to p_max messages for p_lease; empty when there are none. Messages that came back go first, then new ones.
--- p_labels: only messages with one of these labels; the others stay for those who can handle them, without an attempt.
--- p_relaxed: our own client asks for it around its own statement: the claim need not be on disk when it returns, because a
--- crash that forgets it only means that the messages are delivered again under another token.
-create or replace function trunkline.claim(
-    p_queue text, p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
-    p_relaxed boolean default false)
+-- The long way of a claim: several logs, filters, labels, messages that came back, ordered queues, and an idle queue's chores.
+create or replace function trunkline._claim(p_queue_id int, p_max int, p_lease interval, p_labels text[], p_consumer text)
 returns setof trunkline.delivery
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     q         trunkline.queues;
@@ -238,7 +237,6 @@ declare
     v_cursors int[];
     v_busy    int[] := '{}';
     v_now     timestamptz := trunkline.clock();
-    v_lease   interval;
     v_due     boolean;
     v_want    int := p_max;
     v_count   int;
@@ -246,35 +244,19 @@ declare
     v_head    bigint;
     v_turn    record;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        perform trunkline._need_read_committed('claim');
-    end if;
-    if p_max is null or p_max < 1 or p_max > 1000 then
-        perform trunkline._check_range('max', p_max, 1, 1000);
-    end if;
-    if p_relaxed then
-        perform set_config('synchronous_commit', 'off', true);
-    end if;
-    select * into q from trunkline.queues where name = p_queue;
-    if not found then
-        q := trunkline._queue(p_queue);
-    end if;
+    select * into q from trunkline.queues where queue_id = p_queue_id;
     if q.paused then
         return;
     end if;
-    v_lease := coalesce(p_lease, q.lease);
-    if p_lease is not null then
-        perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
-    end if;
     if q.ordered and p_labels is not null then
-        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', p_queue), 'use one queue per label');
+        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', q.name), 'use one queue per label');
     end if;
     select array(select cursor_id from trunkline.cursors where queue_id = q.queue_id and lane = 'log'),
            exists (select from trunkline.pending where queue_id = q.queue_id and due_at <= v_now)
       into v_cursors, v_due;
 
     if v_due and not q.ordered then
-        return query select * from trunkline._claim_retries(q, v_want, v_lease, p_labels, p_consumer);
+        return query select * from trunkline._claim_retries(q, v_want, p_lease, p_labels, p_consumer);
         get diagnostics v_count = row_count;
         v_want := v_want - v_count;
     end if;
@@ -304,9 +286,9 @@ begin
         s.attempt := 1;
         s.consumer := p_consumer;
         s.claimed_at := v_now;
-        s.deadline := v_now + v_lease;
+        s.deadline := v_now + p_lease;
         if q.ordered then
-            select o.s, o.v_go into v_turn from trunkline._ordered_turn(s, c, v_want, v_now) o;
+            select o.s, o.v_go into v_turn from trunkline._ordered_turn(s, c, v_want, v_now, q.ttl) o;
             s := v_turn.s;
             if not isempty(s.offsets) then
                 return query select * from trunkline._lease(s, c);
@@ -342,8 +324,109 @@ begin
     -- Nothing to give: see whether a lease has ended or a delayed message is due, so that nobody depends on upkeep for it.
     if v_want = p_max then
         if trunkline._check_queue_leases(q.queue_id) + trunkline._release_due(q.inbox_id, 1000) > 0 then
-            return query select * from trunkline.claim(p_queue, p_max, p_lease, p_labels, p_consumer, p_relaxed);
+            return query select * from trunkline._claim(p_queue_id, p_max, p_lease, p_labels, p_consumer);
         end if;
     end if;
+end
+$$;
+
+-- Each queue has a claim function of its own. For a queue with one log and nothing to filter it goes a short way of fixed
+-- statements, when nothing came back and the whole batch lies in one tick with adjoining ids; all else goes the long way.
+create or replace function trunkline._write_claim(p_queue_id int) returns void
+language plpgsql
+as $f$
+declare
+    q        trunkline.queues;
+    c        trunkline.cursors;
+    v_count  int;
+    v_short  text := '';
+    v_branch text;
+begin
+    select * into q from trunkline.queues where queue_id = p_queue_id;
+    select count(*) into v_count from trunkline.cursors where queue_id = p_queue_id and lane = 'log';
+    select * into c from trunkline.cursors where queue_id = p_queue_id and lane = 'log' limit 1;
+    if v_count = 1 and not q.paused and not q.ordered and q.ttl is null and q.delivery_delay = '0' and c.pattern_regex is null and c.filter is null then
+        -- The newest row is in the current slot if there is one at all: claims of a cursor follow each other, and so do their slots.
+        v_branch := $b$
+        select l.lease_no, l.position, l.delivered, l.passed, l.skipped, l.expired, l.purged, t.first_offset, t.n, lower(t.ids) as lo, upper(t.ids) as hi,
+               exists (select from trunkline.pending where queue_id = %1$s and due_at <= v_now) as due
+          into s
+          from (select * from trunkline.leases_%2$s where cursor_id = %3$s order by lease_no desc limit 1) l
+          left join lateral (select * from trunkline.ticks where log = %4$s and first_offset <= l.position order by first_offset desc limit 1) t on true;$b$;
+        v_short := format($b$
+    perform from trunkline.cursors where cursor_id = %1$s for no key update;
+    v_now := trunkline.clock();
+    v_slot := (select slot from trunkline.epoch);
+    if v_slot = 0 then %2$s
+    else %3$s
+    end if;
+    v_last := s.first_offset + s.n - 1;
+    v_id := s.lo + s.position - s.first_offset;
+    if not s.due and s.hi - s.lo = s.n
+       and (v_last >= s.position + p_max - 1 or v_last >= s.position and v_last = trunkline._head(%4$s)) then
+        v_last := least(v_last, s.position + p_max - 1);
+        if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
+            v_lease := v_now + coalesce(p_lease, %6$L::interval);
+            insert into trunkline.leases
+            values (v_slot, %1$s, s.lease_no + 1, %1$s, int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1, 1, v_token, p_consumer,
+                    v_now, v_lease, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);
+            v_prefix := '%1$s.' || s.lease_no + 1 || '.' || v_token || '.';
+            return query select v_prefix || r.log_offset, 1, v_lease, %7$L::text, %8$s, r.*
+                         from trunkline.topic_%9$s_read(%8$s, v_id / %5$s, v_id, v_id + v_last - s.position, s.position - v_id) r;
+            return;
+        end if;
+    end if;$b$, c.cursor_id, format(v_branch, p_queue_id, 0, c.cursor_id, c.log), format(v_branch, p_queue_id, 1, c.cursor_id, c.log),
+            c.log, c.segment_rows, q.lease, c.topic, c.partition, c.topic_id);
+    end if;
+    execute format($x$
+create or replace function trunkline.queue_%1$s_claim(
+    p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null, p_relaxed boolean default false)
+returns setof trunkline.delivery
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    s        record;
+    v_now    timestamptz;
+    v_slot   smallint;
+    v_last   bigint;
+    v_id     bigint;
+    v_token  uuid := gen_random_uuid();
+    v_lease  timestamptz;
+    v_prefix text;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform trunkline._need_read_committed('claim');
+    end if;
+    if p_max is null or p_max < 1 or p_max > 1000 then
+        perform trunkline._check_range('max', p_max, 1, 1000);
+    end if;
+    if p_lease is not null then
+        perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    end if;
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    %3$s
+    return query select * from trunkline._claim(%1$s, p_max, coalesce(p_lease, %2$L::interval), p_labels, p_consumer);
+end
+$$
+    $x$, p_queue_id, q.lease, case when v_short <> '' then format('if p_labels is null then %s end if;', v_short) else '' end);
+end
+$f$;
+
+-- Claims up to p_max messages for p_lease; empty when there are none. Messages that came back go first, then new ones.
+-- p_labels: only messages with one of these labels; the others stay for those who can handle them, without an attempt.
+-- p_relaxed: our own client asks for it around its own statement: the claim need not be on disk when it returns, because a
+-- crash that forgets it only means that the messages are delivered again under another token.
+create or replace function trunkline.claim(
+    p_queue text, p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
+    p_relaxed boolean default false)
+returns setof trunkline.delivery
+language plpgsql
+as $$
+begin
+    return query execute format('select * from trunkline.queue_%s_claim($1, $2, $3, $4, $5)', (trunkline._queue(p_queue)).queue_id)
+        using p_max, p_lease, p_labels, p_consumer, p_relaxed;
 end
 $$;

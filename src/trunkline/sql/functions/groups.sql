@@ -130,7 +130,7 @@ begin
     perform trunkline._need_read_committed('fetch');
     perform trunkline._check_name('member', p_member);
     perform trunkline._check_range('max', p_max, 1, 10000);
-    perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    perform trunkline._need_duration('lease', p_lease, '1 second', '12 hours');
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
@@ -250,7 +250,7 @@ declare
     v_count int := 0;
 begin
     perform trunkline._need_read_committed('heartbeat');
-    perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
+    perform trunkline._need_duration('lease', p_lease, '1 second', '12 hours');
     update trunkline.members set seen_until = trunkline.clock() + p_lease
     where subscription_id = g.subscription_id and member = p_member and seen_until < trunkline.clock() + p_lease * 0.66;
     for c in select * from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id for no key update loop

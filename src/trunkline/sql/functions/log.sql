@@ -2,8 +2,12 @@
 
 -- Highest offset given so far; 0 for none. Not everything committed has an offset yet: see tick().
 create or replace function trunkline._head(p_log int) returns bigint
-language sql stable
-as $$ select coalesce((select first_offset + n - 1 from trunkline.ticks where log = p_log order by first_offset desc limit 1), 0) $$;
+language plpgsql
+as $$
+begin
+    return coalesce((select first_offset + n - 1 from trunkline.ticks where log = p_log order by first_offset desc limit 1), 0);
+end
+$$;
 
 -- A number above that of every transaction that has one now.
 -- The xmax of a snapshot is not: it is one above the newest *finished* transaction, and an open one may be higher
@@ -33,8 +37,10 @@ declare
     v_xmax bigint := pg_snapshot_xmax(pg_current_snapshot())::text;
 begin
     return exists (
-        select from pg_locks s
-        join pg_locks x on x.locktype = 'transactionid' and x.virtualtransaction = s.virtualtransaction and x.granted
+        -- read once: a transaction that is being prepared changes its name in between
+        with held as materialized (select * from pg_locks)
+        select from held s
+        join held x on x.locktype = 'transactionid' and x.virtualtransaction = s.virtualtransaction and x.granted
         -- the lock table shows the low 32 bits of a number that is near the newest one
         cross join lateral (select (v_xmax & ~4294967295) | x.transactionid::text::bigint as guess) g
         where s.locktype = 'relation' and s.relation = v_seq
@@ -47,7 +53,8 @@ $$;
 -- Gives the next offsets to ids that became visible, and answers the head. At most p_ticks rows of 1,000 offsets each.
 --
 -- What makes it right (DESIGN 3.2; tests/chaos plants a bug for each):
---   * xmin is read before the gaps are looked at, the horizon after, each in a statement of its own;
+--   * xmin is read before anything is looked at, the horizon after, each in a statement of its own;
+--   * new ids are looked at first, gaps last;
 --   * a gap is given up only when every transaction that could own it has ended before the look;
 --   * the transaction that writes a tick commits synchronously, so that an offset once seen stays.
 create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_ticks int default 50) returns bigint
@@ -101,32 +108,29 @@ begin
         v_late := '{}';
         v_next := t.next_id;
         v_new_gaps := t.new_gaps;
-        v_gaps := t.old_gaps + t.new_gaps;
-        if not isempty(v_gaps) then
-            v_late := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_gaps);
-        end if;
         -- A tick stays inside one segment of new ids, except for the gaps it fills.
         v_segment := v_next / p_segment_rows;
         while isempty(v_ids) and v_segment * p_segment_rows <= v_last_id loop
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_segment)) is not null then
-                execute format('
-                    select min(id) as lo, max(id) as hi, count(*) as n
-                    from (select id from trunkline.topic_%s_%s_%s where id >= $1 order by id limit 1000) s',
-                    p_topic_id, p_partition, v_segment) into v_found using v_next;
+                execute format('select * from trunkline.topic_%s_scan($1, $2, $3)', p_topic_id) into v_found using p_partition, v_segment, v_next;
                 if v_found.n > 0 then
                     v_ids := trunkline._set_of(v_found.lo, v_found.hi);
-                    if v_found.n < v_found.hi - v_found.lo + 1 then
-                        -- a new look, so it may see more than the first: only the first look's bounds count
-                        v_ids := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_ids);
+                    if v_found.n < v_found.hi - v_next + 1 then
+                        -- a new look at all ids up to the same one; it may see more of them than the first
+                        v_ids := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, trunkline._set_of(v_next, v_found.hi));
                     end if;
-                    if v_next < v_found.lo or v_found.n < v_found.hi - v_found.lo + 1 then
-                        v_new_gaps := v_new_gaps + (trunkline._set_of(v_next, v_found.hi) - v_ids);
-                    end if;
+                    v_new_gaps := v_new_gaps + (trunkline._set_of(v_next, v_found.hi) - v_ids);
                     v_next := v_found.hi + 1;
                 end if;
             end if;
             v_segment := v_segment + 1;
         end loop;
+        -- The gaps after the new ids: a look that comes later may only see more of the lower ids, or a publisher's messages
+        -- would get their offsets in another order than it committed them.
+        v_gaps := t.old_gaps + t.new_gaps;
+        if not isempty(v_gaps) then
+            v_late := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_gaps);
+        end if;
         exit when isempty(v_ids) and isempty(v_late);
 
         v_now := trunkline.clock();
@@ -173,7 +177,8 @@ declare
     v_all  int8multirange := '{}';
     v_part int8multirange;
 begin
-    for s in lower(p_ids) / p_segment_rows .. (upper(p_ids) - 1) / p_segment_rows loop
+    -- higher segments first: see the order of looks in _tick
+    for s in reverse (upper(p_ids) - 1) / p_segment_rows .. lower(p_ids) / p_segment_rows loop
         if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is not null then
             execute format('
                 select range_agg(int8range(m.id, m.id, ''[]''))
@@ -187,36 +192,13 @@ begin
 end
 $$;
 
--- The tick that holds an offset: from the hot table, or from its segment's tick table.
-create or replace function trunkline._tick_of(p_topic_id int, p_partition int, p_offset bigint) returns trunkline.ticks
-language plpgsql
-as $$
-declare
-    v_log int := p_topic_id * 64 + p_partition;
-    t     trunkline.ticks;
-    s     record;
-begin
-    select * into t from trunkline.ticks where log = v_log and first_offset <= p_offset order by first_offset desc limit 1;
-    if found and p_offset < t.first_offset + t.n then
-        return t;
-    end if;
-    for s in select segment from trunkline.segments where log = v_log and coalesce(last_offset, p_offset) >= p_offset order by segment loop
-        execute format('select * from trunkline.topic_%s_%s_%s_ticks where first_offset <= $1 order by first_offset desc limit 1',
-                       p_topic_id, p_partition, s.segment) into t using p_offset;
-        if t.log is not null and p_offset < t.first_offset + t.n then
-            return t;
-        end if;
-    end loop;
-    return null;
-end
-$$;
-
 -- The messages of offsets p_first to p_last, which must exist. Every offset is there, or the call fails: never fewer rows.
 create or replace function trunkline._read(p_topic_id int, p_partition int, p_segment_rows int, p_first bigint, p_last bigint)
 returns setof trunkline.log_row
 language plpgsql
 as $$
 declare
+    v_log    int := p_topic_id * 64 + p_partition;
     t        trunkline.ticks;
     v_next   bigint := p_first;
     v_take   bigint;
@@ -228,8 +210,8 @@ declare
     v_got    bigint := 0;
 begin
     while v_next <= p_last loop
-        t := trunkline._tick_of(p_topic_id, p_partition, v_next);
-        if t.log is null then
+        select * into t from trunkline.ticks where log = v_log and first_offset <= v_next order by first_offset desc limit 1;
+        if not found or v_next >= t.first_offset + t.n then
             perform trunkline._below_base(p_topic_id, p_partition, v_next);
         end if;
         v_take := least(p_last, t.first_offset + t.n - 1) - v_next + 1;
@@ -243,11 +225,12 @@ begin
             v_hi := upper(v_ids) - 1;
         end if;
         for s in v_lo / p_segment_rows .. v_hi / p_segment_rows loop
+            if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
+                perform trunkline._below_base(p_topic_id, p_partition, v_next);
+            end if;
             if v_ids is null then
-                return query execute format(
-                    'select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at
-                     from trunkline.topic_%s_%s_%s where id between $1 and $2 order by id', p_topic_id, p_partition, s)
-                    using v_lo, v_hi, v_next - v_lo;
+                return query execute format('select * from trunkline.topic_%s_read($1, $2, $3, $4, $5)', p_topic_id)
+                    using p_partition, s::bigint, v_lo, v_hi, v_next - v_lo;
                 get diagnostics v_rows = row_count;
             else
                 v_part := v_ids * int8multirange(int8range(s * p_segment_rows, (s + 1) * p_segment_rows));
@@ -333,13 +316,13 @@ begin
     perform trunkline._check_range('from', p_from, 1, 9223372036854775807);
     perform trunkline._check_range('limit', p_limit, 1, 100000);
     v_head := trunkline._head(t.topic_id * 64 + p_partition);
-    if v_head < p_from + p_limit - 1 then
+    if v_head - p_from < p_limit - 1 then
         v_head := trunkline._tick(t.topic_id, p_partition, t.segment_rows);
     end if;
     if p_from <= v_head then
         return query
         select t.name, p_partition, r.*
-        from trunkline._read(t.topic_id, p_partition, t.segment_rows, p_from, least(v_head, p_from + p_limit - 1)) r;
+        from trunkline._read(t.topic_id, p_partition, t.segment_rows, p_from, least(v_head, p_from - 1 + least(p_limit, v_head - p_from + 1))) r;
     end if;
 end
 $$;
@@ -361,7 +344,7 @@ begin
     -- cut times grow with offsets, and no message is younger than its tick: find the first tick cut at p_at or later
     while v_lo < v_hi loop
         v_mid := (v_lo + v_hi) / 2;
-        v_tick := trunkline._tick_of(t.topic_id, p_partition, v_mid);
+        select * into v_tick from trunkline.ticks where log = v_log and first_offset <= v_mid order by first_offset desc limit 1;
         if v_tick.cut_at >= p_at then
             v_hi := greatest(v_tick.first_offset, v_lo);
         else
@@ -369,7 +352,7 @@ begin
         end if;
     end loop;
     while v_lo <= v_head loop
-        v_tick := trunkline._tick_of(t.topic_id, p_partition, v_lo);
+        select * into v_tick from trunkline.ticks where log = v_log and first_offset <= v_lo order by first_offset desc limit 1;
         v_hi := v_tick.first_offset + v_tick.n - 1;
         select min(log_offset) into v_found from trunkline._read(t.topic_id, p_partition, t.segment_rows, v_lo, v_hi) where created_at >= p_at;
         if v_found is not null then
@@ -389,6 +372,9 @@ declare
 begin
     perform trunkline._need_read_committed('offset_at');
     perform trunkline._check_partition(t, p_partition);
+    if p_at is null then
+        perform trunkline._fail('TL001', 'the time is null', 'give a time such as now() - interval ''1 hour''');
+    end if;
     return trunkline._offset_at(t, p_partition, p_at);
 end
 $$;

@@ -32,7 +32,7 @@ $$;
 
 create or replace function trunkline._check_batch(
     p_max_payload int, p_payloads bytea[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
-    p_content_types text[], p_others int[])
+    p_content_types text[], p_others int[], p_dims text[])
 returns void
 language plpgsql
 as $$
@@ -45,13 +45,16 @@ declare
 begin
     if coalesce(v_n, 0) = 0 then
         perform trunkline._fail('TL001', 'the batch is empty', 'publish at least one message');
-    elsif array_ndims(p_payloads) <> 1 then
-        perform trunkline._fail('TL001', 'the payloads are not a one-dimensional array', 'pass one payload per message');
+    elsif array_ndims(p_payloads) <> 1 or array_lower(p_payloads, 1) <> 1 then
+        perform trunkline._fail('TL001', 'the payloads are not a one-dimensional array that starts at 1', 'pass one payload per message');
     elsif v_n > v_max_n then
         perform trunkline._fail('TL004', format('the batch has %s messages, the limit is %s', v_n, v_max_n), 'publish it in several batches');
     elsif exists (select from unnest(p_others || array[cardinality(p_keys), cardinality(p_routing_keys), cardinality(p_labels),
                                      cardinality(p_headers), cardinality(p_content_types)]) o where o <> v_n) then
         perform trunkline._fail('TL001', 'the arrays differ in length', 'each array is null or has one element per message');
+    elsif exists (select from unnest(p_dims || array[array_dims(p_keys), array_dims(p_routing_keys), array_dims(p_labels), array_dims(p_headers),
+                                     array_dims(p_content_types)]) d where d <> array_dims(p_payloads)) then
+        perform trunkline._fail('TL001', 'an array is not one-dimensional or does not start at 1', 'pass plain arrays, one element per message');
     end if;
     select sum(length(p)) into v_bytes from unnest(p_payloads) p;
     if v_bytes > v_max_bytes then
@@ -142,12 +145,13 @@ declare
     v_take  int[];
 begin
     perform trunkline._check_batch(t.max_payload, p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types,
-        array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats)]);
+        array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats)],
+        array[array_dims(p_ids), array_dims(p_occurred_ats), array_dims(p_idempotency_keys), array_dims(p_delays), array_dims(p_deliver_ats)]);
     perform trunkline._commit_durably();
     if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
         return query execute format(
             'select a.ord::int, a.id, false from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9) with ordinality a(id, ord)', t.topic_id)
-            using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_content_type, p_occurred_ats;
+            using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, coalesce(p_content_type, 'application/json'), p_occurred_ats;
         return;
     end if;
 
@@ -173,7 +177,7 @@ begin
 
     insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at)
     select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
-           coalesce(p_content_types[i], p_content_type), p_occurred_ats[i]
+           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i]
     from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and v_due[i] > v_now;
 
@@ -188,7 +192,7 @@ begin
               (select array_agg(p_labels[i] order by i) from unnest(v_take) i),
               (select array_agg(p_headers[i] order by i) from unnest(v_take) i),
               (select array_agg(p_content_types[i] order by i) from unnest(v_take) i),
-              p_content_type,
+              coalesce(p_content_type, 'application/json'),
               (select array_agg(p_occurred_ats[i] order by i) from unnest(v_take) i);
     end if;
     return query select i, coalesce(v_first[i], v_ids[i]), v_first[i] is not null from generate_subscripts(p_payloads, 1) i order by i;

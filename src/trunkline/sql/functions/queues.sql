@@ -18,14 +18,17 @@ create or replace function trunkline._check_queue(q trunkline.queues) returns vo
 language plpgsql
 as $$
 begin
-    perform trunkline._check_duration('lease', q.lease, '1 second', '12 hours');
+    perform trunkline._need_duration('lease', q.lease, '1 second', '12 hours');
     perform trunkline._check_range('max_attempts', q.max_attempts, 1, 1000);
-    perform trunkline._check_duration('backoff_base', q.backoff_base, '0', '1 day');
+    perform trunkline._need_duration('backoff_base', q.backoff_base, '0', '1 day');
     perform trunkline._check_range('backoff_factor', q.backoff_factor::numeric, 1, 100);
-    perform trunkline._check_duration('backoff_cap', q.backoff_cap, '0', '30 days');
+    perform trunkline._need_duration('backoff_cap', q.backoff_cap, '0', '30 days');
     perform trunkline._check_range('backoff_jitter', q.backoff_jitter::numeric, 0, 1);
     perform trunkline._check_duration('ttl', q.ttl, '1 second', '10 years');
-    perform trunkline._check_duration('delivery_delay', q.delivery_delay, '0', '365 days');
+    perform trunkline._need_duration('delivery_delay', q.delivery_delay, '0', '365 days');
+    if q.ordered is null then
+        perform trunkline._fail('TL001', 'ordered is null', 'give true or false');
+    end if;
 end
 $$;
 
@@ -46,15 +49,26 @@ declare
 begin
     perform trunkline._check_name('queue', p_name);
     t := trunkline._make_topic('inbox', p_name, p_partitions, p_retention, null, null, p_max_payload, p_segment_rows);
+    q.lease := p_lease;
+    q.max_attempts := p_max_attempts;
+    q.backoff_base := p_backoff_base;
+    q.backoff_factor := p_backoff_factor;
+    q.backoff_cap := p_backoff_cap;
+    q.backoff_jitter := p_backoff_jitter;
+    q.ttl := p_ttl;
+    q.delivery_delay := p_delivery_delay;
+    q.ordered := p_ordered;
+    perform trunkline._check_queue(q);
     insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered)
     values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered)
     returning * into q;
-    perform trunkline._check_queue(q);
-    insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', 'inbox', t.topic_id, q.queue_id) returning * into s;
+    -- a name that no other subscription can have
+    insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', '@inbox', t.topic_id, q.queue_id) returning * into s;
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, 1);
     end loop;
     insert into trunkline.cursors (lane, queue_id) values ('retry', q.queue_id);
+    perform trunkline._write_claim(q.queue_id);
     return q;
 end
 $$;
@@ -99,8 +113,9 @@ begin
     if p_retention is not null or p_max_payload is not null then
         update trunkline.topics set retention = coalesce(p_retention, retention), max_payload = coalesce(p_max_payload, max_payload)
         where topic_id = q.inbox_id;
-        perform trunkline._write_publish(q.inbox_id);
+        perform trunkline._write_functions(q.inbox_id);
     end if;
+    perform trunkline._write_claim(q.queue_id);
     return q;
 end
 $$;
@@ -119,6 +134,7 @@ begin
     delete from trunkline.cursors where queue_id = q.queue_id;
     delete from trunkline.subscriptions where queue_id = q.queue_id;
     delete from trunkline.queues where queue_id = q.queue_id;
+    execute format('drop function if exists trunkline.queue_%s_claim', q.queue_id);
     perform trunkline._drop_topic(q.inbox_id);
 end
 $$;
@@ -135,6 +151,7 @@ declare
     q trunkline.queues := trunkline._queue(p_name);
 begin
     update trunkline.queues set paused = true, updated_at = trunkline.clock() where queue_id = q.queue_id;
+    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -145,6 +162,7 @@ declare
     q trunkline.queues := trunkline._queue(p_name);
 begin
     update trunkline.queues set paused = false, updated_at = trunkline.clock() where queue_id = q.queue_id;
+    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -176,6 +194,7 @@ begin
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
     end loop;
+    perform trunkline._write_claim(q.queue_id);
     return s;
 end
 $$;
@@ -191,6 +210,7 @@ begin
     if not found then
         perform trunkline._fail('TL013', format('queue %L has no subscription %L', p_queue, p_name), 'see trunkline.list_subscriptions');
     end if;
+    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -217,6 +237,7 @@ declare
     v_count bigint;
 begin
     perform trunkline._need_read_committed('purge_queue');
+    perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
     for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by cursor_id for no key update loop
         v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, 1000000);

@@ -22,7 +22,9 @@ begin
     if cardinality(p_receipts) > 10000 then
         perform trunkline._fail('TL004', format('%s receipts, the limit is 10,000', cardinality(p_receipts)), 'settle in several calls');
     end if;
-    if p_receipts is null or array_position(p_receipts, null) is not null then
+    if p_receipts is null or array_ndims(p_receipts) > 1 then
+        perform trunkline._fail('TL001', 'the receipts are null or not a plain array', 'pass the receipts that claim answered');
+    elsif array_position(p_receipts, null) is not null then
         perform trunkline._fail('TL001', 'a receipt is null', 'pass the receipts that claim answered');
     end if;
     perform trunkline._check_duration('delay', p_delay, '0', '365 days');
@@ -31,19 +33,19 @@ begin
     end if;
     perform trunkline._commit_durably();
     for g in
+        -- by lease: all of a receipt but the offset at its end
         select u.prefix, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.off) as offs,
-               coalesce(range_agg(int8range(u.off, u.off, '[]')), '{}') as offsets,
-               u.prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' as sound
+               coalesce(range_agg(int8range(u.off, u.off, '[]')) filter (where u.off is not null), '{}') as offsets
         from (
-            select r.ord, r.receipt, rtrim(r.receipt, '0123456789') as prefix,
-                   case when right(r.receipt, 18) ~ '[.]' then substr(r.receipt, length(rtrim(r.receipt, '0123456789')) + 1) end::bigint as off
-            from (select ord, receipt from unnest(p_receipts) with ordinality x(receipt, ord) where receipt ~ '[0-9]$') r
+            select r.ord, r.receipt, r.prefix,
+                   case when length(r.receipt) - length(r.prefix) between 1 and 18 then substr(r.receipt, length(r.prefix) + 1)::bigint end as off
+            from (select ord::int, receipt, rtrim(receipt, '0123456789') as prefix from unnest(p_receipts) with ordinality x(receipt, ord)) r
         ) u
         group by u.prefix order by u.prefix
     loop
         v_done := '{}';
         v_answer := 'unknown';
-        if g.sound then
+        if g.prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' then
             if p_kind in ('a', 'e') then
                 select * into l from trunkline.leases
                 where cursor_id = split_part(g.prefix, '.', 1)::int and lease_no = split_part(g.prefix, '.', 2)::bigint for key share;
@@ -66,7 +68,7 @@ begin
                         v_done := v_done * v_kept;
                     end if;
                     if not isempty(v_done) then
-                        perform trunkline._settle_lease(l, p_kind, v_done, v_now, p_delay, p_error);
+                        v_done := trunkline._settle_lease(l, p_kind, v_done, v_now, p_delay, p_error);
                     end if;
                     if p_kind = 'a' then
                         v_done := v_done + g.offsets * v_acked;
@@ -74,38 +76,60 @@ begin
                 end if;
             end if;
         end if;
-        return query
-        select u.ord::int, u.receipt,
-               case when u.off <@ v_done then 'done' when v_answer = 'lost' and not u.off <@ l.offsets then 'unknown' else v_answer end
-        from unnest(g.ords, g.receipts, g.offs) u(ord, receipt, off);
+        if v_done = g.offsets and array_position(g.offs, null) is null then
+            return query select u.ord, u.receipt, 'done' from unnest(g.ords, g.receipts) u(ord, receipt);
+        else
+            return query
+            select u.ord, u.receipt,
+                   case when u.off <@ v_done then 'done'
+                        when v_answer = 'lost' and u.off <@ l.offsets then 'lost'
+                        else 'unknown' end
+            from unnest(g.ords, g.receipts, g.offs) u(ord, receipt, off);
+        end if;
     end loop;
-    return query select ord::int, receipt, 'unknown' from unnest(p_receipts) with ordinality x(receipt, ord) where receipt !~ '[0-9]$';
 end
 $$;
 
--- Writes what becomes of offsets that were found to be open, under the lock on their lease.
+-- Writes what becomes of offsets that were found to be open, under the lock on their lease. Answers those that the verb reached.
 create or replace function trunkline._settle_lease(l trunkline.leases, p_kind "char", p_offsets int8multirange, p_now timestamptz, p_delay interval, p_error text)
-returns void
+returns int8multirange
 language plpgsql
 as $$
 declare
-    q        trunkline.queues;
-    c        trunkline.cursors;
-    v_kind   "char" := p_kind;
-    v_behind int8multirange;
+    q         trunkline.queues;
+    c         trunkline.cursors;
+    v_kind    "char" := p_kind;
+    v_offsets int8multirange := p_offsets;
+    v_gone    int8multirange;
+    v_behind  int8multirange;
+    v_slot    smallint := (select slot from trunkline.epoch);
 begin
-    if p_kind in ('a', 'e') then
-        insert into trunkline.lease_events
-        values ((select slot from trunkline.epoch), l.cursor_id, l.lease_no, p_kind, p_offsets, p_now + p_delay, p_now);
-        return;
+    if p_kind = 'a' then
+        insert into trunkline.lease_events values (v_slot, l.cursor_id, l.lease_no, 'a', p_offsets, null, p_now);
+        return p_offsets;
     end if;
     select * into c from trunkline.cursors where cursor_id = l.source_id;
     select * into q from trunkline.queues where queue_id = c.queue_id;
+    if p_kind = 'e' then
+        -- an ordered queue keeps or loses a lease as a whole
+        insert into trunkline.lease_events
+        values (v_slot, l.cursor_id, l.lease_no, 'e', case when q.ordered then l.offsets else p_offsets end, p_now + p_delay, p_now);
+        return p_offsets;
+    end if;
+    -- what retention or the end of the subscription took cannot come back
+    v_gone := v_offsets * case when c.cursor_id is null then '{(,)}'
+        else int8multirange(int8range(null, (select base_offset from trunkline.logs where log = c.log))) end;
+    if not isempty(v_gone) then
+        insert into trunkline.lease_events values (v_slot, l.cursor_id, l.lease_no, 'g', v_gone, null, p_now);
+        v_offsets := v_offsets - v_gone;
+        if isempty(v_offsets) then
+            return v_offsets;
+        end if;
+    end if;
     if p_kind in ('n', 'x') and l.attempt >= q.max_attempts then
         v_kind := 'd';
     end if;
-    insert into trunkline.lease_events
-    values ((select slot from trunkline.epoch), l.cursor_id, l.lease_no, v_kind, p_offsets, null, p_now);
+    insert into trunkline.lease_events values (v_slot, l.cursor_id, l.lease_no, v_kind, v_offsets, null, p_now);
     if v_kind in ('b', 'd') then
         insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, key, routing_key, label, headers, payload,
                                             content_type, occurred_at, created_at, attempts, error, reason, dead_at)
@@ -113,23 +137,24 @@ begin
                m.content_type, m.occurred_at, m.created_at, l.attempt,
                coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
                case v_kind when 'b' then 'buried' else 'attempts' end, p_now
-        from trunkline._read_set(c, p_offsets) m;
+        from trunkline._read_set(c, v_offsets) m;
     else
         insert into trunkline.pending (cursor_id, log_offset, queue_id, due_at, label, attempt, error)
         select c.cursor_id, m.log_offset, c.queue_id,
                p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, l.attempt)) else '0' end,
                m.label, case p_kind when 'r' then l.attempt - 1 else l.attempt end, p_error
-        from trunkline._read_set(c, p_offsets) m;
+        from trunkline._read_set(c, v_offsets) m;
     end if;
     -- In an ordered queue nothing behind a message that came back may be finished before it: the rest of the lease goes back too.
-    if q.ordered and v_kind in ('n', 'r') then
-        select l.offsets * int8multirange(int8range(lower(p_offsets), null)) - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}')
+    if q.ordered and v_kind in ('n', 'r', 'x') then
+        select l.offsets * int8multirange(int8range(lower(v_offsets), null)) - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}')
           into v_behind
           from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
         if not isempty(v_behind) then
             perform trunkline._settle_lease(l, 'r', v_behind, p_now, null, null);
         end if;
     end if;
+    return v_offsets;
 end
 $$;
 
@@ -143,8 +168,45 @@ $$;
 
 -- The messages are done. Never delivered again.
 create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
-language sql
-as $$ select * from trunkline._settle('a', p_receipts) order by ord $$;
+language plpgsql
+set lock_timeout = '10s'
+as $$
+declare
+    v_prefix  text := rtrim(p_receipts[1], '0123456789');
+    v_length  int := length(v_prefix);
+    v_offsets int8multirange;
+    v_same    boolean;
+    v_now     timestamptz;
+    l         record;
+begin
+    -- The short way, for receipts of one lease of which nothing was settled or extended yet. All else goes the long way.
+    if v_prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' and array_ndims(p_receipts) = 1 and cardinality(p_receipts) <= 10000
+       and current_setting('transaction_isolation') = 'read committed' then
+        select range_agg(int8range(r.off, r.off + 1)), bool_and(r.off is not null) into v_offsets, v_same
+        from (select case when length(x) - v_length between 1 and 18 and rtrim(x, '0123456789') = v_prefix then substr(x, v_length + 1)::bigint end as off
+              from unnest(p_receipts) x) r;
+        if v_same then
+            if current_setting('synchronous_commit') = 'off' then
+                perform set_config('synchronous_commit', 'on', true);
+            end if;
+            select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
+            where cursor_id = split_part(v_prefix, '.', 1)::int and lease_no = split_part(v_prefix, '.', 2)::bigint for key share;
+            v_now := trunkline.clock();
+            if l.token = split_part(v_prefix, '.', 3)::uuid and l.deadline > v_now and v_offsets <@ l.offsets then
+                -- a statement of its own: it sees what was settled while we waited for the row
+                insert into trunkline.lease_events
+                select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, null, v_now from trunkline.epoch e
+                where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && v_offsets);
+                if found then
+                    return query select x.ord::int, x.receipt, 'done' from unnest(p_receipts) with ordinality x(receipt, ord);
+                    return;
+                end if;
+            end if;
+        end if;
+    end if;
+    return query select * from trunkline._settle('a', p_receipts) order by ord;
+end
+$$;
 
 -- Deliver again after p_delay (default: the queue's backoff), or move to the dead letters if this was the last attempt.
 create or replace function trunkline.nack(p_receipts text[], p_delay interval default null, p_error text default null) returns setof trunkline.settlement
@@ -166,16 +228,14 @@ create or replace function trunkline.extend(p_receipts text[], p_for interval de
 language plpgsql
 as $$
 begin
-    perform trunkline._check_duration('for', p_for, '1 second', '12 hours');
-    if p_for is null then
-        perform trunkline._fail('TL005', 'for is null', 'give a duration between 1 second and 12 hours');
-    end if;
+    perform trunkline._need_duration('for', p_for, '1 second', '12 hours');
     return query select * from trunkline._settle('e', p_receipts, p_for) order by ord;
 end
 $$;
 
--- Ends a lease whose deadline has passed. Answers false when somebody is settling it at this moment: then they win.
-create or replace function trunkline._expire_lease(p_lease trunkline.leases) returns boolean
+-- Ends a lease whose deadline has passed, but for what was extended. Answers how many messages came back; none when somebody
+-- is settling the lease at this moment: then they win.
+create or replace function trunkline._expire_lease(p_lease trunkline.leases) returns int
 language plpgsql
 as $$
 declare
@@ -185,18 +245,19 @@ declare
 begin
     select * into l from trunkline.leases where cursor_id = p_lease.cursor_id and lease_no = p_lease.lease_no for update skip locked;
     if not found then
-        return false;
+        return 0;
     end if;
     v_now := trunkline.clock();
     if l.deadline > v_now then
-        return false;
+        return 0;
     end if;
     select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e' or e.until > v_now), '{}') into v_open
     from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
-    if not isempty(v_open) then
-        perform trunkline._settle_lease(l, 'x', v_open, v_now, null, null);
+    if isempty(v_open) then
+        return 0;
     end if;
-    return true;
+    perform trunkline._settle_lease(l, 'x', v_open, v_now, null, null);
+    return trunkline._size(v_open);
 end
 $$;
 
@@ -216,7 +277,7 @@ declare
 begin
     select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
     if not found then
-        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0)::trunkline.lease_checks;
+        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0, 0)::trunkline.lease_checks;
     end if;
     select max(lease_no) into v_high from trunkline.leases where cursor_id = p_cursor_id;
     if coalesce(v_high, 0) <= k.closed_upto and k.stragglers = '{}' then
@@ -227,16 +288,17 @@ begin
     end if;
     select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
     if not found then
-        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0)::trunkline.lease_checks;
+        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0, 0)::trunkline.lease_checks;
     end if;
     v_open := '{}';
     for r in
-        select x.lease_no, x.deadline, x.n, x.acked, x.dead, x.returned, x.acked + x.dead + x.returned >= x.n as closed
+        select x.lease_no, x.deadline, x.n, x.acked, x.dead, x.returned, x.gone, x.acked + x.dead + x.returned + x.gone >= x.n as closed
         from (
             select c.lease_no, c.deadline, c.n,
                    trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
                    trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
-                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned
+                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned,
+                   trunkline._size(range_agg(e.offsets) filter (where e.kind = 'g')) as gone
             from (select o.lease_no, o.deadline, o.n from trunkline.leases o
                   where o.cursor_id = p_cursor_id and o.lease_no > k.closed_upto and o.lease_no <= v_high
                   union all
@@ -250,18 +312,17 @@ begin
             k.acked := k.acked + r.acked;
             k.dead := k.dead + r.dead;
             k.returned := k.returned + r.returned;
+            k.gone := k.gone + r.gone;
         else
             v_open := v_open || r.lease_no;
             if r.deadline <= v_now then
                 select * into l from trunkline.leases where cursor_id = p_cursor_id and lease_no = r.lease_no;
-                if trunkline._expire_lease(l) then
-                    v_ended := v_ended + 1;
-                end if;
+                v_ended := v_ended + trunkline._expire_lease(l);
             end if;
         end if;
     end loop;
     insert into trunkline.lease_checks
-    values ((select slot from trunkline.epoch), p_cursor_id, k.check_no + 1, v_now, greatest(k.closed_upto, v_high), v_open, k.acked, k.dead, k.returned);
+    values ((select slot from trunkline.epoch), p_cursor_id, k.check_no + 1, v_now, greatest(k.closed_upto, v_high), v_open, k.acked, k.dead, k.returned, k.gone);
     return v_ended;
 end
 $$;

@@ -153,17 +153,19 @@ as $$
         select l.n,
                trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
                trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
-               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned
+               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned,
+               trunkline._size(range_agg(e.offsets) filter (where e.kind = 'g')) as gone
         from trunkline._open_leases(p_cursor_id) o
         join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
         left join trunkline.lease_events e on e.cursor_id = l.cursor_id and e.lease_no = l.lease_no
         group by l.lease_no, l.n
     ), sums as (
         select coalesce(sum(n), 0)::bigint as n, coalesce(sum(acked), 0)::bigint as acked, coalesce(sum(dead), 0)::bigint as dead,
-               coalesce(sum(returned), 0)::bigint as returned from open_ones
+               coalesce(sum(returned), 0)::bigint as returned, coalesce(sum(gone), 0)::bigint as gone from open_ones
     )
-    select s.n - s.acked - s.dead - s.returned, s.acked + coalesce(k.acked, 0), s.dead + coalesce(k.dead, 0), s.returned + coalesce(k.returned, 0),
-           l.position, coalesce(l.delivered, 0), coalesce(l.passed, 0), coalesce(l.skipped, 0), coalesce(l.expired, 0), coalesce(l.purged, 0)
+    select s.n - s.acked - s.dead - s.returned - s.gone, s.acked + coalesce(k.acked, 0), s.dead + coalesce(k.dead, 0), s.returned + coalesce(k.returned, 0),
+           l.position, coalesce(l.delivered, 0), coalesce(l.passed, 0), coalesce(l.skipped, 0),
+           coalesce(l.expired, 0) + s.gone + coalesce(k.gone, 0), coalesce(l.purged, 0)
     from sums s
     left join lateral (select * from trunkline.lease_checks x where x.cursor_id = p_cursor_id order by x.check_no desc limit 1) k on true
     left join lateral (select * from trunkline.leases x where x.cursor_id = p_cursor_id order by x.lease_no desc limit 1) l on true
@@ -173,17 +175,21 @@ $$;
 -- accepted = ready + delayed + leased + acked + dead + expired + purged.
 create or replace function trunkline.audit_queue(p_queue text)
 returns table (accepted bigint, ready bigint, pending bigint, leased bigint, acked bigint, dead bigint, expired bigint, purged bigint)
-language sql stable
+language plpgsql
 as $$
+begin
+    perform trunkline._queue(p_queue);
+    return query
     with t as (
         select c.lane, c.start_position, trunkline._head(c.log) as head, coalesce(o.position, c.start_position) as next_offset,
                o.open, o.acked, o.dead, o.skipped, o.expired, o.purged
         from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._lease_totals(c.cursor_id) o
         where q.name = p_queue
     )
-    select (sum(head - start_position + 1 - skipped) filter (where lane = 'log'))::bigint,
-           (sum(head - next_offset + 1) filter (where lane = 'log'))::bigint,
+    select (sum(t.head - t.start_position + 1 - t.skipped) filter (where t.lane = 'log'))::bigint,
+           (sum(t.head - t.next_offset + 1) filter (where t.lane = 'log'))::bigint,
            (select count(*) from trunkline.pending p join trunkline.queues q using (queue_id) where q.name = p_queue),
-           sum(open)::bigint, sum(acked)::bigint, sum(dead)::bigint, sum(expired)::bigint, sum(purged)::bigint
-    from t
+           sum(t.open)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
+    from t;
+end
 $$;

@@ -42,8 +42,6 @@ begin
     -- created apart and then attached: "create ... partition of" would lock publishers out, attach does not
     execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
-    execute format('create table trunkline.%I (like trunkline.ticks)', v_name || '_ticks');
-    execute format('create index on trunkline.%I (first_offset)', v_name || '_ticks');
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
                    v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
     insert into trunkline.segments (log, segment) values (p_topic_id * 64 + p_partition, p_segment);
@@ -79,15 +77,15 @@ begin
         end loop;
     end loop;
     if v_made > 0 then
-        perform trunkline._write_publish(p_topic_id);
+        perform trunkline._write_functions(p_topic_id);
     end if;
     return v_made;
 end
 $$;
 
--- Each topic has two publish functions of its own, written here, so that the insert is a cached plan on a fixed
--- table: planning it anew for each publish costs as much as the insert itself (docs/adr/0002).
-create or replace function trunkline._write_publish(p_topic_id int) returns void
+-- Each topic has functions of its own, written here, so that what they do is a cached plan on a fixed table: to plan an insert
+-- or a read anew for each call costs several times the work itself (docs/adr/0002). They are renewed with each new segment.
+create or replace function trunkline._write_functions(p_topic_id int) returns void
 language plpgsql
 as $f$
 declare
@@ -192,8 +190,49 @@ begin
 end
 $$
     $x$, p_topic_id, v_limits, v_part_many, t.max_payload, v_draw, t.segment_rows, t.partitions);
+
+    -- reading: fixed statements for the segments in use, a planned one for the others
+    execute format($x$
+create or replace function trunkline.topic_%1$s_read(p_partition int, p_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
+returns setof trunkline.log_row
+language plpgsql
+as $$
+begin
+    %2$s
+    return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at
+                                 from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', p_partition, p_segment)
+        using p_first_id, p_last_id, p_shift;
+end
+$$
+    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$return query select id + p_shift, message_id, key, routing_key, label, headers, payload, content_type,
+            occurred_at, created_at from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
+
+    execute format($x$
+create or replace function trunkline.topic_%1$s_scan(p_partition int, p_segment bigint, p_from bigint, out lo bigint, out hi bigint, out n bigint)
+language plpgsql
+as $$
+begin
+    %2$s
+    execute format('select min(id), max(id), count(*) from (select id from trunkline.topic_%1$s_%%s_%%s where id >= $1 order by id limit 1000) s',
+                   p_partition, p_segment) into lo, hi, n using p_from;
+end
+$$
+    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$select min(id), max(id), count(*) into lo, hi, n
+            from (select id from trunkline.%I where id >= p_from order by id limit 1000) s; return;$b$));
 end
 $f$;
+
+-- One branch for each of the newest three segments of each partition.
+create or replace function trunkline._branches(p_topic_id int, p_statement text) returns text
+language sql
+as $$
+    select coalesce(string_agg(format('if p_partition = %s and p_segment = %s then %s end if;', x.partition, x.segment,
+                                      format(p_statement, format('topic_%s_%s_%s', p_topic_id, x.partition, x.segment))), E'\n    '
+                               order by x.segment desc, x.partition), '')
+    from (select l.partition, s.segment, row_number() over (partition by l.log order by s.segment desc) as nth
+          from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id) x
+    where nth <= 3
+$$;
 
 create or replace function trunkline._partition_of(p_key text, p_partitions int) returns int
 language sql parallel safe
@@ -327,7 +366,8 @@ begin
         hard_retention = coalesce(p_hard_retention, hard_retention), max_payload = coalesce(p_max_payload, max_payload)
     where topic_id = t.topic_id returning * into t;
     perform trunkline._make_segments(t.topic_id);
-    perform trunkline._write_publish(t.topic_id);
+    perform trunkline._write_functions(t.topic_id);
+    perform trunkline._write_claim(queue_id) from (select distinct queue_id from trunkline.cursors c where c.topic_id = t.topic_id and queue_id is not null) x;
     return t;
 end
 $$;
@@ -342,12 +382,8 @@ begin
     perform set_config('lock_timeout', '2s', true);
     execute format('drop function if exists trunkline.topic_%s_publish', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_append', p_topic_id);
-    for v_table in
-        select format('topic_%s_%s_%s_ticks', p_topic_id, l.partition, s.segment)
-        from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id
-    loop
-        execute format('drop table if exists trunkline.%I', v_table);
-    end loop;
+    execute format('drop function if exists trunkline.topic_%s_read', p_topic_id);
+    execute format('drop function if exists trunkline.topic_%s_scan', p_topic_id);
     execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));
     for v_table in select format('topic_%s_%s_ids', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id loop
         execute format('drop sequence trunkline.%I', v_table);
@@ -372,7 +408,9 @@ begin
     end if;
     delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
     delete from trunkline.cursors where topic_id = t.topic_id;
-    delete from trunkline.subscriptions where topic_id = t.topic_id;
+    perform trunkline._write_claim(queue_id) from (
+        with gone as (delete from trunkline.subscriptions where topic_id = t.topic_id returning queue_id)
+        select distinct queue_id from gone where queue_id is not null) x;
     perform trunkline._drop_topic(t.topic_id);
 end
 $$;

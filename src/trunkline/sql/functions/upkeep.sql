@@ -64,8 +64,11 @@ $$;
 
 -- The position below which no reader of the log needs anything any more.
 create or replace function trunkline._needed_from(p_log int) returns bigint
-language sql stable
+language plpgsql
 as $$
+begin
+    -- a statement of its own in a volatile function: it gets its snapshot after its locks, so a rotation cannot hide rows from it
+    return (
     select min(least(
         case when c.queue_id is null
              then coalesce((select p.committed + 1 from trunkline.positions p where p.cursor_id = c.cursor_id order by p.state_no desc limit 1), c.start_position)
@@ -78,7 +81,8 @@ as $$
          join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
          where lane.queue_id = c.queue_id and lane.lane = 'retry' and l.source_id = c.cursor_id and l.n > 0)
     ))
-    from trunkline.cursors c where c.log = p_log
+    from trunkline.cursors c where c.log = p_log);
+end
 $$;
 
 -- Leases of a cursor that were not known to be finished at its last check.
@@ -125,7 +129,8 @@ begin
             v_count := v_count + trunkline._make_segments(r.topic_id);
         end if;
         -- old enough to be worth a segment of its own
-        if v_last % r.segment_rows > 0 then
+        if (v_last + 1) % r.segment_rows > 0 and v_last > 0
+           and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
             execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
             if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
                 perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
@@ -146,7 +151,7 @@ declare
     v_log   int := p_topic_id * 64 + p_partition;
     v_last  bigint := trunkline._last_id(p_topic_id, p_partition);
     v_xmin  xid8;
-    v_head  bigint;
+    v_last_offset bigint;
     v_count int := 0;
     s       record;
 begin
@@ -157,8 +162,11 @@ begin
         end if;
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
         exit when v_xmin < s.drained_xid and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
-        v_head := trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
-        update trunkline.segments set sealed_at = trunkline.clock(), last_offset = v_head where log = v_log and segment = s.segment;
+        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
+        -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
+        select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
+        from trunkline.ticks t where t.log = v_log and lower(t.ids) < (s.segment + 1) * p_segment_rows;
+        update trunkline.segments set sealed_at = trunkline.clock(), last_offset = v_last_offset where log = v_log and segment = s.segment;
         v_count := v_count + 1;
     end loop;
     return v_count;
@@ -216,7 +224,7 @@ declare
 begin
     begin
         perform set_config('lock_timeout', '100ms', true);
-        execute format('truncate trunkline.%I, trunkline.%I', v_name, v_name || '_ticks');
+        execute format('truncate trunkline.%I', v_name);
     exception when lock_not_available then
         return 0;
     end;
@@ -239,7 +247,7 @@ begin
     loop
         begin
             perform set_config('lock_timeout', '20ms', true);
-            execute format('drop table if exists trunkline.topic_%s_%s_%s, trunkline.topic_%1$s_%2$s_%3$s_ticks', r.topic_id, r.partition, r.segment);
+            execute format('drop table if exists trunkline.topic_%s_%s_%s', r.topic_id, r.partition, r.segment);
             delete from trunkline.segments where log = r.log and segment = r.segment;
         exception when lock_not_available then
             null;
@@ -283,7 +291,7 @@ declare
 begin
     perform trunkline._need_read_committed('cleanup_queue');
     for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
-        if trunkline._last_id(r.topic_id, r.partition) % r.segment_rows > 0 then
+        if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
             perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
         end if;
         -- once to note the horizon, once to seal: nobody can be left when no publisher is open
@@ -298,50 +306,31 @@ begin
 end
 $$;
 
--- Copies the ticks of the slot that is emptied next to their segments' own tick tables, several small ones as one.
-create or replace function trunkline._archive_ticks(p_slot int) returns int
+-- Copies the ticks of the slot that is emptied next to the current one, many small ones as one of about 1,000 offsets. Whoever
+-- looks for an offset meanwhile finds it in either: both say the same. The newest tick of a log is left out: it is more than a map.
+create or replace function trunkline._copy_ticks(p_from smallint, p_to smallint) returns void
 language plpgsql
 as $$
 declare
-    r       record;
-    v_count int := 0;
-    v_upto  bigint;
+    r      record;
+    v_upto bigint;
 begin
-    for r in
-        select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id)
-        where exists (select from trunkline.ticks k where k.slot = p_slot and k.log = l.log and k.first_offset > l.cold_upto)
-    loop
-        select max(first_offset + n - 1) into v_upto from trunkline.ticks where slot = p_slot and log = r.log;
-        execute format('
-            with t as (
-                select *, coalesce(lower(ids) < max(upper(ids)) over w, false)
-                          or coalesce((upper(ids) - 1) / $4 <> lag((upper(ids) - 1) / $4) over (order by first_offset), false) as breaks
-                from trunkline.ticks where slot = $1 and log = $2 and first_offset > $3
-                window w as (order by first_offset rows between unbounded preceding and 1 preceding)
-            ), g as (
-                select *, count(*) filter (where breaks) over (order by first_offset) as run from t
-            )
-            select count(trunkline._write_cold_tick($5, $6, ((array_agg(ids order by first_offset desc))[1]), $4,
-                     min(first_offset), sum(n)::int, range_agg(ids), max(next_id), max(cut_at)))
-            from g group by run, first_offset / 1000')
-        using p_slot::smallint, r.log, r.cold_upto, r.segment_rows, r.topic_id, r.partition;
-        update trunkline.logs set cold_upto = greatest(cold_upto, v_upto) where log = r.log;
-        v_count := v_count + 1;
+    for r in select l.* from trunkline.logs l where exists (select from trunkline.ticks k where k.slot = p_from and k.log = l.log) loop
+        select max(first_offset) - 1 into v_upto from trunkline.ticks where log = r.log;
+        continue when v_upto <= r.carried_upto;
+        insert into trunkline.ticks
+        select p_to, r.log, min(first_offset), sum(n), range_agg(ids), max(next_id), '{}', null, null, '{}', null, max(cut_at)
+        from (
+            -- offsets of one tick go up with the ids: a tick that fills an old gap starts a new run
+            select *, count(*) filter (where breaks) over (order by first_offset) as run
+            from (select *, coalesce(lower(ids) < max(upper(ids)) over (order by first_offset rows between unbounded preceding and 1 preceding), false) as breaks
+                  from trunkline.ticks k
+                  where k.slot = p_from and k.log = r.log and k.first_offset > r.carried_upto and k.first_offset <= v_upto
+                    and k.first_offset + k.n > r.base_offset) x
+        ) y
+        group by run, first_offset / 1000;
+        update trunkline.logs set carried_upto = v_upto where log = r.log;
     end loop;
-    return v_count;
-end
-$$;
-
-create or replace function trunkline._write_cold_tick(
-    p_topic_id int, p_partition int, p_last_ids int8multirange, p_segment_rows int, p_first bigint, p_n int, p_ids int8multirange,
-    p_next_id bigint, p_cut_at timestamptz)
-returns void
-language plpgsql
-as $$
-begin
-    execute format('insert into trunkline.topic_%s_%s_%s_ticks values (0, $1, $2, $3, $4, $5, ''{}'', null, null, ''{}'', null, $6)',
-                   p_topic_id, p_partition, (upper(p_last_ids) - 1) / p_segment_rows)
-    using p_topic_id * 64 + p_partition, p_first, p_n, p_ids, p_next_id, p_cut_at;
 end
 $$;
 
@@ -354,7 +343,7 @@ declare
     v_new smallint := 1 - (select slot from trunkline.epoch);
     v_cur smallint := 1 - v_new;
 begin
-    perform trunkline._archive_ticks(v_new);
+    perform trunkline._copy_ticks(v_new, v_cur);
     perform set_config('lock_timeout', '20ms', true);
     begin
         execute format('lock table trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s
@@ -362,6 +351,7 @@ begin
         perform trunkline._carry_over(v_new, v_cur);
         execute format('truncate trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s', v_new);
         update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
+        update trunkline.logs set carried_upto = 0 where carried_upto > 0;
     exception when lock_not_available then
         return 0;
     end;
@@ -376,17 +366,10 @@ declare
     v_cursors int[];
     v_leases  bigint[];
 begin
-    -- ticks: the newest of each log, and any that is not in a segment's tick table
+    -- ticks that were not copied before, among them the newest of each log
     insert into trunkline.ticks
     select p_to, t.log, t.first_offset, t.n, t.ids, t.next_id, t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, t.cut_at
-    from trunkline.logs l
-    cross join lateral (
-        select * from trunkline.ticks x where x.slot = p_from and x.log = l.log and x.first_offset > l.cold_upto
-        union
-        (select * from trunkline.ticks x where x.slot = p_from and x.log = l.log
-           and not exists (select from trunkline.ticks y where y.slot = p_to and y.log = l.log)
-         order by x.first_offset desc limit 1)
-    ) t;
+    from trunkline.logs l join trunkline.ticks t on t.slot = p_from and t.log = l.log and t.first_offset > l.carried_upto;
 
     -- leases: the newest of each cursor, which is its state, and those that may be open
     select array_agg(x.cursor_id), array_agg(x.lease_no) into v_cursors, v_leases
@@ -408,7 +391,7 @@ begin
     join trunkline.lease_events e on e.slot = p_from and e.cursor_id = k.cursor_id and e.lease_no = k.lease_no;
 
     insert into trunkline.lease_checks
-    select p_to, k.cursor_id, k.check_no, k.at, k.closed_upto, k.stragglers, k.acked, k.dead, k.returned
+    select p_to, k.cursor_id, k.check_no, k.at, k.closed_upto, k.stragglers, k.acked, k.dead, k.returned, k.gone
     from trunkline.cursors c
     cross join lateral (select * from trunkline.lease_checks x where x.cursor_id = c.cursor_id order by x.check_no desc limit 1) k
     where k.slot = p_from;

@@ -4,7 +4,6 @@
 -- A topic's messages live in tables of their own, made when the topic is made:
 --   topic_<id>                         parent, partitioned by range (partition, id)
 --   topic_<id>_<partition>_<segment>   one segment: ids [segment * segment_rows, (segment + 1) * segment_rows)
---   topic_<id>_<partition>_<segment>_ticks   where offsets of that segment went once they left the hot table
 --   topic_<id>_<partition>_ids         the sequence that hands out ids
 
 create table trunkline.topics (
@@ -30,8 +29,8 @@ create table trunkline.logs (
     partition   int      not null,
     -- lowest offset that can still be read
     base_offset bigint   not null default 1,
-    -- ticks up to this offset have left the hot table for the segment's own tick table
-    cold_upto   bigint   not null default 0,
+    -- while a slot of the hot tables is being emptied: ticks up to this offset are copied to the other one
+    carried_upto bigint  not null default 0,
     unique (topic_id, partition)
 );
 
@@ -158,7 +157,8 @@ create table trunkline.leases_1 partition of trunkline.leases for values in (1);
 create index on trunkline.leases (cursor_id, lease_no);
 
 -- What happened to offsets of a lease: a(ck), n(ack), r(elease), b(ury), d(ead: attempts used up),
--- x (lease expired, delivered again), e(xtend, until). A set union: writing the same row twice changes nothing.
+-- x (lease expired, delivered again), g(one: retention or an unsubscribe took it meanwhile), e(xtend, until).
+-- A set union: writing the same row twice changes nothing.
 create table trunkline.lease_events (
     slot      smallint       not null,
     cursor_id int            not null,
@@ -183,7 +183,8 @@ create table trunkline.lease_checks (
     stragglers  bigint[]    not null,
     acked       bigint      not null,
     dead        bigint      not null,
-    returned    bigint      not null
+    returned    bigint      not null,
+    gone        bigint      not null
 ) partition by list (slot);
 create table trunkline.lease_checks_0 partition of trunkline.lease_checks for values in (0);
 create table trunkline.lease_checks_1 partition of trunkline.lease_checks for values in (1);
