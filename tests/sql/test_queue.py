@@ -1,39 +1,377 @@
-"""Queues: claim, settle, come back, die, return."""
+"""Queues: claim, settle, come back; their settings, and the verbs about a whole queue."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pytest
+
 from tests.conftest import Clock, Connection
+from tests.sql.verbs import (
+    Connect,
+    assert_conserved,
+    call,
+    claim,
+    contents,
+    duty,
+    enqueue,
+    publish,
+    queue_stats,
+    refused,
+    rows,
+    settle,
+    value,
+)
 
 
-def claim(conn: Connection, queue: str, n: int = 10) -> list[tuple[str, int, bytes]]:
-    return conn.execute("select receipt, attempt, payload from trunkline.claim(%s, %s)", (queue, n)).fetchall()  # type: ignore[return-value]
-
-
-def settle(conn: Connection, verb: str, *receipts: str) -> list[str]:
-    rows = conn.execute(f"select result from trunkline.{verb}(%s)", (list(receipts),)).fetchall()  # type: ignore[arg-type]
-    return [row[0] for row in rows]
+def attempts(conn: Connection, queue: str) -> list[int]:
+    return [delivery.attempt for delivery in claim(conn, queue)]
 
 
 def test_message_goes_from_enqueue_to_ack(conn: Connection) -> None:
-    conn.execute("select trunkline.create_queue('mail')")
-    conn.execute("select trunkline.enqueue('mail', '{\"n\": 1}')")
-    [(receipt, attempt, payload)] = claim(conn, "mail")
-    assert (attempt, payload) == (1, b'{"n": 1}')
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", {"n": 1})
+    [delivery] = claim(conn, "mail")
+    assert (delivery.attempt, delivery.payload, delivery.topic) == (1, b'{"n": 1}', None)
     assert claim(conn, "mail") == []
-    assert settle(conn, "ack", receipt) == ["done"]
-    assert settle(conn, "ack", receipt) == ["done"]
-    assert settle(conn, "nack", receipt) == ["lost"]
+    assert settle(conn, "ack", delivery.receipt) == ["done"]
+    assert settle(conn, "ack", delivery.receipt) == ["done"]
+    for verb in ("nack", "bury", "release", "extend"):
+        assert settle(conn, verb, delivery.receipt) == ["lost"]
+    assert_conserved(conn, "mail")
 
 
 def test_expired_lease_can_do_nothing_and_message_returns(conn: Connection, clock: Clock) -> None:
-    conn.execute("select trunkline.create_queue('mail')")
-    conn.execute("select trunkline.enqueue('mail', '1')")
-    [(old, _, _)] = claim(conn, "mail")
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [old] = claim(conn, "mail")
     clock.advance(31)
-    assert settle(conn, "ack", old) == ["lost"]
-    [(new, attempt, _)] = claim(conn, "mail")
-    assert attempt == 2
-    assert settle(conn, "extend", old) == ["lost"]
-    assert settle(conn, "ack", old, new) == ["lost", "done"]
+    assert settle(conn, "ack", old.receipt) == ["lost"]
+    [new] = claim(conn, "mail")
+    assert new.attempt == 2
+    assert settle(conn, "extend", old.receipt) == ["lost"]
+    assert settle(conn, "ack", old.receipt, new.receipt) == ["lost", "done"]
     clock.advance(3600)
     assert claim(conn, "mail") == []
+
+
+def test_claim_answers_in_order_and_at_most_what_was_asked_for(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", *range(25))
+    batches = [claim(conn, "mail", 10, p_consumer="c") for _ in range(4)]
+    assert [len(batch) for batch in batches] == [10, 10, 5, 0]
+    assert contents(delivery for batch in batches for delivery in batch) == list(range(25))
+    assert len({delivery.receipt for batch in batches for delivery in batch}) == 25
+
+
+def test_two_claims_at_once_are_disjoint(conn: Connection, connect: Connect) -> None:
+    call(conn, "create_queue", "mail", p_partitions=4)
+    for n in range(200):
+        enqueue(conn, "mail", n, p_key=str(n))
+    other = connect()
+    other.execute("begin")
+    theirs = claim(other, "mail", 50)
+    ours = claim(conn, "mail", 1000)
+    other.execute("commit")
+    rest = claim(conn, "mail", 1000)
+    assert sorted(contents([*theirs, *ours, *rest])) == list(range(200))
+
+
+def test_a_claim_rolled_back_did_not_happen(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    conn.execute("begin")
+    [gone] = claim(conn, "mail")
+    conn.execute("rollback")
+    assert settle(conn, "ack", gone.receipt) == ["unknown"]
+    [again] = claim(conn, "mail")
+    assert again.attempt == 1
+    assert settle(conn, "ack", gone.receipt, again.receipt) == ["lost", "done"]
+
+
+def test_an_ack_in_the_callers_transaction_counts_only_with_it(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    conn.execute("begin")
+    assert settle(conn, "ack", delivery.receipt) == ["done"]
+    conn.execute("rollback")
+    assert queue_stats(conn, "mail").leased == 1
+    assert settle(conn, "ack", delivery.receipt) == ["done"]
+    clock.advance(3600)
+    assert claim(conn, "mail") == []
+
+
+def test_an_open_ack_wins_over_expiry(conn: Connection, connect: Connect, clock: Clock) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    worker = connect()
+    worker.execute("begin")
+    assert settle(worker, "ack", delivery.receipt) == ["done"]
+    clock.advance(31)
+    duty(conn, "expire")
+    assert claim(conn, "mail") == []
+    worker.execute("commit")
+    duty(conn, "expire")
+    assert claim(conn, "mail") == []
+    assert queue_stats(conn, "mail").acked == 1
+
+
+def test_answers_are_per_receipt_and_in_input_order(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", *range(4))
+    a, b, c, d = (delivery.receipt for delivery in claim(conn, "mail"))
+    settle(conn, "bury", b)
+    assert settle(conn, "ack", d, "nonsense", b, a, a, c) == ["done", "unknown", "lost", "done", "done", "done"]
+    assert_conserved(conn, "mail")
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release", "extend"])
+def test_a_receipt_given_twice_counts_once(conn: Connection, verb: str) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    assert set(settle(conn, verb, *[delivery.receipt] * 10)) == {"done"}
+    assert assert_conserved(conn, "mail").accepted == 1
+
+
+def test_nack_waits_for_its_delay_and_keeps_the_error(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail", p_max_attempts=2)
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    settle(conn, "nack", delivery.receipt, p_delay="30 seconds", p_error="no route")
+    assert queue_stats(conn, "mail").delayed == 1
+    clock.advance(25)
+    assert claim(conn, "mail") == []
+    clock.advance(6)
+    [again] = claim(conn, "mail")
+    assert again.attempt == 2
+    settle(conn, "nack", again.receipt, p_error="still no route")
+    [dead] = call(conn, "list_dead_letters", "mail")
+    assert (dead.attempts, dead.error, dead.reason) == (2, "still no route", "attempts")
+
+
+def test_release_does_not_count_an_attempt(conn: Connection) -> None:
+    call(conn, "create_queue", "mail", p_max_attempts=1)
+    enqueue(conn, "mail", 1)
+    for _ in range(5):
+        [delivery] = claim(conn, "mail")
+        assert delivery.attempt == 1
+        assert settle(conn, "release", delivery.receipt) == ["done"]
+    assert queue_stats(conn, "mail").dead == 0
+
+
+def test_extend_keeps_one_receipt_and_not_its_neighbours(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", *range(3))
+    kept, *others = claim(conn, "mail")
+    assert settle(conn, "extend", kept.receipt, p_for="2 minutes") == ["done"]
+    clock.advance(31)
+    assert sorted(contents(claim(conn, "mail"))) == [1, 2]
+    assert settle(conn, "ack", *[delivery.receipt for delivery in others]) == ["lost", "lost"]
+    clock.advance(60)
+    assert settle(conn, "extend", kept.receipt, p_for="2 minutes") == ["done"]
+    clock.advance(60)
+    assert settle(conn, "ack", kept.receipt) == ["done"]
+    assert_conserved(conn, "mail")
+
+
+def test_extend_never_shortens_a_lease(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    assert settle(conn, "extend", delivery.receipt, p_for="1 second") == ["done"]
+    clock.advance(20)
+    assert claim(conn, "mail") == []
+    assert settle(conn, "ack", delivery.receipt) == ["done"]
+
+
+def test_an_extended_lease_ends_too(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    settle(conn, "extend", delivery.receipt, p_for="60 seconds")
+    clock.advance(40)
+    assert claim(conn, "mail") == []
+    clock.advance(21)
+    assert settle(conn, "ack", delivery.receipt) == ["lost"]
+    assert attempts(conn, "mail") == [2]
+
+
+def test_attempts_are_counted_at_delivery_and_expiry_uses_them_up(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail", p_max_attempts=3)
+    enqueue(conn, "mail", 1)
+    for attempt in (1, 2, 3):
+        assert attempts(conn, "mail") == [attempt]
+        clock.advance(31)
+    assert claim(conn, "mail") == []
+    [dead] = call(conn, "list_dead_letters", "mail")
+    assert (dead.attempts, dead.reason, dead.error) == (3, "attempts", "the lease ended without an answer")
+    assert_conserved(conn, "mail")
+
+
+def test_backoff_grows_by_its_factor_up_to_its_cap(conn: Connection) -> None:
+    settings = {"p_backoff_base": "2 seconds", "p_backoff_factor": 3.0, "p_backoff_cap": "50 seconds"}
+    call(conn, "create_queue", "mail", p_max_attempts=1000, p_backoff_jitter=0.0, **settings)
+    waits = rows(conn, "select trunkline._backoff(q, a) from trunkline.queues q, unnest(array[1,2,3,4,5,900]) a")
+    assert [wait.total_seconds() for (wait,) in waits] == [2, 6, 18, 50, 50, 50]
+    call(conn, "alter_queue", "mail", p_backoff_jitter=0.25)
+    waits = rows(conn, "select trunkline._backoff(q, 2) from trunkline.queues q, generate_series(1, 200)")
+    seconds = [wait.total_seconds() for (wait,) in waits]
+    assert 4.5 <= min(seconds) < 5.5
+    assert 6.5 < max(seconds) <= 7.5
+
+
+def test_nack_without_a_delay_uses_the_backoff(conn: Connection, clock: Clock) -> None:
+    settings = {"p_backoff_base": "100 seconds", "p_backoff_factor": 2.0, "p_backoff_jitter": 0.0}
+    call(conn, "create_queue", "mail", **settings)
+    enqueue(conn, "mail", 1)
+    for wait in (100, 200, 400):
+        [delivery] = claim(conn, "mail")
+        settle(conn, "nack", delivery.receipt)
+        clock.advance(wait - 20)
+        assert claim(conn, "mail") == []
+        clock.advance(21)
+
+
+def test_labels_are_claimed_apart_and_the_others_stay(conn: Connection) -> None:
+    call(conn, "create_queue", "jobs")
+    for n, label in enumerate(["a", "b", None, "a", "c", "b"]):
+        enqueue(conn, "jobs", n, p_label=label)
+    assert contents(claim(conn, "jobs", p_labels=["b"])) == [1, 5]
+    assert claim(conn, "jobs", p_labels=["b"]) == []
+    assert queue_stats(conn, "jobs").ready == 4
+    rest = claim(conn, "jobs", p_labels=["a", "c"])
+    assert sorted(contents(rest)) == [0, 3, 4]
+    assert {delivery.attempt for delivery in rest} == {1}
+    assert contents(claim(conn, "jobs")) == [2]
+    assert_conserved(conn, "jobs")
+
+
+def test_ttl_expires_what_was_never_claimed_and_what_came_back(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail", p_ttl="60 seconds")
+    enqueue(conn, "mail", "returned", "old")
+    [returned] = claim(conn, "mail", 1)
+    settle(conn, "nack", returned.receipt, p_delay="0")
+    clock.advance(61)
+    enqueue(conn, "mail", "fresh")
+    assert contents(claim(conn, "mail")) == ["fresh"]
+    assert claim(conn, "mail") == []
+    assert queue_stats(conn, "mail").expired == 2
+    assert_conserved(conn, "mail")
+
+
+def test_delivery_delay_holds_every_message_back(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail", p_delivery_delay="10 seconds")
+    enqueue(conn, "mail", 1)
+    clock.advance(6)
+    enqueue(conn, "mail", 2)
+    assert claim(conn, "mail") == []
+    clock.advance(5)
+    assert contents(claim(conn, "mail")) == [1]
+    clock.advance(5)
+    assert contents(claim(conn, "mail")) == [2]
+
+
+def test_a_paused_queue_takes_in_and_settles_but_gives_nothing_out(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1)
+    [delivery] = claim(conn, "mail")
+    call(conn, "pause_queue", "mail")
+    enqueue(conn, "mail", 2)
+    assert claim(conn, "mail") == []
+    assert settle(conn, "nack", delivery.receipt, p_delay="0") == ["done"]
+    assert claim(conn, "mail") == []
+    assert queue_stats(conn, "mail").paused
+    call(conn, "resume_queue", "mail")
+    assert sorted(contents(claim(conn, "mail"))) == [1, 2]
+
+
+def test_purge_removes_what_is_not_leased(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", *range(10))
+    kept, returned = claim(conn, "mail", 2)
+    settle(conn, "nack", returned.receipt, p_delay="1 hour")
+    enqueue(conn, "mail", "later", p_delay="1 hour")
+    assert value(conn, "select trunkline.purge_queue('mail')") >= 9
+    assert claim(conn, "mail") == []
+    assert settle(conn, "ack", kept.receipt) == ["done"]
+    stats = queue_stats(conn, "mail")
+    assert (stats.ready, stats.delayed, stats.leased, stats.acked, stats.purged) == (0, 0, 0, 1, 9)
+    assert_conserved(conn, "mail")
+
+
+def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
+    call(conn, "create_queue", "mail", p_segment_rows=16)
+    enqueue(conn, "mail", *range(40))
+    settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "mail", 39)])
+    last = claim(conn, "mail", 1)
+    assert value(conn, "select trunkline.cleanup_queue('mail')") >= 1
+    settle(conn, "nack", last[0].receipt, p_delay="0")
+    last = claim(conn, "mail", 1)
+    assert contents(last) == [39]
+    settle(conn, "ack", last[0].receipt)
+    value(conn, "select trunkline.cleanup_queue('mail')")
+    assert value(conn, "select count(*) from trunkline.topic_1") == 0
+    enqueue(conn, "mail", "next")
+    assert contents(claim(conn, "mail")) == ["next"]
+    assert_conserved(conn, "mail")
+
+
+def test_create_ensure_alter_list_delete(conn: Connection) -> None:
+    [made] = call(conn, "create_queue", "b", p_lease="10 seconds", p_max_attempts=5)
+    assert (made.lease, made.max_attempts, made.ordered, made.paused) == (timedelta(seconds=10), 5, False, False)
+    with refused("TL020", "'b'"):
+        call(conn, "create_queue", "b")
+    assert call(conn, "ensure_queue", "b") == [made]
+    assert call(conn, "ensure_queue", "a")[0].max_attempts == 20
+    [changed] = call(conn, "alter_queue", "b", p_lease="20 seconds", p_ttl="1 day", p_max_payload=3)
+    assert (changed.lease, changed.max_attempts, changed.ttl) == (timedelta(seconds=20), 5, timedelta(days=1))
+    with refused("TL003", "3"):
+        enqueue(conn, "b", 1234)
+    assert [queue.name for queue in call(conn, "list_queues")] == ["a", "b"]
+    enqueue(conn, "b", 1)
+    [delivery] = claim(conn, "b")
+    settle(conn, "bury", delivery.receipt)
+    with refused("TL021", "dead letters"):
+        call(conn, "delete_queue", "b")
+    call(conn, "delete_queue", "b", True)
+    assert [queue.name for queue in call(conn, "list_queues")] == ["a"]
+    with refused("TL011", "'b'"):
+        enqueue(conn, "b", 1)
+    call(conn, "create_queue", "b")
+    assert claim(conn, "b") == []
+
+
+def test_a_new_lease_time_holds_for_new_claims(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "mail", p_lease="10 seconds")
+    enqueue(conn, "mail", 1, 2)
+    call(conn, "claim", "mail", 1)
+    call(conn, "claim", "mail", 1, p_lease="100 seconds")
+    clock.advance(50)
+    assert contents(claim(conn, "mail")) == [1]
+
+
+def test_claims_and_acks_are_as_durable_as_they_say(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1, 2)
+    claim(conn, "mail", 1)
+    with conn.transaction():
+        [delivery] = claim(conn, "mail", 1, p_relaxed=True)
+        assert value(conn, "show synchronous_commit") == "off"
+        settle(conn, "ack", delivery.receipt)
+        assert value(conn, "show synchronous_commit") == "on"
+    enqueue(conn, "mail", 3)
+    with conn.transaction():
+        claim(conn, "mail", 1, p_relaxed=True)
+        assert value(conn, "show synchronous_commit") == "on", "it had to give out offsets"
+
+
+def test_a_queue_reads_its_inbox_and_its_topics(conn: Connection) -> None:
+    call(conn, "create_topic", "news")
+    call(conn, "create_queue", "mail")
+    call(conn, "subscribe", "mail", "news")
+    enqueue(conn, "mail", "inbox")
+    publish(conn, "news", "topic")
+    assert {(d.topic, d.payload) for d in claim(conn, "mail")} == {(None, b'"inbox"'), ("news", b'"topic"')}

@@ -1,5 +1,5 @@
 -- Claiming: one row for the whole batch (DESIGN 3.3). The newest lease row of a cursor is the cursor's state.
--- Lock order: cursor row, then the log's sequencing lock, then lease rows, then pending rows.
+-- Lock order: see ../README.md.
 
 -- The state of a queue's cursor, ready to become the next row: numbered on, with no messages.
 create or replace function trunkline._lease_state(c trunkline.cursors) returns trunkline.leases
@@ -235,12 +235,12 @@ declare
     c         trunkline.cursors;
     s         trunkline.leases;
     v_cursors int[];
-    v_busy    int[] := '{}';
+    v_cursor  int;
+    v_tick    boolean;
     v_now     timestamptz := trunkline.clock();
     v_due     boolean;
     v_want    int := p_max;
     v_count   int;
-    v_start   int := 0;
     v_head    bigint;
     v_turn    record;
 begin
@@ -261,26 +261,20 @@ begin
         v_want := v_want - v_count;
     end if;
 
-    if cardinality(v_cursors) > 1 then
-        v_start := floor(random() * cardinality(v_cursors));
-    end if;
-    -- first pass: whatever nobody else is claiming from; second pass: wait for the ones that somebody was
-    for i in 0 .. 2 * cardinality(v_cursors) - 1 loop
-        exit when v_want <= 0 or (i >= cardinality(v_cursors) and (v_want < p_max or v_busy = '{}'));
-        if i < cardinality(v_cursors) and cardinality(v_cursors) > 1 then
-            select * into c from trunkline.cursors
-            where cursor_id = v_cursors[1 + (v_start + i) % cardinality(v_cursors)] for no key update skip locked;
-            if not found then
-                v_busy := v_busy || v_cursors[1 + (v_start + i) % cardinality(v_cursors)];
-                continue;
-            end if;
+    -- First whatever has offsets already, from a random place on; then, in the order of the logs, what must be sequenced.
+    -- With several logs nobody waits for a cursor: who holds it is claiming from it.
+    for v_cursor, v_tick in
+        select x.cursor_id, y.pass = 2
+        from unnest(v_cursors) x(cursor_id) cross join (values (1), (2)) y(pass)
+        order by y.pass, case when y.pass = 1 then random() * cardinality(v_cursors) else x.cursor_id end
+    loop
+        exit when v_want <= 0;
+        if cardinality(v_cursors) > 1 then
+            select * into c from trunkline.cursors where cursor_id = v_cursor for no key update skip locked;
         else
-            continue when i >= cardinality(v_cursors)
-                      and not v_cursors[1 + (v_start + i) % cardinality(v_cursors)] = any (v_busy);
-            select * into c from trunkline.cursors
-            where cursor_id = v_cursors[1 + (v_start + i) % cardinality(v_cursors)] for no key update;
-            continue when not found;
+            select * into c from trunkline.cursors where cursor_id = v_cursor for no key update;
         end if;
+        continue when not found;
         v_now := trunkline.clock();
         s := trunkline._lease_state(c);
         s.attempt := 1;
@@ -300,6 +294,7 @@ begin
         end if;
         v_head := trunkline._head(c.log);
         if v_head < s.position then
+            continue when not v_tick;
             v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
             continue when v_head < s.position;
         end if;

@@ -126,6 +126,7 @@ declare
     v_head   bigint;
     v_last   bigint;
     v_try    int;
+    v_tick   boolean;
 begin
     perform trunkline._need_read_committed('fetch');
     perform trunkline._check_name('member', p_member);
@@ -166,7 +167,12 @@ begin
         v_free := '{}';
     end if;
 
-    foreach v_try in array coalesce(v_free, '{}') || coalesce(v_mine, '{}') loop
+    -- free partitions first, up to the share; then those of ours that have a full batch of offsets; then, sequencing, all of ours
+    for v_try, v_tick in
+        select x.cursor_id, x.pass <> 2
+        from (select unnest(v_free) as cursor_id, 1 as pass union all select unnest(v_mine), 2 union all select unnest(v_mine), 3) x
+        order by x.pass, case when x.pass = 2 then random() * 64 else x.cursor_id end
+    loop
         select * into c from trunkline.cursors where cursor_id = v_try for no key update skip locked;
         continue when not found;
         s := trunkline._position(c);
@@ -178,7 +184,8 @@ begin
             s.fetched := s.committed;
         end if;
         v_head := trunkline._head(c.log);
-        if v_head <= s.fetched then
+        if v_head < s.fetched + p_max then
+            continue when not v_tick;
             v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
         end if;
         continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
@@ -315,7 +322,7 @@ begin
     perform trunkline._check_range('max', p_max, 1, 1000000);
     g := trunkline.ensure_group(p_topic, p_group);
     perform trunkline._commit_durably();
-    for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by random() loop
+    for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.log loop
         -- one partition: wait for it; several: take one that nobody is busy with
         if t.partitions = 1 then
             perform from trunkline.cursors k where k.cursor_id = c.cursor_id for no key update;
@@ -362,8 +369,10 @@ begin
     if p_partition is not null then
         perform trunkline._check_partition(t, p_partition);
     end if;
+    -- all cursors before the first sequencing lock: a fetch may hold one of them and wait for that lock
+    perform from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.cursor_id for no key update;
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id
-                and (p_partition is null or k.partition = p_partition) order by k.cursor_id for no key update loop
+                and (p_partition is null or k.partition = p_partition) order by k.log loop
         s := trunkline._position(c);
         partition := c.partition;
         next_offset := trunkline._place(t, c.partition, p_to);

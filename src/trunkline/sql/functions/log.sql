@@ -85,8 +85,16 @@ begin
         return coalesce(t.first_offset + t.n - 1, 0);
     end if;
 
-    -- Wait rather than give up: the holder may have looked before the publish that our caller knows of (promise G3).
-    perform pg_advisory_xact_lock(778001, v_log);
+    -- Wait rather than give up: the holder may have looked before the publish that our caller knows of (promise G3). Who holds the
+    -- lock of a higher log already may not wait, or two could wait for each other: it uses what is sequenced.
+    if v_log < coalesce(nullif(current_setting('trunkline.sequencing', true), '')::int, 0) then
+        if not pg_try_advisory_xact_lock(778001, v_log) then
+            return coalesce(t.first_offset + t.n - 1, 0);
+        end if;
+    else
+        perform pg_advisory_xact_lock(778001, v_log);
+        perform set_config('trunkline.sequencing', v_log::text, true);
+    end if;
     v_xmin := pg_snapshot_xmin(pg_current_snapshot());
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
     if t.log is null then

@@ -239,7 +239,9 @@ begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
-    for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by cursor_id for no key update loop
+    -- all cursors before the first sequencing lock: a claim may hold one of them and wait for that lock
+    perform from trunkline.cursors where queue_id = q.queue_id order by cursor_id for no key update;
+    for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by log loop
         v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, 1000000);
         s := trunkline._lease_state(c);
         v_count := v_head + 1 - s.position;

@@ -399,6 +399,7 @@ as $$
 declare
     t         trunkline.topics := trunkline._topic('topic', p_name);
     v_readers text;
+    v_queues  int[];
 begin
     select string_agg(format('%s %s', s.kind, coalesce(q.name, s.name)), ', ') into v_readers
     from trunkline.subscriptions s left join trunkline.queues q using (queue_id) where s.topic_id = t.topic_id;
@@ -408,9 +409,9 @@ begin
     end if;
     delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
     delete from trunkline.cursors where topic_id = t.topic_id;
-    perform trunkline._write_claim(queue_id) from (
-        with gone as (delete from trunkline.subscriptions where topic_id = t.topic_id returning queue_id)
-        select distinct queue_id from gone where queue_id is not null) x;
+    v_queues := array(select distinct queue_id from trunkline.subscriptions where topic_id = t.topic_id and queue_id is not null);
+    delete from trunkline.subscriptions where topic_id = t.topic_id;
+    perform trunkline._write_claim(queue_id) from unnest(v_queues) queue_id;
     perform trunkline._drop_topic(t.topic_id);
 end
 $$;

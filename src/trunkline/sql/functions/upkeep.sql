@@ -52,7 +52,12 @@ declare
     v_count int := 0;
     v_head  bigint;
 begin
-    for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) loop
+    -- a few at a time, since the lock of each is held to the end; in the order of the logs
+    for r in
+        select * from (
+            select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) order by random() limit 20) x
+        order by log
+    loop
         v_head := trunkline._head(r.log);
         if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
             v_count := v_count + 1;
@@ -122,7 +127,7 @@ declare
     v_oldest timestamptz;
 begin
     for r in
-        select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id)
+        select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by l.log
     loop
         v_last := trunkline._last_id(r.topic_id, r.partition);
         if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1) then

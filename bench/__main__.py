@@ -1,0 +1,80 @@
+"""`python -m bench`: measure, print one table, keep one JSON file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from bench import machine, report
+from bench.lab import open_lab
+from bench.plan import Plan
+from bench.rounds import say
+from bench.rows import Row
+from bench.workloads import WORKLOADS
+
+
+def _names(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
+    names = list(WORKLOADS) if value is None else [name.strip() for name in value.split(",") if name.strip()]
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown or not names:
+        raise click.BadParameter(f"no workload {', '.join(unknown) or 'given'}; there are: {', '.join(WORKLOADS)}")
+    return names
+
+
+@click.command("bench")
+@click.option("--quick", is_flag=True, help="Small sizes: 1 million messages behind, one minute of held xmin.")
+@click.option("--only", "names", metavar="NAME,...", callback=_names, help="These workloads only.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of each contestant [5; 3 with --quick].")
+@click.option("--seconds", type=click.FloatRange(1), help="Seconds of one measurement [8; 3 with --quick].")
+@click.option("--minutes", type=click.FloatRange(0.05), help="Minutes with a held xmin [10; 1 with --quick].")
+@click.option("--deep", type=click.IntRange(10_000), help="Messages of the deep backlog [10 million; 1 with --quick].")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes.")
+def main(
+    quick: bool,
+    names: list[str],
+    rounds: int | None,
+    seconds: float | None,
+    minutes: float | None,
+    deep: int | None,
+    output: str,
+    save: Path | None,
+) -> None:
+    """Measure Trunkline next to a SKIP LOCKED table, a counter-row log and plain tables, on one embedded Postgres.
+
+    A run of all workloads is kept in bench/results; one with --only is kept where --save says.
+    """
+    plan = Plan(
+        quick=quick,
+        rounds=rounds or (3 if quick else 5),
+        seconds=seconds or (3 if quick else 8),
+        minutes=minutes or (1 if quick else 10),
+        deep=deep or (1_000_000 if quick else 10_000_000),
+    )
+    rows: list[Row] = []
+    began = time.monotonic()
+    with open_lab() as lab:
+        facts = machine.facts(lab.conn, lab.directory)
+        for name in names:
+            say(name)
+            rows += WORKLOADS[name](lab, plan)
+        facts["load_average_at_end"] = os.getloadavg()[0]
+    say(f"took {time.monotonic() - began:.0f} s")
+    content = report.document(plan, facts, rows)
+    if output == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n")
+    else:
+        report.print_table(facts, rows)
+    path = save or (report.default_file(plan) if names == list(WORKLOADS) else None)
+    if path is not None:
+        report.save(content, path)
+        say(f"JSON: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What a run was asked to do."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one run; workloads read their sizes from here and nowhere else."""
+
+    quick: bool
+    rounds: int
+    seconds: float
+    minutes: float
+    deep: int
+    payloads: tuple[int, ...] = (300, 1024)
+    publishers: int = 64
+    consumers: int = 16
+    copiers: int = 4

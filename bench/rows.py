@@ -1,0 +1,92 @@
+"""The rows of the report, and the arithmetic that makes them from interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """A limit on a ratio or a figure."""
+
+    sign: str
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.limit:g}"
+
+    def verdict(self, value: float) -> str:
+        """PASS, or on which side of the goal the value is."""
+        if self.sign == ">=":
+            return "PASS" if value >= self.limit else "below"
+        return "PASS" if value <= self.limit else "above"
+
+
+def at_least(limit: float) -> Goal:
+    return Goal(">=", limit)
+
+
+def at_most(limit: float) -> Goal:
+    return Goal("<=", limit)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One measured figure. `ratio` is ours divided by this row, the median over rounds; its goal decides the verdict.
+
+    A row with a goal and no ratio is judged by its own value.
+    """
+
+    workload: str
+    payload: int
+    name: str
+    value: float
+    unit: str
+    rounds: list[float]
+    ratio: float | None = None
+    ratios: list[float] = []
+    goal: Goal | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.goal is None:
+            return ""
+        return self.goal.verdict(self.value if self.ratio is None else self.ratio)
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round, because both halves of a round saw the same machine."""
+    return [a / b if b else float("inf") for a, b in zip(above, below, strict=True)]
+
+
+def compare(
+    workload: str,
+    payload: int,
+    unit: str,
+    measured: Mapping[str, Sequence[float]],
+    *,
+    goals: Mapping[str, Goal],
+    notes: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Rows for all contestants; the first one is ours and the others carry the ratio to it."""
+    ours = next(iter(measured))
+    rows = []
+    for name, rounds in measured.items():
+        ratios = [] if name == ours else ratio(measured[ours], rounds)
+        rows.append(
+            Row(
+                workload=workload,
+                payload=payload,
+                name=name,
+                value=median(rounds),
+                unit=unit,
+                rounds=list(rounds),
+                ratio=median(ratios) if ratios else None,
+                ratios=ratios,
+                goal=goals.get(name),
+                note=(notes or {}).get(name, ""),
+            )
+        )
+    return rows

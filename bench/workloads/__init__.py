@@ -1,0 +1,30 @@
+"""One file per workload; each measures its contestants in interleaved rounds and answers rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.lab import Lab
+from bench.plan import Plan
+from bench.rows import Row
+from bench.workloads import (
+    claim_ack_batch,
+    claim_ack_single,
+    deep_backlog,
+    fanout_cost,
+    five_groups,
+    held_xmin,
+    publish_batch,
+    publish_single,
+)
+
+WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
+    "publish_single": publish_single.run,
+    "publish_batch": publish_batch.run,
+    "claim_ack_batch": claim_ack_batch.run,
+    "claim_ack_single": claim_ack_single.run,
+    "fanout_cost": fanout_cost.run,
+    "deep_backlog": deep_backlog.run,
+    "five_groups": five_groups.run,
+    "held_xmin": held_xmin.run,
+}

@@ -1,0 +1,105 @@
+"""Claim latency with a deep backlog, next to that with a thousand messages. The two queues take turns call by call."""
+
+from __future__ import annotations
+
+import time
+from statistics import median, quantiles
+
+from bench import crew
+from bench.lab import Lab
+from bench.peers import ours
+from bench.plan import Plan
+from bench.rounds import say
+from bench.rows import Row, at_most, compare
+from bench.session import Session
+
+_PAYLOAD = 300
+_SMALL = 1000
+
+
+def run(lab: Lab, plan: Plan) -> list[Row]:
+    numbers = {name: ours.make_queue(lab, name) for name in ("deep", "small")}
+    say(f"  deep_backlog: loading {plan.deep:,} messages")
+    _load_deep(lab, plan, numbers["deep"])
+    ours.load(lab, numbers["small"], messages=_SMALL, payload=_PAYLOAD)
+    for number in numbers.values():
+        _sequence(lab, number)
+    ours.calm(lab, numbers["deep"])
+    ours.calm(lab, numbers["small"])
+    rows: list[Row] = []
+    for batch in (1, 100):
+        deep, small = f"{plan.deep:,} behind", f"{_SMALL:,} behind"
+        measured: dict[str, list[float]] = {deep: [], small: []}
+        tails: dict[str, list[float]] = {deep: [], small: []}
+        for number in range(plan.rounds):
+            taken = _take_turns(lab, numbers, batch, plan.seconds)
+            for name, latencies in ((deep, taken["deep"]), (small, taken["small"])):
+                measured[name].append(median(latencies) * 1000)
+                tails[name].append(quantiles(latencies, n=100)[98] * 1000)
+            say(
+                f"  deep_backlog, claim {batch}, round {number + 1}/{plan.rounds}:"
+                f" {measured[deep][-1]:.3f} and {measured[small][-1]:.3f} ms"
+            )
+        notes = {name: f"p99 {median(values):.2f} ms" for name, values in tails.items()}
+        workload = f"deep_backlog, claim {batch}"
+        rows += compare(workload, _PAYLOAD, "ms p50", measured, goals={small: at_most(1.3)}, notes=notes)
+    for name in numbers:
+        lab.value("select trunkline.delete_queue(%s)", name)
+    return rows
+
+
+def _load_deep(lab: Lab, plan: Plan, number: int) -> None:
+    """Fill from two connections: one alone leaves the disk idle half of the time."""
+
+    class Append:
+        def __init__(self, session: Session, batches: int) -> None:
+            self.latencies: list[float] = []
+            self._session = session
+            self._left = batches
+            session.prepare(
+                "append",
+                f"select count(*) from trunkline.topic_{number}_append(array_fill(convert_to(repeat('m', {_PAYLOAD}),"
+                " 'UTF8'), array[10000]), null, null, null, null, null, null, 'application/octet-stream', null)",
+            )
+
+        def __call__(self) -> int:
+            if self._left == 0:
+                return 0
+            self._left -= 1
+            self._session.call("append")
+            return 10_000
+
+    batches = plan.deep // 10_000
+    job = crew.Job(
+        name="load",
+        make=lambda session, index: Append(session, batches // 2 + (index < batches % 2)),
+        connections=2,
+        processes=2,
+    )
+    crew.run(lab.url, [job], 3600)
+
+
+def _sequence(lab: Lab, number: int) -> None:
+    """Offsets for everything, outside the measured calls: only the small queue would pay for ticks in its claims."""
+    lab.value("select trunkline._tick(%s, 0, 1048576, 1000000)", number)
+
+
+def _take_turns(lab: Lab, numbers: dict[str, int], batch: int, seconds: float) -> dict[str, list[float]]:
+    """Claim and ack from both queues in turn, putting back what was taken so that both keep their depth."""
+    session = Session(lab.url)
+    other = Session(lab.url)
+    steps = {name: ours.ClaimAck(session if name == "deep" else other, name, batch=batch) for name in ("deep", "small")}
+    refill = {
+        name: ours.PublishMany(session if name == "deep" else other, "enqueue_many", name, batch=batch, payload=_PAYLOAD)
+        for name in steps
+    }
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(steps["deep"].latencies) < 20:
+        for name, step in steps.items():
+            refill[name]()
+            _sequence(lab, numbers[name])
+            if step() != batch:
+                raise RuntimeError(f"queue {name} gave fewer than {batch} messages")
+    session.close()
+    other.close()
+    return {name: step.latencies for name, step in steps.items()}

@@ -1,0 +1,159 @@
+"""The processes of a run. `python -m tests.chaos.actors URL DIRECTORY NAME SEED SPEC` is one of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psycopg
+
+from tests.chaos.consumers import GroupMember, GroupMemberSpec, QueueConsumer, QueueConsumerSpec, TailReader, TailReaderSpec
+from tests.chaos.publisher import Publisher, PublisherSpec
+from tests.chaos.session import Session
+
+
+class UpkeepSpec(msgspec.Struct, frozen=True, tag="upkeep"):
+    every: float = 0.1
+
+
+class AuditorSpec(msgspec.Struct, frozen=True, tag="auditor"):
+    queues: tuple[str, ...]
+    every: float = 1.0
+
+
+Spec = PublisherSpec | QueueConsumerSpec | GroupMemberSpec | TailReaderSpec | UpkeepSpec | AuditorSpec
+
+
+class Upkeep:
+    """Runs the duties that are due."""
+
+    def __init__(self, session: Session, spec: UpkeepSpec) -> None:
+        self.session = session
+        self.spec = spec
+
+    def run(self) -> None:
+        while not self.session.stopped:
+            op = self.session.recorder.invoke("upkeep")
+            try:
+                self.session.connect().execute("call trunkline.upkeep()")
+                self.session.recorder.done(op, "ok")
+            except psycopg.Error as error:
+                self.session.settle_outcome(op, error)
+            time.sleep(self.spec.every)
+
+
+class Auditor:
+    """Checks the sum of states at any instant."""
+
+    def __init__(self, session: Session, spec: AuditorSpec) -> None:
+        self.session = session
+        self.spec = spec
+
+    def run(self) -> None:
+        while not self.session.stopped:
+            for queue in self.spec.queues:
+                audit(self.session, queue)
+            time.sleep(self.spec.every)
+
+
+def audit(session: Session, queue: str) -> dict[str, int] | None:
+    """The states of a queue in one snapshot."""
+    op = session.recorder.invoke("audit", queue=queue)
+    try:
+        conn = session.connect()
+        conn.execute("begin isolation level repeatable read read only")
+        cursor = conn.execute("select * from trunkline.audit_queue(%s)", (queue,))
+        assert cursor.description is not None
+        found = dict(zip([column.name for column in cursor.description], cursor.fetchall()[0], strict=True))
+        conn.execute("commit")
+    except psycopg.Error as error:
+        session.settle_outcome(op, error)
+        session.drop()
+        return None
+    session.recorder.done(op, "ok", audit=found)
+    return found
+
+
+_ACTORS = {
+    PublisherSpec: Publisher,
+    QueueConsumerSpec: QueueConsumer,
+    GroupMemberSpec: GroupMember,
+    TailReaderSpec: TailReader,
+    UpkeepSpec: Upkeep,
+    AuditorSpec: Auditor,
+}
+
+
+@dataclass
+class Actor:
+    """A running process; `name` is new for each life."""
+
+    name: str
+    spec: Spec
+    process: subprocess.Popen[bytes]
+
+
+class Stage:
+    """Starts actors against one server, writing into one directory."""
+
+    def __init__(self, url: str, directory: Path, seed: int) -> None:
+        self.url = url
+        self.directory = directory
+        self.seed = seed
+        self.actors: list[Actor] = []
+        self._lives: dict[str, int] = {}
+
+    def start(self, role: str, spec: Spec) -> Actor:
+        self._lives[role] = self._lives.get(role, 0) + 1
+        name = f"{role}-{self._lives[role]}"
+        command = [sys.executable, "-m", "tests.chaos.actors", self.url, str(self.directory), name, str(self.seed)]
+        errors = (self.directory / f"{name}.stderr").open("wb")
+        root = Path(__file__).parents[2]
+        process = subprocess.Popen([*command, msgspec.json.encode(spec).decode()], stdout=errors, stderr=errors, cwd=root)
+        errors.close()
+        actor = Actor(name, spec, process)
+        self.actors.append(actor)
+        return actor
+
+    def replace(self, actor: Actor) -> Actor:
+        """The same role again, after its process died."""
+        actor.process.wait(10)
+        self.actors.remove(actor)
+        return self.start(actor.name.rpartition("-")[0], actor.spec)
+
+    def stop(self, actors: list[Actor]) -> None:
+        """Ask them to finish the call they are in, and wait."""
+        for actor in actors:
+            actor.process.terminate()
+        for actor in actors:
+            try:
+                actor.process.wait(30)
+            except subprocess.TimeoutExpired:
+                actor.process.kill()
+                actor.process.wait(10)
+            self.actors.remove(actor)
+
+    def crashed(self) -> list[str]:
+        """What actors said that ended by an error of their own."""
+        return [
+            f"{path.stem}: {text.strip().splitlines()[-1]}"
+            for path in sorted(self.directory.glob("*.stderr"))
+            if (text := path.read_text(errors="replace")).strip()
+        ]
+
+
+def main() -> None:
+    url, directory, name, seed, spec = sys.argv[1:]
+    session = Session(url, Path(directory), name, int(seed))
+    session.stop_on_sigterm()
+    decoded = msgspec.json.decode(spec, type=Spec)
+    _ACTORS[type(decoded)](session, decoded).run()  # type: ignore[arg-type]
+    session.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The faults: kill -9 of Postgres, kill -9 of consumers, and pauses that outlast their leases."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tests.chaos.actors import Actor, Stage
+from tests.chaos.history import Recorder
+from trunkline.db.embedded import EmbeddedServer
+from trunkline.db.postmaster import find_processes
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How many of each. Kills of the upkeep process come on top, one for each crash of Postgres."""
+
+    pg_kills: int = 0
+    consumer_kills: int = 0
+    pauses: int = 0
+
+    def shuffled(self, source: random.Random) -> list[str]:
+        names = ["crash"] * self.pg_kills + ["kill"] * self.consumer_kills + ["pause"] * self.pauses
+        source.shuffle(names)
+        return names
+
+
+def crash(server: EmbeddedServer, recorder: Recorder) -> None:
+    """Kill every process of the server at once, and start it again."""
+    before = time.time()
+    pids = [server.postmaster_pid, *find_processes(server.pgdata)]
+    for pid in dict.fromkeys(pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    recorder.note("crash", before=before, after=time.time())
+    server.alive()
+    server.start()
+
+
+class Nemesis:
+    """Does one fault at a time; pauses end by themselves while it goes on."""
+
+    def __init__(
+        self, server: EmbeddedServer, stage: Stage, recorder: Recorder, source: random.Random, pause: float
+    ) -> None:
+        self.done: Counter[str] = Counter()
+        self._server = server
+        self._stage = stage
+        self._recorder = recorder
+        self._random = source
+        self._pause = pause
+        self._paused: list[tuple[float, Actor]] = []
+
+    def strike(self, fault: str, victims: list[Actor], upkeep: Actor) -> None:
+        awake = [actor for actor in victims if actor not in [paused for _, paused in self._paused]]
+        if fault == "crash":
+            crash(self._server, self._recorder)
+            self._kill(upkeep)
+        elif fault == "kill":
+            self._kill(self._random.choice(awake))
+        elif fault == "pause":
+            victim = self._random.choice(awake)
+            os.kill(victim.process.pid, signal.SIGSTOP)
+            self._recorder.note("pause", victim=victim.name)
+            self._paused.append((time.monotonic() + self._pause, victim))
+        self.done[fault] += 1
+
+    def wake(self, *, everybody: bool = False) -> None:
+        """Let those go on whose pause is over."""
+        for until, actor in list(self._paused):
+            if everybody or time.monotonic() >= until:
+                os.kill(actor.process.pid, signal.SIGCONT)
+                self._paused.remove((until, actor))
+
+    def heal(self) -> None:
+        """Wait for the pauses to run out, so that each outlasts its lease."""
+        while self._paused:
+            self.wake()
+            time.sleep(0.05)
+
+    def _kill(self, victim: Actor) -> None:
+        victim.process.kill()
+        self._recorder.note("kill", victim=victim.name)
+        self._stage.replace(victim)

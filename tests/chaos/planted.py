@@ -1,0 +1,159 @@
+"""Bugs to plant into the kernel, and the world in which a script provokes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.chaos.checker import check
+from tests.chaos.history import load
+from tests.chaos.report import Report
+from tests.chaos.run import create, read_everything
+from tests.chaos.session import Session
+from tests.chaos.workloads import Queue, Workload
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place of an installed function."""
+
+    function: str
+    old: str
+    new: str
+
+    def apply(self, conn: psycopg.Connection[tuple[Any, ...]]) -> None:
+        found = conn.execute(
+            "select pg_get_functiondef(p.oid) from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
+            " where n.nspname = 'trunkline' and p.proname = %s",
+            (self.function,),
+        ).fetchall()
+        assert len(found) == 1, f"function {self.function} was found {len(found)} times"
+        source: str = found[0][0]
+        assert self.old in source, f"function {self.function} has no {self.old!r}"
+        conn.execute(source.replace(self.old, self.new).encode())
+
+
+class World:
+    """Sessions of a directed script on one database, all recorded; `verdict` reads everything and checks."""
+
+    def __init__(
+        self, url: str, directory: Path, workload: Workload, advance: Callable[[float], None] | None = None
+    ) -> None:
+        self.url = url
+        self.workload = workload
+        self._advance = advance
+        self._directory = directory
+        self._sessions: list[Session] = []
+        self.main = self.session("main")
+        create(self.main, workload)
+
+    def session(self, name: str) -> Session:
+        session = Session(self.url, self._directory, name)
+        self._sessions.append(session)
+        return session
+
+    def advance(self, seconds: float) -> None:
+        assert self._advance is not None, "this world has no clock to move"
+        self._advance(seconds)
+
+    def verdict(self) -> Report:
+        for session in self._sessions:
+            session.drop()
+        read_everything(self.main, self.workload)
+        for session in self._sessions:
+            session.close()
+        return check(load(self._directory))
+
+
+TOPIC = Workload("topic", topics={"t": 1}, groups=(("t", "g", False),))
+QUEUE = Workload("queue", queues=(Queue("q"),))
+ORDERED = Workload("ordered", queues=(Queue("q", ordered=True),))
+
+
+class Publish:
+    """A publish in a transaction that stays open until `commit`."""
+
+    def __init__(self, session: Session, values: Sequence[str], *, key: str | None = None) -> None:
+        self.session = session
+        self.op = session.recorder.invoke("publish", parts=[{"target": "topic:t", "values": list(values)}])
+        session.connect().execute("begin")
+        keys = [key] * len(values) if key else None
+        self.add(values, keys)
+
+    def add(self, values: Sequence[str], keys: list[str] | None = None) -> None:
+        self.session.rows(
+            "select count(*) from trunkline.publish_many('t', %s, p_idempotency_keys => %s::text[])",
+            ([value.encode() for value in values], keys),
+        )
+
+    def commit(self) -> None:
+        self.session.connect().execute("commit")
+        self.session.recorder.done(self.op, "ok")
+
+
+def publish(session: Session, *values: str, key: str | None = None) -> None:
+    Publish(session, values, key=key).commit()
+
+
+def enqueue(session: Session, *values: str) -> None:
+    op = session.recorder.invoke("publish", parts=[{"target": "queue:q", "values": list(values)}])
+    session.rows("select count(*) from trunkline.enqueue_many('q', %s)", ([value.encode() for value in values],))
+    session.recorder.done(op, "ok")
+
+
+def fetch(session: Session) -> dict[str, Any]:
+    op = session.recorder.invoke("fetch", topic="t", group="g", member=session.proc)
+    found = session.rows(
+        "select partition, generation::text, log_offset, convert_from(payload, 'UTF8')"
+        " from trunkline.fetch('t', 'g', %s, 100, '1 second')",
+        (session.proc,),
+    )
+    result: dict[str, Any] = {"rows": [[row[2], row[3]] for row in found]}
+    if found:
+        result |= {"partition": found[0][0], "generation": found[0][1]}
+    session.recorder.done(op, "ok", **result)
+    return result
+
+
+def commit(session: Session, batch: dict[str, Any], offset: int) -> str:
+    args = {"partition": batch["partition"], "generation": batch["generation"], "offset": offset}
+    op = session.recorder.invoke("commit", topic="t", group="g", **args)
+    answer: str = session.rows(
+        "select trunkline.commit('t', 'g', %(partition)s, %(generation)s, %(offset)s)",
+        args,  # type: ignore[arg-type]
+    )[0][0]
+    session.recorder.done(op, "ok", answer=answer)
+    return answer
+
+
+def finish_queue(world: World) -> None:
+    """Ack whatever is left, so that the script ends in a drained queue."""
+    for _ in range(20):
+        rows = world.main.claim("q", 100, 1.0)
+        if not rows:
+            return
+        world.main.settle("ack", [row[0] for row in rows])
+
+
+def finish_group(world: World) -> None:
+    last = world.session("last")
+    world.advance(3)
+    while (batch := fetch(last))["rows"]:
+        commit(last, batch, batch["rows"][-1][0])
+
+
+class Background:
+    """A call that may have to wait for another one."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._thread = threading.Thread(target=call, daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float = 20.0) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the call still waits"

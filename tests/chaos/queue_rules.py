@@ -1,0 +1,322 @@
+"""Rules of queues (promises Q1 to Q4, Q6, Q7 and Q9): leases, settling, due times, attempts and the sum of states."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tests.chaos.history import Op
+from tests.chaos.log_rules import Logs
+from tests.chaos.report import Report
+
+# Times go through floats: a microsecond of the database is not exact.
+_EPSILON = 1e-5
+# A relaxed claim may be forgotten by a crash that follows it so soon (three rounds of the WAL writer, with room).
+_FORGETTABLE = 2.0
+# How long after its start a claim without an answer may still have taken effect.
+_LINGER = 30.0
+_RETURNS = ("nack", "release")
+_FINAL = ("ack", "bury")
+
+
+@dataclass(slots=True)
+class Settle:
+    """One verb on one receipt. `before` and `after` enclose the moment it took effect, by the database's clock."""
+
+    verb: str
+    sure: bool
+    before: float
+    after: float
+    seconds: float | None
+    proc: str
+
+
+@dataclass(slots=True)
+class Grant:
+    """One delivery of one message."""
+
+    receipt: str
+    attempt: int
+    claimed: float
+    deadline: float
+    relaxed: bool
+    proc: str
+    settles: list[Settle] = field(default_factory=list)
+
+    @property
+    def lease(self) -> str:
+        return self.receipt.rpartition(".")[0]
+
+    @property
+    def offset(self) -> int:
+        return int(self.receipt.rpartition(".")[2])
+
+
+@dataclass
+class Queue:
+    """All that clients know of one queue."""
+
+    name: str
+    grants: dict[str, list[Grant]] = field(default_factory=lambda: defaultdict(list))
+    leases: dict[str, list[Grant]] = field(default_factory=lambda: defaultdict(list))
+    due: dict[str, float] = field(default_factory=dict)
+    # starts of claims without an answer: they may have delivered anything
+    unknown: list[float] = field(default_factory=list)
+    crashes: list[float] = field(default_factory=list)
+    ordered: bool = False
+    max_attempts: int = 0
+
+
+def check_queues(logs: Logs, by_call: dict[str, list[Op]], report: Report) -> None:
+    queues = _collect(by_call)
+    keys = _routing_keys(by_call["publish"])
+    for op in by_call["audit"]:
+        if op.outcome == "ok":
+            _check_sum(op.args["queue"], op.result["audit"], report)
+    for final in by_call["final_queue"]:
+        queue = queues[final.args["queue"]]
+        queue.ordered, queue.max_attempts = final.args["ordered"], final.args["max_attempts"]
+        for value, grants in queue.grants.items():
+            grants.sort(key=lambda g: g.claimed)
+            _check_message(queue, value, grants, report)
+            report.totals["queue deliveries"] += len(grants)
+        if queue.ordered:
+            _check_order(queue, report)
+        expected = [
+            value
+            for target, wanted in final.args["feeds"]
+            for (log, _), values in logs.items()
+            if log == target
+            for value in values
+            if wanted is None or keys.get((target, value)) in wanted
+        ]
+        _check_end(queue, expected, final.args["dead"], final.args["audit"], report)
+
+
+def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
+    queues: dict[str, Queue] = {}
+
+    def queue_of(name: str) -> Queue:
+        return queues.setdefault(name, Queue(name))
+
+    grants: dict[str, Grant] = {}
+    for op in by_call["final_queue"]:
+        queue_of(op.args["queue"]).crashes = sorted(crash.args["after"] for crash in by_call["crash"])
+    for op in by_call["claim"]:
+        queue = queue_of(op.args["queue"])
+        if op.outcome == "info":
+            queue.unknown.append(op.start)
+        if op.outcome != "ok":
+            continue
+        for receipt, attempt, deadline, value in op.result["rows"]:
+            grant = Grant(receipt, attempt, deadline - op.args["lease"], deadline, op.args["relaxed"], op.proc)
+            grants[receipt] = grant
+            queue.grants[value].append(grant)
+            queue.leases[grant.lease].append(grant)
+    for queue in queues.values():
+        queue.unknown.sort()
+    for op in by_call["settle"]:
+        if op.outcome == "fail":
+            continue
+        sure = op.outcome == "ok"
+        answers = op.result["answers"] if sure else ["done"] * len(op.args["receipts"])
+        for receipt, answer in zip(op.args["receipts"], answers, strict=True):
+            if answer == "done":
+                before = op.result["before"] if sure else op.start
+                after = op.result["after"] if sure else float("inf")
+                grants[receipt].settles.append(Settle(op.args["verb"], sure, before, after, op.args.get("seconds"), op.proc))
+    for grant in grants.values():
+        grant.settles.sort(key=lambda s: s.before)
+    for op in by_call["publish"]:
+        for part in op.args["parts"]:
+            if part.get("delay") and part["target"].startswith("queue:"):
+                queue = queue_of(part["target"].removeprefix("queue:"))
+                begun = op.result.get("before", op.start)
+                queue.due.update(dict.fromkeys(part["values"], begun + part["delay"]))
+    return queues
+
+
+def _routing_keys(publishes: list[Op]) -> dict[tuple[str, str], str | None]:
+    return {
+        (part["target"], value): part.get("routing_key")
+        for op in publishes
+        for part in op.args["parts"]
+        for value in part["values"]
+    }
+
+
+def _returned(queue: Queue, grant: Grant, verbs: tuple[str, ...] = _RETURNS) -> float:
+    """The earliest moment at which the holder may have given the message back; infinite if it did not."""
+    moments = [s.before for s in grant.settles if s.verb in verbs]
+    if queue.ordered:
+        # what is behind a message that goes back goes back with it, without counting
+        for other in queue.leases[grant.lease]:
+            if other.offset < grant.offset:
+                moments += [s.before for s in other.settles if s.verb in _RETURNS]
+    return min(moments, default=float("inf"))
+
+
+def _end_at_earliest(queue: Queue, grant: Grant) -> float:
+    """Until this moment nobody else may have the message."""
+    end = max([grant.deadline, *(s.before + (s.seconds or 0) for s in grant.settles if s.verb == "extend" and s.sure)])
+    return min(end, _returned(queue, grant), _forgotten(queue, grant))
+
+
+def _end_at_latest(grant: Grant) -> float:
+    """After this moment the holder can do nothing."""
+    return max([grant.deadline, *(s.after + (s.seconds or 0) for s in grant.settles if s.verb == "extend")])
+
+
+def _forgotten(queue: Queue, grant: Grant) -> float:
+    if grant.relaxed:
+        at = bisect_left(queue.crashes, grant.claimed)
+        if at < len(queue.crashes) and queue.crashes[at] < grant.claimed + _FORGETTABLE:
+            return queue.crashes[at]
+    return float("inf")
+
+
+def _check_message(queue: Queue, value: str, grants: list[Grant], report: Report) -> None:
+    who = f"{value} of queue {queue.name}"
+    due = queue.due.get(value)
+    if due is not None and grants[0].claimed < due - _EPSILON:
+        report.add("early", f"{who} was delivered {due - grants[0].claimed:.6f} s early to {grants[0].proc}")
+    for number, grant in enumerate(grants):
+        later = grants[number + 1 :]
+        _check_settles(who, grant, later, report)
+        _check_attempt(queue, who, grant, grants[number - 1] if number else None, report)
+        if later:
+            _check_next(queue, who, grant, later[0], report)
+
+
+def _check_settles(who: str, grant: Grant, later: list[Grant], report: Report) -> None:
+    over = perhaps_acked = False
+    limit = _end_at_latest(grant)
+    for settle in grant.settles:
+        # a repeated ack is answered like the first
+        if settle.sure and not (settle.verb == "ack" and perhaps_acked):
+            if settle.before > limit + _EPSILON:
+                late = settle.before - limit
+                report.add("stale_ack", f"{who}: {settle.verb} by {settle.proc} was taken {late:.6f} s after the deadline")
+            elif over:
+                report.add("stale_ack", f"{who}: {settle.verb} by {settle.proc} was taken after the lease was settled")
+            elif any(other.claimed < settle.before - _EPSILON for other in later):
+                report.add(
+                    "stale_ack",
+                    f"{who}: {settle.verb} by {settle.proc} was taken, though {later[0].proc} had the newer lease",
+                )
+            if settle.verb in _FINAL and any(other.claimed >= settle.before - _EPSILON for other in later):
+                report.add("acked_redelivered", f"{who}: {settle.verb} by {settle.proc}, then delivered to {later[-1].proc}")
+        over = over or (settle.sure and settle.verb != "extend")
+        perhaps_acked = perhaps_acked or settle.verb == "ack"
+
+
+def _check_next(queue: Queue, who: str, grant: Grant, following: Grant, report: Report) -> None:
+    end = _end_at_earliest(queue, grant)
+    if following.claimed < end - _EPSILON:
+        report.add(
+            "double_lease",
+            f"{who}: {following.proc} got it {end - following.claimed:.6f} s before the lease of {grant.proc} ended",
+        )
+    for settle in grant.settles:
+        if settle.verb == "nack" and settle.sure and following.claimed < settle.before + (settle.seconds or 0) - _EPSILON:
+            report.add(
+                "early", f"{who}: back {settle.before + (settle.seconds or 0) - following.claimed:.6f} s early after a nack"
+            )
+
+
+def _check_attempt(queue: Queue, who: str, grant: Grant, previous: Grant | None, report: Report) -> None:
+    since = previous.claimed if previous else 0.0
+    hidden = bisect_left(queue.unknown, grant.claimed) - bisect_left(queue.unknown, since - _LINGER)
+    before = previous.attempt if previous else 0
+    uncounted = previous is not None and min(_returned(queue, previous, ("release",)), _forgotten(queue, previous)) < float(
+        "inf"
+    )
+    lowest, highest = before + (not uncounted), before + 1 + hidden
+    if not lowest <= grant.attempt <= min(highest, queue.max_attempts):
+        report.add(
+            "attempts",
+            f"{who}: attempt {grant.attempt} for {grant.proc} after attempt {before}, of at most {queue.max_attempts}",
+        )
+
+
+def _check_order(queue: Queue, report: Report) -> None:
+    """An ordered queue: one open lease per partition, and messages finished in offset order."""
+    partitions: dict[str, list[list[Grant]]] = defaultdict(list)
+    for lease, grants in queue.leases.items():
+        partitions[lease.split(".")[0]].append(grants)
+    for cursor, leases in partitions.items():
+        leases.sort(key=lambda grants: grants[0].claimed)
+        for grants, following in pairwise(leases):
+            for grant in grants:
+                finished = min((s.before for s in grant.settles if s.verb in _FINAL), default=float("inf"))
+                if following[0].claimed < min(finished, _end_at_earliest(queue, grant)) - _EPSILON:
+                    report.add(
+                        "order", f"queue {queue.name}: a lease of cursor {cursor} while offset {grant.offset} was out"
+                    )
+        acks = [(s, g.offset) for grants in leases for g in grants for s in g.settles if s.verb == "ack" and s.sure]
+        acks.sort(key=lambda ack: ack[0].before)
+        newest, highest = float("-inf"), 0
+        for settle, offset in acks:
+            if offset < highest and settle.before > newest:
+                report.add("order", f"queue {queue.name}: offset {offset} of cursor {cursor} finished after {highest}")
+            if offset > highest:
+                newest, highest = settle.after, offset
+
+
+def _check_end(queue: Queue, expected: list[str], dead_rows: list[list[Any]], audit: dict[str, int], report: Report) -> None:
+    """After the drain each message is acked or dead, never both, never neither."""
+    dead = {value: (attempts, reason) for value, attempts, reason in dead_rows}
+    for value, count in Counter(value for value, _, _ in dead_rows).items():
+        if count > 1:
+            report.add("duplicate", f"{value} is {count} dead letters of queue {queue.name}")
+    acked = maybe = 0
+    for value in expected:
+        settles = [s for g in queue.grants.get(value, ()) for s in g.settles]
+        is_acked = any(s.verb == "ack" and s.sure for s in settles)
+        may_be = any(s.verb == "ack" for s in settles)
+        acked += is_acked
+        maybe += may_be and not is_acked
+        if value in dead:
+            if is_acked:
+                report.add("conservation", f"{value} of queue {queue.name} is acked and a dead letter")
+            _check_dead(queue, value, *dead[value], report)
+        elif any(s.verb == "bury" and s.sure for s in settles):
+            report.add("lost", f"{value} of queue {queue.name} was buried and is no dead letter")
+        elif not may_be:
+            report.add("lost", f"{value} of queue {queue.name} is neither acked nor a dead letter")
+    for value in (queue.grants.keys() | dead.keys()) - set(expected):
+        report.add("unexpected", f"queue {queue.name} delivered {value}, which is not in its logs")
+    _check_sum(queue.name, audit, report)
+    if (
+        audit["accepted"] != len(expected)
+        or audit["dead"] != len(dead_rows)
+        or audit["acked"] + audit["dead"] != len(expected)
+    ):
+        report.add(
+            "conservation", f"queue {queue.name}: {len(expected)} messages, {len(dead_rows)} dead letters, and {audit}"
+        )
+    elif not acked <= audit["acked"] <= acked + maybe:
+        report.add("conservation", f"queue {queue.name}: {acked} to {acked + maybe} acks, and {audit}")
+    report.totals["queue messages"] += len(expected)
+    report.totals["dead letters"] += len(dead_rows)
+
+
+def _check_dead(queue: Queue, value: str, attempts: int, reason: str, report: Report) -> None:
+    grants = queue.grants.get(value, [])
+    buried = [g.attempt for g in grants for s in g.settles if s.verb == "bury"]
+    right = attempts in buried if reason == "buried" else attempts == queue.max_attempts
+    if not right or any(g.attempt > attempts for g in grants):
+        tries = [g.attempt for g in grants]
+        report.add(
+            "attempts", f"{value} of queue {queue.name} is dead ({reason}) with {attempts} attempts; delivered as {tries}"
+        )
+
+
+def _check_sum(name: str, audit: dict[str, int], report: Report) -> None:
+    states = sum(audit[state] for state in ("ready", "pending", "leased", "acked", "dead", "expired", "purged"))
+    if states != audit["accepted"]:
+        report.add("conservation", f"queue {name}: the states add up to {states}, in {audit}")
+    report.totals["audits"] += 1

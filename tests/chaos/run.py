@@ -1,0 +1,231 @@
+"""One run: load with faults, heal, drain until empty and quiet, final reads, check."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.chaos.actors import Actor, AuditorSpec, Stage, UpkeepSpec, audit
+from tests.chaos.checker import check
+from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec
+from tests.chaos.history import load
+from tests.chaos.nemesis import Faults, Nemesis
+from tests.chaos.publisher import PublisherSpec
+from tests.chaos.report import Report
+from tests.chaos.session import Session
+from tests.chaos.workloads import MAX_ATTEMPTS, SEGMENT_ROWS, Queue, Workload
+from trunkline.db.embedded import EmbeddedServer
+from trunkline.sql.migrate import migrate
+
+_DRAIN_SECONDS = 300.0
+_QUIET_SECONDS = 1.0
+# Longer than any lease that a consumer asks for.
+_PAUSE_SECONDS = 2.6
+_PAGE = 10_000
+
+
+@dataclass
+class Plan:
+    workload: Workload
+    messages: int
+    faults: Faults
+    seconds: float
+    seed: int
+    say: Callable[[str], None] = field(default=lambda _: None)
+
+
+@dataclass
+class Outcome:
+    report: Report
+    directory: Path
+    seconds: float
+    faults: dict[str, int]
+
+
+def run(plan: Plan, server: EmbeddedServer, url: str) -> Outcome:
+    """Run a plan on a server that may be killed; `url` is a fresh database on it. The history stays in `directory`."""
+    begun = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix=f"tl-chaos-{plan.workload.name}-"))
+    migrate(url)
+    main = Session(url, directory, "main", plan.seed)
+    stage = Stage(url, directory, plan.seed)
+    try:
+        create(main, plan.workload)
+        nemesis = _load(plan, server, stage, main)
+        plan.say(f"{plan.workload.name}: drain")
+        _drain(plan.workload, stage, main)
+        read_everything(main, plan.workload)
+    finally:
+        for actor in stage.actors:
+            actor.process.kill()
+    main.close()
+    plan.say(f"{plan.workload.name}: check")
+    report = check(load(directory))
+    for failure in stage.crashed():
+        report.add("error", failure)
+    return Outcome(report, directory, time.monotonic() - begun, dict(nemesis.done))
+
+
+def create(session: Session, workload: Workload) -> None:
+    session.connect().execute("update trunkline.settings set value = '2 seconds' where name = 'rotate_every'")
+    session.connect().execute(
+        "create table public.effects (topic text, group_name text, partition int, first_offset bigint, last_offset bigint)"
+    )
+    for topic, partitions in workload.topics.items():
+        session.rows(
+            "select from trunkline.create_topic(%s, %s::int, p_segment_rows => %s::int)", (topic, partitions, SEGMENT_ROWS)
+        )
+    for topic, group, _ in workload.groups:
+        session.rows("select from trunkline.create_group(%s, %s)", (topic, group))
+    for queue in workload.queues:
+        session.rows(
+            "select from trunkline.create_queue(%s, p_lease => '1 second', p_max_attempts => %s::int,"
+            " p_backoff_base => '0.1 seconds', p_ordered => %s, p_partitions => %s::int, p_segment_rows => %s::int)",
+            (queue.name, MAX_ATTEMPTS, queue.ordered, queue.partitions, SEGMENT_ROWS),
+        )
+        for topic, pattern, _ in queue.feeds:
+            session.rows("select from trunkline.subscribe(%s, %s, %s)", (queue.name, topic, pattern))
+
+
+def _load(plan: Plan, server: EmbeddedServer, stage: Stage, main: Session) -> Nemesis:
+    """Publishers at work, and the faults spread evenly over the time."""
+    source = random.Random(plan.seed)
+    workload = plan.workload
+    share = plan.messages // workload.publishers
+    spec = PublisherSpec(workload.targets, share, share / plan.seconds)
+    publishers = [stage.start(f"pub{number}", spec) for number in range(workload.publishers)]
+    for role, consumer in workload.consumers:
+        stage.start(role, consumer)
+    for role, reader in workload.readers:
+        stage.start(role, reader)
+    stage.start("auditor", AuditorSpec(tuple(queue.name for queue in workload.queues)))
+    stage.start("upkeep", UpkeepSpec())
+
+    nemesis = Nemesis(server, stage, main.recorder, source, _PAUSE_SECONDS)
+    faults = plan.faults.shuffled(source)
+    begun = time.monotonic()
+    said = begun
+    while faults or any(actor.process.poll() is None for actor in publishers):
+        nemesis.wake()
+        now = time.monotonic()
+        late = plan.seconds * (1 - (len(faults) - 0.5) / max(1, sum(nemesis.done.values()) + len(faults)))
+        if faults and now - begun >= late:
+            roles = {role for role, _ in workload.consumers}
+            victims = [actor for actor in stage.actors if actor.name.rpartition("-")[0] in roles]
+            nemesis.strike(faults.pop(), victims, _upkeep(stage))
+        if now - said > 10:
+            said = now
+            plan.say(f"{workload.name}: {now - begun:.0f} s, faults so far: {dict(nemesis.done)}")
+        time.sleep(0.02)
+    nemesis.heal()
+    main.drop()
+    return nemesis
+
+
+def _upkeep(stage: Stage) -> Actor:
+    return next(actor for actor in stage.actors if isinstance(actor.spec, UpkeepSpec))
+
+
+def _drain(workload: Workload, stage: Stage, main: Session) -> None:
+    """Calm consumers finish everything; then nothing may happen for a while."""
+    stage.stop([actor for actor in stage.actors if not isinstance(actor.spec, UpkeepSpec)])
+    for number in range(2):
+        for queue in workload.queues:
+            stage.start(
+                f"drain.{queue.name}.{number}", QueueConsumerSpec(queue.name, lease=5.0, ordered=queue.ordered, calm=True)
+            )
+    for topic, group, effects in workload.groups:
+        stage.start(f"drain.{topic}.{group}", GroupMemberSpec(topic, group, lease=5.0, effects=effects, calm=True))
+    limit = time.monotonic() + _DRAIN_SECONDS
+    quiet_since = None
+    while time.monotonic() < limit and (quiet_since is None or time.monotonic() - quiet_since < _QUIET_SECONDS):
+        quiet_since = (quiet_since or time.monotonic()) if _is_empty(main) else None
+        time.sleep(0.1)
+    stage.stop(list(stage.actors))
+
+
+def _is_empty(session: Session) -> bool:
+    try:
+        open_messages = session.rows("select coalesce(sum(ready + delayed + leased), 0) from trunkline.queue_stats()")[0][0]
+        lag = session.rows("select coalesce(sum(lag), 0) from trunkline.group_stats()")[0][0]
+    except psycopg.Error as error:
+        session.settle_outcome(session.recorder.invoke("stats"), error)
+        return False
+    return not open_messages and not lag
+
+
+def read_everything(session: Session, workload: Workload) -> None:
+    """The whole log twice, dead letters, effects and the sums: the only state of the database that the checker believes."""
+    logs = [("topic", topic, partitions) for topic, partitions in workload.topics.items()]
+    logs += [("queue", queue.name, queue.partitions) for queue in workload.queues]
+    for number in (1, 2):
+        for kind, name, partitions in logs:
+            for partition in range(partitions):
+                _read_log(session, kind, name, partition, number)
+    for queue in workload.queues:
+        _read_queue(session, queue)
+    for topic, group, effects in workload.groups:
+        rows = session.rows(
+            "select partition, first_offset, last_offset from public.effects where topic = %s and group_name = %s",
+            (topic, group),
+        )
+        session.recorder.note(
+            "final_group", topic=topic, group=group, effects=[list(row) for row in rows] if effects else None
+        )
+
+
+def _read_log(session: Session, kind: str, name: str, partition: int, number: int) -> None:
+    first = 1
+    while True:
+        if kind == "topic":
+            rows = session.rows(
+                "select log_offset, convert_from(payload, 'UTF8')"
+                " from trunkline.read(%s, %s, %s, %s::int) order by log_offset",
+                (name, partition, first, _PAGE),
+            )
+        else:
+            rows = session.rows(
+                "select r.log_offset, convert_from(r.payload, 'UTF8') from trunkline.topics t,"
+                " trunkline._head(t.topic_id * 64 + %s) h, trunkline._read(t.topic_id, %s, t.segment_rows, %s, least(h, %s)) r"
+                " where t.kind = 'inbox' and t.name = %s order by r.log_offset",
+                (partition, partition, first, first + _PAGE - 1, name),
+            )
+        if not rows and first > 1:
+            return
+        found: list[list[Any]] = [list(row) for row in rows]
+        session.recorder.note(
+            "final_log", **{"pass": number, "target": f"{kind}:{name}", "partition": partition, "rows": found}
+        )
+        if len(rows) < _PAGE:
+            return
+        first += _PAGE
+
+
+def _read_queue(session: Session, queue: Queue) -> None:
+    found = audit(session, queue.name)
+    dead: list[list[Any]] = []
+    after = 0
+    while page := session.rows(
+        "select dead_id, convert_from(payload, 'UTF8'), attempts, reason from trunkline.list_dead_letters(%s, %s, 10000)",
+        (queue.name, after),
+    ):
+        after = page[-1][0]
+        dead += [list(row[1:]) for row in page]
+    feeds = [[f"queue:{queue.name}", None], *([f"topic:{topic}", keys] for topic, _, keys in queue.feeds)]
+    max_attempts = session.rows("select max_attempts from trunkline.list_queues() where name = %s", (queue.name,))[0][0]
+    session.recorder.note(
+        "final_queue",
+        queue=queue.name,
+        ordered=queue.ordered,
+        max_attempts=max_attempts,
+        feeds=feeds,
+        audit=found,
+        dead=dead,
+    )

@@ -1,0 +1,155 @@
+"""A process's connection and notebook: every call goes through here, so that none goes unrecorded."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.chaos.history import Recorder
+
+Row = tuple[Any, ...]
+_RETRY_SECONDS = 0.05
+
+
+class Session:
+    """Calls of one process. A call that gets no answer is `info`, one that is refused is `fail`; both answer None."""
+
+    def __init__(self, url: str, directory: Path, proc: str, seed: int = 0) -> None:
+        self.recorder = Recorder(directory, proc)
+        self.proc = proc
+        self.random = random.Random(f"{seed} {proc}")
+        self.stopped = False
+        self._url = url
+        self._conn: psycopg.Connection[Row] | None = None
+
+    def stop_on_sigterm(self) -> None:
+        def stop(*_: object) -> None:
+            self.stopped = True
+
+        signal.signal(signal.SIGTERM, stop)
+
+    def connect(self) -> psycopg.Connection[Row]:
+        """An open connection in autocommit mode; waits while the server is down."""
+        while self._conn is None or self._conn.closed:
+            try:
+                self._conn = psycopg.connect(self._url, autocommit=True, connect_timeout=10)
+            except psycopg.OperationalError:
+                time.sleep(_RETRY_SECONDS)
+        return self._conn
+
+    def rows(self, query: str, args: Sequence[Any] = ()) -> list[Row]:
+        return self.connect().execute(query.encode(), args).fetchall()
+
+    def settle_outcome(self, op: int, error: psycopg.Error, *, sent: bool = True) -> str:
+        """Write down how a call ended that raised. Without an answer it may have happened, if the last step was sent."""
+        assert self._conn is not None
+        if self._conn.closed or error.sqlstate is None:
+            outcome = "info" if sent else "fail"
+            self.recorder.done(op, outcome)
+            self.drop()
+            return outcome
+        self.recorder.done(op, "fail", code=error.sqlstate, message=str(error).splitlines()[0])
+        if error.sqlstate.startswith("57P"):
+            self.drop()
+        return "fail"
+
+    def drop(self) -> None:
+        """Leave the connection, and with it whatever is open in it."""
+        if self._conn is not None:
+            self._conn.close()
+        self._conn = None
+
+    def close(self) -> None:
+        self.drop()
+        self.recorder.close()
+
+    def read(self, topic: str, partition: int, first: int, limit: int, expect: Sequence[str] = ()) -> list[list[Any]] | None:
+        args: dict[str, Any] = {"target": f"topic:{topic}", "partition": partition, "from": first, "limit": limit}
+        if expect:
+            args["expect"] = expect
+        op = self.recorder.invoke("read", **args)
+        try:
+            found = self.rows(
+                "select log_offset, convert_from(payload, 'UTF8')"
+                " from trunkline.read(%s, %s, %s, %s::int) order by log_offset",
+                (topic, partition, first, limit),
+            )
+        except psycopg.Error as error:
+            self.settle_outcome(op, error)
+            return None
+        rows = [list(row) for row in found]
+        self.recorder.done(op, "ok", rows=rows)
+        return rows
+
+    def head(self, topic: str, partition: int) -> int | None:
+        op = self.recorder.invoke("head", target=f"topic:{topic}", partition=partition)
+        try:
+            head: int = self.rows("select trunkline.head(%s, %s)", (topic, partition))[0][0]
+        except psycopg.Error as error:
+            self.settle_outcome(op, error)
+            return None
+        self.recorder.done(op, "ok", head=head)
+        return head
+
+    def claim(self, queue: str, limit: int, lease: float, *, relaxed: bool = False) -> list[list[Any]] | None:
+        """Rows of receipt, attempt, deadline (seconds by the database's clock) and content."""
+        op = self.recorder.invoke("claim", queue=queue, lease=lease, relaxed=relaxed)
+        try:
+            found = self.rows(
+                "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8')"
+                " from trunkline.claim(%s, %s::int, make_interval(secs => %s), p_consumer => %s, p_relaxed => %s)",
+                (queue, limit, lease, self.proc, relaxed),
+            )
+        except psycopg.Error as error:
+            self.settle_outcome(op, error)
+            return None
+        rows = [list(row) for row in found]
+        self.recorder.done(op, "ok", rows=rows)
+        return rows
+
+    def settle(
+        self,
+        verb: str,
+        receipts: Sequence[str],
+        *,
+        seconds: float | None = None,
+        delay: float | None = None,
+        hold: float | None = None,
+        keep: bool = True,
+    ) -> list[str] | None:
+        """One verb on many receipts. `seconds` is what the checker holds the server to: the least delay of a nack, or the
+        length of an extension. `delay` is what the call says, if it says one.
+        `hold` keeps it in an open transaction that long; it then commits, or rolls back unless `keep`."""
+        op = self.recorder.invoke("settle", verb=verb, receipts=list(receipts), seconds=seconds)
+        extra = ", make_interval(secs => %s)" if delay is not None else ""
+        args: list[Any] = [list(receipts), *([delay] if delay is not None else [])]
+        query = (
+            "select extract(epoch from trunkline.clock())::float8,"
+            f" array(select result from trunkline.{verb}(%s{extra}) order by ord),"
+            " extract(epoch from trunkline.clock())::float8"
+        )
+        sent = hold is None
+        try:
+            conn = self.connect()
+            if hold is not None:
+                conn.execute("begin")
+            before, answers, after = self.rows(query, args)[0]
+            if hold is not None:
+                time.sleep(hold)
+                sent = keep
+                conn.execute("commit" if keep else "rollback")
+        except psycopg.Error as error:
+            self.settle_outcome(op, error, sent=sent)
+            self.drop()
+            return None
+        if hold is not None and not keep:
+            self.recorder.done(op, "fail")
+            return None
+        self.recorder.done(op, "ok", before=before, answers=answers, after=after)
+        return list(answers)

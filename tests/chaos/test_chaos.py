@@ -1,0 +1,45 @@
+"""Three workloads under faults: nothing lost, nothing twice, nothing late, nothing early. `make chaos` runs longer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.nemesis import Faults
+from tests.chaos.run import Plan, run
+from tests.chaos.workloads import WORKLOADS
+from trunkline.db.embedded import EmbeddedServer
+
+# Together 100,000 messages, 15 crashes of Postgres, 30 kills and 20 pauses of consumers.
+SHARES = {
+    "log": (34_000, Faults(pg_kills=5, consumer_kills=10, pauses=6)),
+    "queue": (33_000, Faults(pg_kills=5, consumer_kills=10, pauses=7)),
+    "mixed": (33_000, Faults(pg_kills=5, consumer_kills=10, pauses=7)),
+}
+LOAD_SECONDS = 50.0
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """A server of the test's own: it is going to be killed."""
+    home = Path(tempfile.mkdtemp(prefix="tl-chaos-pg-", dir="/tmp"))
+    with EmbeddedServer(home / "data") as server:
+        yield server
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedServer) -> None:
+    messages, faults = SHARES[name]
+    seed = int(os.environ.get("TRUNKLINE_CHAOS_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
+    outcome = run(Plan(WORKLOADS[name], messages, faults, LOAD_SECONDS, seed, say=print), server, server.url)
+    print(f"{name}: seed {seed}, {outcome.seconds:.0f} s, faults {outcome.faults}\n{outcome.report.table()}")
+    assert outcome.report.ok, f"seed {seed}, history kept in {outcome.directory}\n{outcome.report.table()}"
+    assert outcome.faults == {"crash": faults.pg_kills, "kill": faults.consumer_kills, "pause": faults.pauses}
+    shutil.rmtree(outcome.directory)

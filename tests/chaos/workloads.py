@@ -1,0 +1,86 @@
+"""The three workloads: which topics, queues and groups there are, who publishes and who consumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.chaos.actors import Spec
+from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec, TailReaderSpec
+from tests.chaos.publisher import Target
+
+# Small segments and frequent rotation: both happen many times in a run of a minute.
+SEGMENT_ROWS = 4096
+MAX_ATTEMPTS = 6
+_KEYS = ("order.new", "order.paid", "user.new")
+
+
+@dataclass(frozen=True)
+class Queue:
+    name: str
+    partitions: int = 1
+    ordered: bool = False
+    # (topic, pattern, the routing keys that the pattern lets through)
+    feeds: tuple[tuple[str, str, tuple[str, ...] | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    topics: dict[str, int] = field(default_factory=dict)
+    groups: tuple[tuple[str, str, bool], ...] = ()
+    queues: tuple[Queue, ...] = ()
+    targets: tuple[Target, ...] = ()
+    publishers: int = 4
+    consumers: tuple[tuple[str, Spec], ...] = ()
+    readers: tuple[tuple[str, Spec], ...] = ()
+
+
+LOG = Workload(
+    name="log",
+    topics={"wide": 4, "narrow": 1},
+    groups=(("wide", "plain", False), ("wide", "exact", True), ("narrow", "exact", True)),
+    targets=(Target("topic", "wide", keys=50), Target("topic", "wide"), Target("topic", "narrow", readback=True)),
+    consumers=tuple(
+        (f"{topic}.{group}.{number}", GroupMemberSpec(topic, group, effects=effects))
+        for topic, group, effects in (("wide", "plain", False), ("wide", "exact", True), ("narrow", "exact", True))
+        for number in range(2)
+    ),
+    readers=(("tail.wide", TailReaderSpec("wide", 4)), ("tail.narrow", TailReaderSpec("narrow", 1))),
+)
+
+QUEUE = Workload(
+    name="queue",
+    queues=(Queue("work"), Queue("many", partitions=4)),
+    targets=(Target("queue", "work", delays=True), Target("queue", "many", keys=50, delays=True)),
+    consumers=tuple(
+        (f"{queue}.{number}", QueueConsumerSpec(queue))
+        for queue, count in (("work", 4), ("many", 3))
+        for number in range(count)
+    ),
+)
+
+MIXED = Workload(
+    name="mixed",
+    topics={"events": 2},
+    groups=(("events", "exact", True),),
+    queues=(
+        Queue("all", feeds=(("events", "#", None),)),
+        Queue("orders", feeds=(("events", "order.*", _KEYS[:2]),)),
+        Queue("line", partitions=2, ordered=True),
+    ),
+    targets=(
+        Target("topic", "events", keys=50, routing_keys=_KEYS),
+        Target("topic", "events", routing_keys=_KEYS),
+        Target("queue", "orders", delays=True),
+        Target("queue", "line", keys=50),
+    ),
+    consumers=(
+        *((f"all.{number}", QueueConsumerSpec("all")) for number in range(2)),
+        *((f"orders.{number}", QueueConsumerSpec("orders")) for number in range(2)),
+        *((f"line.{number}", QueueConsumerSpec("line", ordered=True)) for number in range(2)),
+        ("events.exact", GroupMemberSpec("events", "exact", effects=True)),
+    ),
+    readers=(("tail.events", TailReaderSpec("events", 2)),),
+)
+
+WORKLOADS = {workload.name: workload for workload in (LOG, QUEUE, MIXED)}

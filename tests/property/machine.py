@@ -1,0 +1,516 @@
+"""The state machine: each rule calls one SQL function and tells the model; after each rule the two must agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.conftest import Connection
+from tests.property.model import Group, Message, Place, Queue, State
+
+LEASE = timedelta(seconds=30)
+BACKOFF = timedelta(seconds=10)
+_runs = itertools.count()
+_payloads = itertools.count()
+
+labels = st.sampled_from([None, "x", "y"])
+routing_keys = st.sampled_from(["a.1", "a.2", "b.1"])
+targets = st.sampled_from(["topic", "queue"])
+members = st.sampled_from(["one", "two"])
+seconds = st.sampled_from([0, 5, 10, 20, 40])
+
+
+class Sessions:
+    """The connections of a test: one for single calls, two that publish in transactions, and the clock of the database."""
+
+    def __init__(self, main: Connection, publishers: list[Connection]) -> None:
+        self.main = main
+        self.publishers = publishers
+        main.execute("create table public.model_clock (at timestamptz not null)")
+        main.execute("insert into public.model_clock values (date_trunc('day', clock_timestamp()) + interval '1 hour')")
+        main.execute(
+            "create or replace function trunkline.clock() returns timestamptz language sql volatile as"
+            " $$ select at from public.model_clock $$"
+        )
+
+    def now(self) -> datetime:
+        [[now]] = self.main.execute("select at from public.model_clock").fetchall()
+        return now  # type: ignore[no-any-return]
+
+    def advance(self, by: timedelta) -> None:
+        self.main.execute("update public.model_clock set at = at + %s", (by,))
+
+    def rewind(self) -> None:
+        """Each run starts at the same hour, so that no run reaches the end of an idempotency window."""
+        self.main.execute("update public.model_clock set at = date_trunc('day', clock_timestamp()) + interval '1 hour'")
+
+
+class Kernel(RuleBasedStateMachine):
+    """Topic -> group, and topic + inbox -> queue."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__()
+        self.sessions = sessions
+        sessions.rewind()
+        self.now = sessions.now()
+        run = next(_runs)
+        self.topic, self.queue_name, self.group_name = f"topic.{run}", f"queue.{run}", f"group.{run}"
+        # per log: every offset ever seen, and which committed messages must be in it
+        self.seen: dict[tuple[str | None, int], dict[int, tuple[UUID, bytes]]] = {}
+        self.logged: Counter[Message] = Counter()
+        self.unlogged: list[tuple[datetime, Message]] = []
+        self.open: dict[int, list[Message]] = {}
+        self.keys: dict[str, tuple[UUID, bytes]] = {}
+        self.pattern: str | None = None
+        self.group: Group | None = None
+        self.generations: list[tuple[UUID, int]] = []
+
+    def sql(self, query: str, *params: Any) -> list[tuple[Any, ...]]:
+        return self.sessions.main.execute(query, params).fetchall()  # type: ignore[arg-type]
+
+    def one(self, query: str, *params: Any) -> Any:
+        [[value]] = self.sql(query, *params)
+        return value
+
+    def duty(self, name: str) -> int:
+        return self.one("select trunkline.run_duty(%s)", name)  # type: ignore[no-any-return]
+
+    @initialize(rows=st.integers(16, 64), partitions=st.integers(1, 2), max_attempts=st.integers(1, 4))
+    def create(self, rows: int, partitions: int, max_attempts: int) -> None:
+        self.sql("select trunkline.create_topic(%s, p_segment_rows => %s, p_retention => '15 seconds')", self.topic, rows)
+        self.sql(
+            "select trunkline.create_queue(%s, p_lease => %s, p_max_attempts => %s, p_backoff_base => %s,"
+            " p_backoff_factor => 1, p_backoff_jitter => 0, p_partitions => %s,"
+            " p_retention => '15 seconds', p_segment_rows => %s)",
+            self.queue_name, LEASE, max_attempts, BACKOFF, partitions, rows,
+        )  # fmt: skip
+        self.queue = Queue(LEASE, BACKOFF, max_attempts)
+        self.partitions = {self.topic: 1, None: partitions}
+
+    # publishing
+
+    def _publish(
+        self, conn: Connection, into: str, n: int, label: str | None, routing_key: str, **more: Any
+    ) -> list[Message]:
+        payloads = [b"%d" % next(_payloads) for _ in range(n)]
+        verb, name = ("publish_many", self.topic) if into == "topic" else ("enqueue_many", self.queue_name)
+        rows = conn.execute(
+            f"select id from trunkline.{verb}(%s, %s, p_labels => %s, p_routing_keys => %s, p_delays => %s) order by ord",  # type: ignore[arg-type]
+            (name, payloads, [label] * n, [routing_key] * n, more.get("delays")),
+        ).fetchall()
+        topic = self.topic if into == "topic" else None
+        return [Message(row[0], topic, payload, label, routing_key) for row, payload in zip(rows, payloads, strict=True)]
+
+    def _committed(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.logged[message] += 1
+            if self._feeds(message):
+                self.queue.waiting[message] += 1
+
+    def _feeds(self, message: Message) -> bool:
+        if message.topic is None or self.pattern == "#":
+            return True
+        return self.pattern == "a.*" and message.routing_key in ("a.1", "a.2")
+
+    @rule(into=targets, n=st.sampled_from([1, 1, 2, 7, 20]), label=labels, routing_key=routing_keys)
+    def publish(self, into: str, n: int, label: str | None, routing_key: str) -> None:
+        self._committed(self._publish(self.sessions.main, into, n, label, routing_key))
+
+    @rule(into=targets, delay=st.sampled_from([5, 15, 60]), label=labels, routing_key=routing_keys)
+    def publish_delayed(self, into: str, delay: int, label: str | None, routing_key: str) -> None:
+        [message] = self._publish(self.sessions.main, into, 1, label, routing_key, delays=[timedelta(seconds=delay)])
+        entry = (self.now + timedelta(seconds=delay), message)
+        if into == "topic":
+            self.unlogged.append(entry)
+        else:
+            self.queue.delayed.append(entry)
+
+    @rule(key=st.sampled_from(["k1", "k2"]), same=st.booleans())
+    def publish_with_key(self, key: str, same: bool) -> None:
+        first = self.keys.get(key)
+        payload = first[1] if first and same else b"%d" % next(_payloads)
+        call = "select id, duplicate from trunkline.enqueue_bytes(%s, %s, p_idempotency_key => %s)"
+        if first and not same:
+            with pytest.raises(psycopg.Error) as refused:
+                self.sql(call, self.queue_name, payload, key)
+            assert refused.value.sqlstate == "TL022"
+            return
+        [(message_id, duplicate)] = self.sql(call, self.queue_name, payload, key)
+        assert duplicate == (first is not None)
+        if first:
+            assert message_id == first[0]
+        else:
+            self.keys[key] = (message_id, payload)
+            self._committed([Message(message_id, None, payload, None, None)])
+
+    @rule(who=st.integers(0, 1), into=targets, n=st.sampled_from([1, 3, 20]), label=labels, undo=st.booleans())
+    def publish_in_transaction(self, who: int, into: str, n: int, label: str | None, undo: bool) -> None:
+        conn = self.sessions.publishers[who]
+        if who not in self.open:
+            conn.execute("begin")
+            self.open[who] = []
+        conn.execute("savepoint one")
+        messages = self._publish(conn, into, n, label, "a.1")
+        if undo:
+            conn.execute("rollback to one")
+        else:
+            self.open[who] += messages
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), commit=st.booleans())
+    def end_transaction(self, data: st.DataObject, commit: bool) -> None:
+        who = data.draw(st.sampled_from(sorted(self.open)))
+        messages = self.open.pop(who)
+        self.sessions.publishers[who].execute("commit" if commit else "rollback")
+        if commit:
+            self._committed(messages)
+
+    # the queue
+
+    @rule(n=st.sampled_from([1, 2, 5, 50]), wanted=st.sampled_from([None, None, ["x"], ["x", "y"]]))
+    def claim(self, n: int, wanted: list[str] | None) -> None:
+        self._claim(n, wanted)
+
+    def _claim(self, n: int, wanted: list[str] | None = None) -> list[str]:
+        rows = self.sql(
+            "select topic, partition, log_offset, id, attempt, receipt, deadline, payload, label"
+            " from trunkline.claim(%s, %s, p_labels => %s)",
+            self.queue_name, n, wanted,
+        )  # fmt: skip
+        assert len(rows) <= n
+        if not rows:
+            assert self.queue.claimable(self.now, wanted) == [], "claim answered nothing although messages are ready"
+        for topic, partition, offset, message_id, attempt, receipt, deadline, payload, label in rows:
+            message = self.queue.deliver((topic, partition, offset), message_id, attempt, receipt, deadline, self.now)
+            assert (payload, label) == (message.payload, message.label)
+            assert wanted is None or label in wanted
+            if topic is None:
+                self.logged[message] = max(1, self.logged[message])
+        return [row[5] for row in rows]
+
+    @precondition(lambda self: self.queue.receipts)
+    @rule(data=st.data(), verb=st.sampled_from(["ack", "ack", "nack", "release", "bury", "extend"]))
+    def settle(self, data: st.DataObject, verb: str) -> None:
+        newest = list(self.queue.receipts)[-12:]
+        chosen = data.draw(st.lists(st.sampled_from(newest), min_size=1, max_size=6))
+        delay = None
+        if verb == "nack":
+            delay = data.draw(st.sampled_from([None, timedelta(0), timedelta(seconds=20)]))
+        elif verb == "extend":
+            delay = data.draw(st.sampled_from([timedelta(seconds=1), timedelta(seconds=60)]))
+        expected = self.queue.settle(verb, chosen, self.now, delay)
+        if verb == "nack":
+            rows = self.sql("select receipt, result from trunkline.nack(%s, %s)", chosen, delay)
+        elif verb == "extend":
+            rows = self.sql("select receipt, result from trunkline.extend(%s, %s)", chosen, delay)
+        else:
+            rows = self.sql(f"select receipt, result from trunkline.{verb}(%s)", chosen)
+        assert [row[0] for row in rows] == chosen
+        for (receipt, result), allowed in zip(rows, expected, strict=True):
+            assert result in allowed, f"{verb} of {receipt} answered {result}, not {allowed}"
+
+    @rule(count=st.sampled_from([None, 1]), verb=st.sampled_from(["redrive", "purge_dead_letters"]))
+    def empty_dead_letters(self, count: int | None, verb: str) -> None:
+        dead = self.sql("select id, topic, partition, log_offset from trunkline.list_dead_letters(%s)", self.queue_name)
+        taken = dead if count is None else dead[:count]
+        done = self.one(f"select trunkline.{verb}(%s, p_limit => %s)", self.queue_name, count or 1000)
+        assert done == len(taken)
+        for message_id, topic, partition, offset in taken:
+            item = self.queue.items[topic or None, partition, offset]
+            if verb == "redrive":
+                copy = Message(message_id, None, item.message.payload, item.message.label, item.message.routing_key)
+                self._committed([copy])
+
+    @rule()
+    def purge_queue(self) -> None:
+        # settles what is overdue and due first, so that it is known what is in the log by now
+        self.expire()
+        self.release_due()
+        assert self.one("select trunkline.purge_queue(%s)", self.queue_name) >= self.queue.purge()
+        self.queue.delayed.clear()
+
+    @precondition(lambda self: self.pattern is None)
+    @rule(pattern=st.sampled_from(["#", "a.*"]), start=st.sampled_from(["earliest", "latest"]))
+    def subscribe(self, pattern: str, start: str) -> None:
+        base = self._base(self.topic, 0)
+        self.one("select trunkline.head(%s)", self.topic)
+        self._look(self.topic, 0)
+        self.sql("select trunkline.subscribe(%s, %s, %s, p_start => %s)", self.queue_name, self.topic, pattern, start)
+        self.pattern = pattern
+        if start == "earliest":
+            replayed = {content[0] for offset, content in self.seen.get((self.topic, 0), {}).items() if offset >= base}
+            for message, times in self.logged.items():
+                if message.topic == self.topic and message.id in replayed and self._feeds(message):
+                    self.queue.waiting[message] += times
+
+    # the group
+
+    def _start_group(self) -> Group:
+        if self.group is None:
+            base = self._base(self.topic, 0)
+            self.group = Group(LEASE, base - 1, base - 1)
+        return self.group
+
+    def _in_topic(self) -> int:
+        return sum(times for message, times in self.logged.items() if message.topic == self.topic)
+
+    @rule(member=members, n=st.sampled_from([1, 3, 50]))
+    def fetch(self, member: str, n: int) -> None:
+        group = self._start_group()
+        rows = self.sql(
+            "select log_offset, generation, deadline, id, payload from trunkline.fetch(%s, %s, %s, %s, %s)",
+            self.topic, self.group_name, member, n, LEASE,
+        )  # fmt: skip
+        mine = group.held_by(member, self.now)
+        if group.held(self.now) and not mine:
+            assert rows == [], "two members own the partition"
+            return
+        start = group.fetched if mine else group.committed
+        if not rows:
+            assert self._in_topic() <= start, "fetch answered nothing although there are messages"
+            if mine and group.deadline is not None and group.deadline < self.now + LEASE * 0.66:
+                group.deadline = self.now + LEASE
+            return
+        offsets = [row[0] for row in rows]
+        assert offsets == list(range(start + 1, start + 1 + len(rows)))
+        assert len(rows) <= n
+        assert {row[1:3] for row in rows} == {(rows[0][1], self.now + LEASE)}
+        assert (rows[0][1] == group.generation) == mine
+        for offset, _, _, message_id, payload in rows:
+            self._remember((self.topic, 0), offset, (message_id, payload))
+        group.member, group.generation, group.deadline = member, rows[0][1], self.now + LEASE
+        group.fetched = offsets[-1]
+        self.generations.append((rows[0][1], offsets[-1]))
+
+    @precondition(lambda self: self.generations)
+    @rule(data=st.data(), back=st.sampled_from([0, 0, 1, 5]), beyond=st.booleans())
+    def commit(self, data: st.DataObject, back: int, beyond: bool) -> None:
+        group = self._start_group()
+        generation, fetched = data.draw(st.sampled_from(self.generations[-3:]))
+        offset = fetched + 1000 if beyond else max(0, fetched - back)
+        call = "select trunkline.commit(%s, %s, 0, %s, %s)"
+        if generation != group.generation or not group.held(self.now):
+            assert self.one(call, self.topic, self.group_name, generation, offset) == "lost"
+        elif offset > group.fetched:
+            with pytest.raises(psycopg.Error) as refused:
+                self.one(call, self.topic, self.group_name, generation, offset)
+            assert refused.value.sqlstate == "TL007"
+        else:
+            assert self.one(call, self.topic, self.group_name, generation, offset) == "done"
+            group.committed = max(group.committed, offset)
+
+    @precondition(lambda self: self.group)
+    @rule(member=members)
+    def leave(self, member: str) -> None:
+        group = self._start_group()
+        owned = group.member == member and group.deadline is not None
+        assert self.one("select trunkline.leave(%s, %s, %s)", self.topic, self.group_name, member) == owned
+        if owned:
+            group.free()
+
+    @precondition(lambda self: self.group)
+    @rule(data=st.data(), to=st.sampled_from(["earliest", "latest", "offset"]))
+    def seek(self, data: st.DataObject, to: str) -> None:
+        group = self._start_group()
+        head = self.one("select trunkline.head(%s)", self.topic)
+        base = self._base(self.topic, 0)
+        place = {"earliest": base, "latest": head + 1}.get(to)
+        if place is None:
+            place = data.draw(st.integers(1, head + 2))
+        call = "select next_offset from trunkline.seek(%s, %s, %s)"
+        text = str(place) if to == "offset" else to
+        if place < base or place > head + 1:
+            with pytest.raises(psycopg.Error) as refused:
+                self.one(call, self.topic, self.group_name, text)
+            assert refused.value.sqlstate == ("TL006" if place < base else "TL007")
+        else:
+            assert self.one(call, self.topic, self.group_name, text) == place
+            group.committed = place - 1
+            group.free()
+
+    @rule(n=st.sampled_from([1, 10, 1000]))
+    def claim_range(self, n: int) -> None:
+        group = self._start_group()
+        rows = self.sql(
+            "select first_offset, last_offset from trunkline.claim_range(%s, %s, %s)", self.topic, self.group_name, n
+        )
+        last = min(self._in_topic(), group.committed + n)
+        if group.held(self.now) or last <= group.committed:
+            assert rows == []
+        else:
+            assert rows == [(group.committed + 1, last)]
+            group.committed = last
+            group.free()
+
+    # time and upkeep
+
+    @rule(by=seconds)
+    def advance(self, by: int) -> None:
+        self.sessions.advance(timedelta(seconds=by))
+        self.now = self.sessions.now()
+
+    @rule()
+    def expire(self) -> None:
+        self.duty("expire")
+        self.queue.end_overdue(self.now)
+
+    @rule()
+    def release_due(self) -> None:
+        self.duty("due")
+        self._committed([message for due, message in self.unlogged if due <= self.now])
+        self.unlogged = [entry for entry in self.unlogged if entry[0] > self.now]
+        for due, message in list(self.queue.delayed):
+            if due <= self.now:
+                self.queue.delayed.remove((due, message))
+                self._committed([message])
+
+    @rule()
+    def sequence(self) -> None:
+        self.duty("sequence")
+
+    @rule()
+    def rotate(self) -> None:
+        assert self.duty("rotate") == 1, "nobody holds a lock, so the rotation must succeed"
+        self.queue.rotations += 1
+
+    @rule(times=st.integers(1, 3), wait=st.sampled_from([0, 5, 20]))
+    def retain(self, times: int, wait: int) -> None:
+        for _ in range(times):
+            self.duty("expire")
+            self.queue.end_overdue(self.now)
+            self.duty("segments")
+            self.duty("retention")
+            self.advance(wait)
+
+    # what must hold after each step
+
+    def _base(self, topic: str | None, partition: int) -> int:
+        kind, name = ("inbox", self.queue_name) if topic is None else ("topic", topic)
+        return self.one(  # type: ignore[no-any-return]
+            "select base_offset from trunkline.logs join trunkline.topics using (topic_id)"
+            " where kind = %s and name = %s and partition = %s",
+            kind, name, partition,
+        )  # fmt: skip
+
+    def _remember(self, log: tuple[str | None, int], offset: int, content: tuple[UUID, bytes]) -> None:
+        known = self.seen.setdefault(log, {}).setdefault(offset, content)
+        assert known == content, f"the content of offset {offset} of {log} changed"
+
+    def _look(self, topic: str | None, partition: int) -> None:
+        """All that has an offset: dense, unchanged, committed, each message as often as it was published."""
+        kind, name = ("inbox", self.queue_name) if topic is None else ("topic", topic)
+        rows = self.sql(
+            "select r.log_offset, r.id, r.payload from trunkline.topics t join trunkline.logs l using (topic_id),"
+            " trunkline._head(l.log) head, trunkline._read(t.topic_id, l.partition, t.segment_rows, l.base_offset, head) r"
+            " where t.kind = %s and t.name = %s and l.partition = %s",
+            kind, name, partition,
+        )  # fmt: skip
+        base = self._base(topic, partition)
+        assert [row[0] for row in rows] == list(range(base, base + len(rows))), "offsets have a hole"
+        for offset, message_id, payload in rows:
+            self._remember((topic, partition), offset, (message_id, payload))
+
+    @invariant()
+    def logs_are_dense_and_never_change(self) -> None:
+        if not hasattr(self, "partitions"):
+            return
+        for topic, partitions in self.partitions.items():
+            found: Counter[tuple[UUID, bytes]] = Counter()
+            for partition in range(partitions):
+                self._look(topic, partition)
+                offsets = self.seen.get((topic, partition), {})
+                assert sorted(offsets) == list(range(1, len(offsets) + 1)) or self._base(topic, partition) > 1
+                found.update(offsets.values())
+            allowed: Counter[tuple[UUID, bytes]] = Counter()
+            for message, times in self.logged.items():
+                if message.topic == topic:
+                    allowed[message.id, message.payload] += times
+            for due, message in self.queue.delayed:
+                if message.topic == topic and due <= self.now:
+                    allowed[message.id, message.payload] += 1
+            assert found <= allowed, f"the log has what was not committed: {found - allowed}"
+
+    @invariant()
+    def dead_letters_are_those_of_the_model(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        rows = self.sql(
+            "select topic, partition, log_offset, id, payload, attempts from trunkline.list_dead_letters(%s)",
+            self.queue_name,
+        )
+        places: set[Place] = set()
+        for topic, partition, offset, message_id, payload, attempts in rows:
+            place = (topic or None, partition, offset)
+            self.queue.found_dead(place, self.now)
+            item = self.queue.items[place]
+            assert (item.message.id, item.message.payload, item.attempt) == (message_id, payload, attempts)
+            places.add(place)
+        assert len(places) == len(rows)
+
+    @invariant()
+    def queue_conserves_messages(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        with self.sessions.main.transaction():
+            self.sessions.main.execute("set transaction isolation level repeatable read")
+            [(accepted, ready, pending, leased, acked, dead, expired, purged)] = self.sql(
+                "select * from trunkline.audit_queue(%s)", self.queue_name
+            )
+        assert accepted == ready + pending + leased + acked + dead + expired + purged
+        overdue = sum(item.state is State.LEASED and item.until <= self.now for item in self.queue.items.values())
+        assert (acked, expired) == (self.queue.count(State.ACKED), 0)
+        assert self.queue.count(State.LEASED) - overdue <= leased <= self.queue.count(State.LEASED)
+        assert self.queue.deaths <= dead <= self.queue.deaths + overdue
+
+    @invariant()
+    def retention_keeps_what_readers_need(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        base = self._base(self.topic, 0)
+        assert self.group is None or base <= self.group.committed + 1
+        assert base <= min(self.queue.unsettled(self.topic), default=base)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        for who in list(self.open):
+            self.sessions.publishers[who].execute("rollback")
+        self.open.clear()
+        try:
+            self._drain()
+        finally:
+            self.sql("select trunkline.delete_queue(%s, true)", self.queue_name)
+            self.sql("select trunkline.delete_topic(%s, true)", self.topic)
+
+    def _drain(self) -> None:
+        """All that was accepted can still be delivered, and every log ends up with exactly what was committed."""
+        self.advance(3600)
+        self.expire()
+        self.release_due()
+        while receipts := self._claim(100):
+            expected = self.queue.settle("ack", receipts, self.now, None)
+            rows = self.sql("select result from trunkline.ack(%s)", receipts)
+            assert [{row[0]} for row in rows] == expected
+        assert self.queue.claimable(self.now, None) == []
+        self.dead_letters_are_those_of_the_model()
+        assert self.queue.count(State.LEASED) == self.queue.count(State.PENDING) == 0
+        self.sequence()
+        self.logs_are_dense_and_never_change()
+        for topic, partitions in self.partitions.items():
+            wanted = sum(times for message, times in self.logged.items() if message.topic == topic)
+            heads = [self.one("select trunkline._head(l.log) from trunkline.logs l join trunkline.topics using (topic_id)"
+                              " where kind = %s and name = %s and partition = %s",
+                              "inbox" if topic is None else "topic", topic or self.queue_name, partition)
+                     for partition in range(partitions)]  # fmt: skip
+            assert sum(heads) == wanted, (
+                f"{wanted} messages were committed to {topic or 'the inbox'}, the log has {sum(heads)}"
+            )
+        self.queue_conserves_messages()

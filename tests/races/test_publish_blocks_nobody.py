@@ -1,0 +1,138 @@
+"""An open publisher stops nobody, and nobody stops publishers: P4, and DESIGN 3.4 on rotation and retention."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import Clock
+from tests.races.sessions import Session
+
+MakeSession = Callable[[], Session]
+
+
+@pytest.fixture
+def open_publisher(main: Session, session: MakeSession) -> Session:
+    """A session that has published to both and stays in its transaction."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 16, p_retention => '1 second')")
+    main.run("select trunkline.create_queue('q', p_segment_rows => 16, p_retention => '1 second')")
+    publisher = session()
+    publisher.run("begin")
+    publisher.run("select trunkline.publish('t', '\"open\"'), trunkline.enqueue('q', '\"open\"')")
+    # whoever has to wait for it shows as an error, not as a slow test
+    main.run("set lock_timeout = '2s'")
+    for name in main.column(
+        "select p.oid::regprocedure::text from pg_proc p where pronamespace = 'trunkline'::regnamespace"
+        " and exists (select from unnest(proconfig) c where c like 'lock_timeout%%')"
+    ):
+        main.run(f"alter function {name} set lock_timeout = '2s'")
+    return publisher
+
+
+def publish(session: Session, n: int) -> None:
+    session.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[%s]))", n)
+    session.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[%s]))", n)
+
+
+def test_others_publish_sequence_claim_and_fetch(main: Session, open_publisher: Session) -> None:
+    publish(main, 10)
+    assert main.one("select trunkline.head('t')") == 10
+    receipts = main.column("select receipt from trunkline.claim('q', 100)")
+    assert main.column("select result from trunkline.ack(%s)", receipts) == ["done"] * 10
+    assert len(main.run("select * from trunkline.fetch('t', 'g', 'm')")) == 10
+    open_publisher.run("commit")
+    assert main.column("select payload from trunkline.claim('q', 100)") == [b'"open"']
+    assert main.column("select log_offset from trunkline.fetch('t', 'g', 'm')") == [11]
+
+
+def test_segments_are_made_and_filled(main: Session, open_publisher: Session) -> None:
+    """New segments are attached while a transaction that wrote to the same topic is open."""
+    for _ in range(10):
+        publish(main, 10)
+        main.run("select trunkline.run_duty('segments')")
+    assert main.one("select trunkline.head('t')") == 100
+    open_publisher.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
+    publish(main, 10)
+    open_publisher.run("commit")
+    assert main.one("select trunkline.head('t')") == 151
+    assert main.column("select log_offset from trunkline.read('t', 0, 1, 1000)") == list(range(1, 152))
+
+
+def test_state_tables_rotate(main: Session, open_publisher: Session) -> None:
+    publish(main, 10)
+    assert len(main.column("select receipt from trunkline.claim('q', 5)")) == 5
+    for _ in range(4):
+        assert main.one("select trunkline.run_duty('rotate')") == 1
+    open_publisher.run("commit")
+    assert len(main.column("select receipt from trunkline.claim('q', 100)")) == 6
+
+
+def test_retention_of_what_the_publisher_does_not_need_goes_on(main: Session, session: MakeSession, clock: Clock) -> None:
+    """Only the segments that an open transaction may still write to have to wait for it."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 16, p_retention => '1 second')")
+    main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
+    for _ in range(4):
+        clock.advance(10)
+        main.run("select trunkline.run_duty('segments')")
+    publisher = session()
+    publisher.run("begin")
+    publisher.run("select trunkline.publish('t', '\"open\"')")
+    main.run("set lock_timeout = '2s'")
+    clock.advance(10)
+    assert main.one("select trunkline.run_duty('retention')") > 0
+    assert main.one("select base_offset from trunkline.logs") == 41
+    publisher.run("select trunkline.publish('t', '\"again\"')")
+    publisher.run("commit")
+    assert main.column("select payload from trunkline.read('t', 0, 41)") == [b'"open"', b'"again"']
+
+
+def test_retention_never_takes_the_segment_of_an_open_publisher(
+    main: Session, open_publisher: Session, clock: Clock
+) -> None:
+    publish(main, 60)
+    for _ in range(6):
+        clock.advance(10)
+        main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_duty('retention')")
+        main.run("select trunkline.head('t')")
+    assert (
+        main.one("select min(base_offset) from trunkline.logs join trunkline.topics using (topic_id) where name = 't'") == 1
+    )
+    open_publisher.run("commit")
+    assert main.one("select trunkline.head('t')") == 61
+    assert main.column("select payload from trunkline.read('t', 0, 61)") == [b'"open"']
+
+
+def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
+    main: Session, session: MakeSession, clock: Clock
+) -> None:
+    """Publishers in threads against all duties: no error, and every message that retention left is readable."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 32, p_retention => '1 second')")
+    stop = threading.Event()
+
+    def produce(one: Session) -> int:
+        count = 0
+        while not stop.is_set():
+            with one.transaction("rollback" if count % 7 == 3 else "commit"):
+                one.run("select trunkline.publish('t', '1')")
+            count += 1
+        return count - sum(n % 7 == 3 for n in range(count))
+
+    with ThreadPoolExecutor(3) as threads:
+        producers = [threads.submit(produce, session()) for _ in range(3)]
+        try:
+            for _ in range(40):
+                clock.advance(2)
+                for duty in ("sequence", "segments", "retention", "rotate"):
+                    main.run("select trunkline.run_duty(%s)", duty)
+                assert not any(producer.done() for producer in producers), "a publisher failed"
+        finally:
+            stop.set()
+        sent = sum(producer.result(30) for producer in producers)
+    assert main.one("select trunkline.head('t')") == sent
+    base = main.one("select base_offset from trunkline.logs")
+    assert base > 1
+    assert main.column("select log_offset from trunkline.read('t', 0, %s, 100000)", base) == list(range(base, sent + 1))

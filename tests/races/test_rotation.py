@@ -1,0 +1,130 @@
+"""Rotation of the state tables under load, and against the other duties: nothing lost, nothing twice, nobody fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tests.conftest import Clock
+from tests.races.sessions import Session, answer, wait_blocked, wait_for
+
+MakeSession = Callable[[], Session]
+ROTATIONS = 30
+
+
+def rotate(session: Session) -> None:
+    """A rotation gives up when somebody is busy: ask until it was done."""
+    wait_for(session, "select trunkline.run_duty('rotate') = 1")
+
+
+def consume(session: Session, stop: threading.Event) -> list[bytes]:
+    """Claim and ack; what was acked."""
+    acked: list[bytes] = []
+    while not stop.is_set():
+        rows = session.run("select receipt, payload from trunkline.claim('q', 5)")
+        results = session.column("select result from trunkline.ack(%s)", [row[0] for row in rows])
+        assert set(results) <= {"done"}
+        acked += [row[1] for row in rows]
+    return acked
+
+
+def follow(session: Session, member: str, stop: threading.Event) -> list[tuple[int, bytes]]:
+    """Fetch and commit; what was committed, with its offset."""
+    done: list[tuple[int, bytes]] = []
+    while not stop.is_set():
+        rows = session.run("select log_offset, payload, partition, generation from trunkline.fetch('t', 'g', %s, 7)", member)
+        if rows:
+            *_, (last, _, partition, generation) = rows
+            assert session.one("select trunkline.commit('t', 'g', %s, %s, %s)", partition, generation, last) == "done"
+            done += [(row[0], row[1]) for row in rows]
+    return done
+
+
+def produce(session: Session, name: int, stop: threading.Event) -> list[bytes]:
+    """Publish to both, until told to stop."""
+    sent: list[bytes] = []
+    while not stop.is_set():
+        payload = f"{name}/{len(sent)}".encode()
+        session.run("select trunkline.enqueue_bytes('q', %s), trunkline.publish_bytes('t', %s)", payload, payload)
+        sent.append(payload)
+    return sent
+
+
+def test_traffic_goes_on_through_rotations(main: Session, session: MakeSession) -> None:
+    """Publishers, claims, acks, fetches and commits in threads, while the tables rotate thirty times."""
+    main.run("select trunkline.create_queue('q'), trunkline.create_topic('t')")
+    stop, dry = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(6) as threads:
+        producers = [threads.submit(produce, session(), n, stop) for n in range(2)]
+        consumers = [threads.submit(consume, session(), dry) for _ in range(3)]
+        follower = threads.submit(follow, session(), "one", dry)
+        workers: list[Future[list[bytes]] | Future[list[tuple[int, bytes]]]] = [*producers, *consumers, follower]
+        try:
+            for _ in range(ROTATIONS):
+                rotate(main)
+                assert not any(worker.done() for worker in workers), "a worker failed"
+            stop.set()
+            sent = [payload for producer in producers for payload in producer.result(30)]
+            wait_for(main, "select ready + leased = 0 from trunkline.queue_stats('q')")
+            wait_for(main, "select lag = 0 from trunkline.group_stats('t', 'g')")
+        finally:
+            stop.set()
+            dry.set()
+        acked = [payload for consumer in consumers for payload in consumer.result(30)]
+        committed = follower.result(30)
+    assert Counter(acked) == Counter(sent)
+    assert [offset for offset, _ in committed] == list(range(1, len(sent) + 1))
+    assert Counter(payload for _, payload in committed) == Counter(sent)
+    assert main.one("select acked from trunkline.queue_stats('q')") == len(sent)
+
+
+def test_retention_that_waits_for_a_rotation_keeps_leased_messages(
+    main: Session, session: MakeSession, clock: Clock
+) -> None:
+    """The rotation carries the open lease to another table while retention waits: it must not take it for settled."""
+    main.run("select trunkline.create_queue('q', p_lease => '1 hour', p_retention => '1 second', p_segment_rows => 16)")
+    main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[40]))")
+    [receipt] = main.column("select receipt from trunkline.claim('q', 1)")
+    rest = main.column("select receipt from trunkline.claim('q', 100)")
+    main.run("select trunkline.ack(%s)", rest)
+    for _ in range(6):
+        clock.advance(10)
+        main.run("select trunkline.run_duty('expire'), trunkline.run_duty('segments')")
+    rotate(main)
+    upkeep, other = session(), session()
+    with upkeep.transaction():
+        assert upkeep.one("select trunkline.run_duty('rotate')") == 1
+        call = other.start("select trunkline.run_duty('retention')")
+        wait_blocked(main, other)
+    answer(call)
+    assert main.column("select result from trunkline.nack(%s, '0')", [receipt]) == ["done"]
+    assert main.column("select log_offset from trunkline.claim('q')") == [1]
+
+
+def test_rotation_does_not_wait_for_an_open_claim(main: Session, session: MakeSession) -> None:
+    """It gives up within its lock time-out and says so; those who come meanwhile go on."""
+    main.run("select trunkline.create_queue('q')")
+    main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[10]))")
+    holder = session()
+    with holder.transaction():
+        assert len(holder.run("select * from trunkline.claim('q', 5)")) == 5
+        started = time.monotonic()
+        assert main.one("select trunkline.run_duty('rotate')") == 0
+        assert time.monotonic() - started < 10
+    assert main.one("select trunkline.run_duty('rotate')") == 1
+    assert len(main.run("select * from trunkline.claim('q', 10)")) == 5
+
+
+def test_rolled_back_rotation_changes_nothing(main: Session, session: MakeSession) -> None:
+    main.run("select trunkline.create_queue('q')")
+    main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[10]))")
+    receipts = main.column("select receipt from trunkline.claim('q', 5)")
+    upkeep = session()
+    for _ in range(3):
+        with upkeep.transaction("rollback"):
+            assert upkeep.one("select trunkline.run_duty('rotate')") == 1
+    assert main.column("select result from trunkline.ack(%s)", receipts) == ["done"] * 5
+    assert len(main.run("select * from trunkline.claim('q', 10)")) == 5

@@ -1,0 +1,242 @@
+"""Sequencing: whatever the order of transaction numbers, ids and commits, each committed message gets one offset (G1-G3)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.conftest import Clock
+from tests.races.sessions import Session, answer, wait_blocked
+
+MakeSession = Callable[[], Session]
+
+
+@pytest.fixture(autouse=True)
+def topic(main: Session) -> None:
+    main.run("select trunkline.create_topic('t')")
+
+
+def publish(session: Session, payload: str) -> None:
+    session.run("select trunkline.publish('t', to_jsonb(%s::text))", payload)
+
+
+def head(session: Session) -> int:
+    return session.one("select trunkline.head('t')")  # type: ignore[no-any-return]
+
+
+def log(session: Session) -> list[str]:
+    """The payloads in offset order; fails on a hole."""
+    rows = session.run("select log_offset, payload from trunkline.read('t', 0, 1, 100000)")
+    assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
+    return [row[1].decode().strip('"') for row in rows]
+
+
+def gaps(session: Session) -> int:
+    """How many ranges of ids the newest tick still waits for."""
+    return session.one(  # type: ignore[no-any-return]
+        "select (select count(*) from unnest(old_gaps)) + (select count(*) from unnest(new_gaps))"
+        " from trunkline.ticks order by first_offset desc limit 1"
+    )
+
+
+def test_first_transaction_that_commits_last_gets_the_last_offset(main: Session, session: MakeSession) -> None:
+    slow = session()
+    with slow.transaction():
+        publish(slow, "slow")
+        publish(main, "fast")
+        assert log(main) == ["fast"]
+    assert log(main) == ["fast", "slow"]
+
+
+@pytest.mark.parametrize("minutes", [0, 1], ids=["by xmin", "by locks"])
+def test_message_of_newer_transaction_with_lower_id_is_kept(
+    main: Session, session: MakeSession, clock: Clock, minutes: int
+) -> None:
+    """The owner of a gap may have a higher number than every finished transaction; the horizon must lie above it."""
+    early, late = session(), session()
+    early.run("begin")
+    early.one("select pg_current_xact_id()")
+    with late.transaction():
+        publish(late, "low id, high number")
+        publish(early, "high id, low number")
+        early.run("commit")
+        for n in range(5):
+            assert head(main) == 1 + n
+            clock.advance(60 * minutes)
+            publish(main, f"after {n}")
+        assert head(main) == 6
+    found = log(main)
+    assert Counter(found)["low id, high number"] == 1
+    assert len(found) == 7
+
+
+def test_message_of_older_transaction_with_lower_id_is_kept(main: Session, session: MakeSession, clock: Clock) -> None:
+    owner = session()
+    with owner.transaction():
+        publish(owner, "slow")
+        for n in range(5):
+            publish(main, f"fast {n}")
+            assert head(main) == n + 1
+            clock.advance(60)
+    assert log(main) == [*(f"fast {n}" for n in range(5)), "slow"]
+
+
+@pytest.mark.parametrize("where", ["same database", "other database"])
+def test_rolled_back_ids_are_forgotten_while_unrelated_writer_is_open(
+    db: str, main: Session, session: MakeSession, clock: Clock, where: str
+) -> None:
+    """Gaps and tick rows do not grow with the number of rollbacks, although xmin stands still."""
+    publisher = session()
+    with psycopg.connect(db if where == "same database" else make_conninfo(db, dbname="postgres")) as unrelated:
+        unrelated.execute("select pg_current_xact_id()")
+        for n in range(60):
+            with publisher.transaction("rollback"):
+                publish(publisher, "never")
+            publish(publisher, str(n))
+            assert head(main) == n + 1
+            clock.advance(1.5)
+        assert gaps(main) <= 4
+        assert main.one("select max(pg_column_size(t.*)) from trunkline.ticks t") < 600
+    assert log(main) == [str(n) for n in range(60)]
+
+
+def test_open_publisher_is_not_forgotten_among_rollbacks(main: Session, session: MakeSession, clock: Clock) -> None:
+    """The same, and one of the gaps has an owner: only the others are forgotten."""
+    owner, publisher, unrelated = session(), session(), session()
+    unrelated.run("begin")
+    unrelated.one("select pg_current_xact_id()")
+    with owner.transaction():
+        publish(owner, "owner")
+        for n in range(20):
+            with publisher.transaction("rollback"):
+                publish(publisher, "never")
+            publish(publisher, str(n))
+            head(main)
+            clock.advance(1.5)
+    unrelated.run("commit")
+    assert log(main) == [*(str(n) for n in range(20)), "owner"]
+
+
+@pytest.mark.parametrize("end", ["commit prepared", "rollback prepared"])
+def test_prepared_transaction_keeps_its_gap(main: Session, session: MakeSession, clock: Clock, end: str) -> None:
+    owner, unrelated = session(), session()
+    unrelated.run("begin")
+    unrelated.one("select pg_current_xact_id()")
+    name = main.one("select 'p' || gen_random_uuid()")
+    owner.run("begin")
+    publish(owner, "prepared")
+    owner.run(f"prepare transaction '{name}'")
+    for n in range(5):
+        publish(main, str(n))
+        assert head(main) == n + 1
+        clock.advance(60)
+    main.run(f"{end} '{name}'")
+    publish(main, "last")
+    found = log(main)
+    assert Counter(found) == Counter([*"01234", "last", *(["prepared"] if end == "commit prepared" else [])])
+    clock.advance(60)
+    publish(main, "later")
+    head(main)
+    clock.advance(60)
+    publish(main, "latest")
+    head(main)
+    assert gaps(main) == 0
+
+
+def test_only_surviving_subtransactions_appear(main: Session, session: MakeSession, clock: Clock) -> None:
+    owner = session()
+    with owner.transaction():
+        owner.run("savepoint one")
+        publish(owner, "undone")
+        owner.run("rollback to one")
+        publish(owner, "kept")
+        owner.run("savepoint two")
+        owner.run("savepoint three")
+        publish(owner, "nested")
+        owner.run("release three")
+        for n in range(4):
+            publish(main, str(n))
+            head(main)
+            clock.advance(60)
+    assert log(main) == [*"0123", "kept", "nested"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_fetch_sees_publish_that_returned_before_it_while_another_sequences(
+    main: Session, session: MakeSession, end: str
+) -> None:
+    """The other sequencer looked before the publish; the fetch may not rely on what that one finds."""
+    sequencer, reader = session(), session()
+    publish(main, "first")
+    with sequencer.transaction(end):
+        head(sequencer)
+        publish(main, "second")
+        call = reader.start("select payload from trunkline.fetch('t', 'g', 'm')")
+        wait_blocked(main, reader)
+    assert [row[0] for row in answer(call)] == [b'"first"', b'"second"']
+
+
+def test_fetch_sees_publish_behind_messages_that_have_offsets(main: Session) -> None:
+    publish(main, "first")
+    head(main)
+    publish(main, "second")
+    assert [row[0] for row in main.run("select payload from trunkline.fetch('t', 'g', 'm')")] == [b'"first"', b'"second"']
+
+
+def test_gap_with_horizon_of_another_cluster_is_forgotten(main: Session, session: MakeSession) -> None:
+    """After dump and restore transaction numbers start over: nobody from before can be open."""
+    unrelated = session()
+    unrelated.run("begin")
+    unrelated.one("select pg_current_xact_id()")
+    with main.transaction("rollback"):
+        publish(main, "never")
+    publish(main, "one")
+    assert (head(main), gaps(main)) == (1, 1)
+    main.run("update trunkline.ticks set old_horizon = '999999999999', new_horizon = '999999999999'")
+    publish(main, "two")
+    assert (head(main), gaps(main)) == (2, 0)
+    assert log(main) == ["one", "two"]
+
+
+def test_sequencers_at_once_give_each_message_one_offset(session: MakeSession, main: Session) -> None:
+    """Publishers that roll back one of five, commit out of order, and four sequencers."""
+    stop = threading.Event()
+
+    def sequence(one: Session) -> list[int]:
+        heads = []
+        while not stop.is_set():
+            heads.append(head(one))
+        return heads
+
+    def produce(one: Session, name: int) -> list[str]:
+        kept = []
+        for n in range(100):
+            payload = f"{name}/{n}"
+            lost = n % 5 == name
+            with one.transaction("rollback" if lost else "commit"):
+                publish(one, payload)
+            if not lost:
+                kept.append(payload)
+        return kept
+
+    with ThreadPoolExecutor(8) as threads:
+        sequencers = [threads.submit(sequence, session()) for _ in range(4)]
+        producers = [threads.submit(produce, session(), name) for name in range(4)]
+        try:
+            kept = [payload for producer in producers for payload in producer.result(60)]
+        finally:
+            stop.set()
+        for sequencer in sequencers:
+            heads = sequencer.result(60)
+            assert heads == sorted(heads)
+    found = log(main)
+    assert Counter(found) == Counter(kept)
+    for name in range(4):
+        mine = [payload for payload in found if payload.startswith(f"{name}/")]
+        assert mine == [payload for payload in kept if payload.startswith(f"{name}/")], "a publisher sees its own order"

@@ -1,0 +1,211 @@
+"""Settling against settling, expiry and rotation: one of them wins, and the other one is told (Q2-Q4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.conftest import Clock
+from tests.races.sessions import Session, answer, wait_blocked
+
+MakeSession = Callable[[], Session]
+
+
+@pytest.fixture(autouse=True)
+def queue(main: Session) -> None:
+    main.run("select trunkline.create_queue('q', p_backoff_base => '0', p_backoff_jitter => 0)")
+
+
+def lease(session: Session, n: int = 1) -> list[str]:
+    """Enqueue and claim n messages: their receipts."""
+    session.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[%s]))", n)
+    return claim(session, n)
+
+
+def claim(session: Session, n: int = 10) -> list[str]:
+    return session.column("select receipt from trunkline.claim('q', %s)", n)
+
+
+def settle(session: Session, verb: str, receipts: list[str]) -> list[str]:
+    return session.column(f"select result from trunkline.{verb}(%s)", receipts)
+
+
+def begin(session: Session, verb: str, receipts: list[str]) -> None:
+    """Settle in a transaction that stays open."""
+    session.run("begin")
+    assert settle(session, verb, receipts) == ["done"] * len(receipts)
+
+
+def audit(session: Session) -> dict[str, int]:
+    session.run("begin isolation level repeatable read")
+    [row] = session.run("select to_jsonb(a) from trunkline.audit_queue('q') a")
+    session.run("commit")
+    counts: dict[str, int] = row[0]
+    accepted = counts.pop("accepted")
+    assert accepted == sum(counts.values())
+    return {name: n for name, n in counts.items() if n}
+
+
+def test_ack_in_open_transaction_wins_over_expiry(main: Session, session: MakeSession, clock: Clock) -> None:
+    """The lease ends while the business transaction is open: nobody gets the message meanwhile, and the ack stands."""
+    worker = session()
+    receipts = lease(main)
+    begin(worker, "ack", receipts)
+    clock.advance(60)
+    main.run("select trunkline.run_duty('expire')")
+    assert claim(main) == []
+    worker.run("commit")
+    clock.advance(60)
+    main.run("select trunkline.run_duty('expire')")
+    assert claim(main) == []
+    assert audit(main) == {"acked": 1}
+
+
+def test_rolled_back_ack_leaves_the_lease(main: Session, session: MakeSession, clock: Clock) -> None:
+    worker = session()
+    receipts = lease(main)
+    begin(worker, "ack", receipts)
+    worker.run("rollback")
+    assert claim(main) == []
+    assert audit(main) == {"leased": 1}
+    assert settle(main, "ack", receipts) == ["done"]
+    clock.advance(60)
+    assert claim(main) == []
+
+
+def test_rolled_back_ack_lets_the_lease_end(main: Session, session: MakeSession, clock: Clock) -> None:
+    worker = session()
+    receipts = lease(main)
+    begin(worker, "ack", receipts)
+    clock.advance(60)
+    assert claim(main) == []
+    worker.run("rollback")
+    assert len(claim(main)) == 1
+    assert settle(main, "ack", receipts) == ["lost"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_ack_that_waits_for_expiry_is_lost(main: Session, session: MakeSession, clock: Clock, end: str) -> None:
+    upkeep, worker = session(), session()
+    receipts = lease(main)
+    clock.advance(60)
+    upkeep.run("begin")
+    upkeep.run("select trunkline.run_duty('expire')")
+    call = worker.start("select result from trunkline.ack(%s)", receipts)
+    wait_blocked(main, worker)
+    upkeep.run(end)
+    assert answer(call) == [("lost",)]
+    assert [row[0] for row in main.run("select attempt from trunkline.claim('q')")] == [2]
+
+
+@pytest.mark.parametrize(("end", "result"), [("commit", "lost"), ("rollback", "done")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("nack", "ack"),
+        ("ack", "nack"),
+        ("nack", "nack"),
+        ("bury", "nack"),
+        ("release", "ack"),
+        ("ack", "bury"),
+        ("nack", "extend"),
+    ],
+)
+def test_second_settle_waits_and_loses_to_a_committed_first(
+    main: Session, session: MakeSession, first: str, second: str, end: str, result: str
+) -> None:
+    one, two = session(), session()
+    receipts = lease(main)
+    begin(one, first, receipts)
+    call = two.start(f"select result from trunkline.{second}(%s)", receipts)
+    wait_blocked(main, two)
+    one.run(end)
+    assert answer(call) == [(result,)]
+    winner = first if end == "commit" else second
+    state = {"ack": "acked", "nack": "pending", "release": "pending", "bury": "dead", "extend": "leased"}[winner]
+    assert audit(main) == {state: 1}
+
+
+def test_acks_at_once_both_answer_done_and_count_once(main: Session, session: MakeSession) -> None:
+    one, two = session(), session()
+    receipts = lease(main)
+    begin(one, "ack", receipts)
+    begin(two, "ack", receipts)
+    one.run("commit")
+    two.run("commit")
+    assert claim(main) == []
+    assert audit(main) == {"acked": 1}
+
+
+def test_acks_of_one_lease_do_not_wait_for_each_other(main: Session, session: MakeSession) -> None:
+    one, two = session(), session()
+    receipts = lease(main, 4)
+    begin(one, "ack", receipts[:2])
+    begin(two, "ack", receipts[1:])
+    two.run("commit")
+    one.run("rollback")
+    assert settle(main, "ack", receipts[1:]) == ["done"] * 3
+    assert audit(main) == {"leased": 1, "acked": 3}
+
+
+def test_extend_in_open_transaction_wins_over_expiry(main: Session, session: MakeSession, clock: Clock) -> None:
+    worker = session()
+    receipts = lease(main)
+    worker.run("begin")
+    assert worker.column("select result from trunkline.extend(%s, '5 minutes')", receipts) == ["done"]
+    clock.advance(60)
+    main.run("select trunkline.run_duty('expire')")
+    worker.run("commit")
+    assert claim(main) == []
+    assert settle(main, "ack", receipts) == ["done"]
+
+
+def test_settle_behind_a_kept_one_gives_up_with_a_clear_error(main: Session, session: MakeSession) -> None:
+    main.run("alter function trunkline._settle set lock_timeout = '300ms'")
+    one, two = session(), session()
+    receipts = lease(main)
+    begin(one, "nack", receipts)
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        settle(two, "ack", receipts)
+    one.run("rollback")
+    assert settle(two, "ack", receipts) == ["done"]
+
+
+def test_rotation_leaves_an_open_ack_alone(main: Session, session: MakeSession, clock: Clock) -> None:
+    """The rotation gives up in time, and the next one succeeds."""
+    worker = session()
+    receipts = lease(main)
+    main.run("select trunkline.run_duty('rotate')")
+    begin(worker, "ack", receipts)
+    assert main.one("select trunkline.run_duty('rotate')") == 0
+    worker.run("commit")
+    for _ in range(4):
+        assert main.one("select trunkline.run_duty('rotate')") == 1
+    clock.advance(60)
+    assert claim(main) == []
+    assert audit(main) == {"acked": 1}
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_settle_that_waits_for_a_rotation_is_kept(main: Session, session: MakeSession, verb: str, end: str) -> None:
+    upkeep, worker = session(), session()
+    receipts = lease(main)
+    main.run("select trunkline.run_duty('rotate')")
+    upkeep.run("begin")
+    assert upkeep.one("select trunkline.run_duty('rotate')") == 1
+    call = worker.start(f"select result from trunkline.{verb}(%s)", receipts)
+    wait_blocked(main, worker)
+    upkeep.run(end)
+    assert answer(call) == [("done",)]
+    assert audit(main) == {{"ack": "acked", "nack": "pending", "extend": "leased"}[verb]: 1}
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "bury", "extend"])
+def test_receipt_works_after_rotations(main: Session, verb: str) -> None:
+    receipts = lease(main)
+    for _ in range(5):
+        assert main.one("select trunkline.run_duty('rotate')") == 1
+    assert settle(main, verb, receipts) == ["done"]

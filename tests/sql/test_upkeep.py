@@ -1,0 +1,226 @@
+"""Upkeep: each duty does its work, one session at a time, and takes nothing from anybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Clock, Connection
+from tests.sql.verbs import (
+    Connect,
+    assert_conserved,
+    call,
+    claim,
+    contents,
+    digest,
+    duty,
+    enqueue,
+    fetch,
+    publish,
+    queue_stats,
+    read,
+    refused,
+    rows,
+    settle,
+    upkeep,
+    value,
+)
+
+DUTIES = ["expire", "due", "sequence", "segments", "retention", "rotate", "windows"]
+
+
+@pytest.mark.parametrize("name", DUTIES)
+def test_a_duty_runs_on_nothing_and_twice(conn: Connection, name: str) -> None:
+    assert None not in duty(conn, name, 2)
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    assert None not in duty(conn, name, 2)
+
+
+@pytest.mark.parametrize("name", DUTIES)
+def test_of_two_sessions_one_acts(conn: Connection, connect: Connect, name: str) -> None:
+    other = connect()
+    other.execute("begin")
+    assert duty(other, name) != [None]
+    assert duty(conn, name) == [None]
+    other.execute("commit")
+    assert duty(conn, name) != [None]
+
+
+def test_a_duty_runs_only_when_it_is_due(conn: Connection) -> None:
+    assert value(conn, "select trunkline.run_duty('expire', '1 hour')") == 0
+    assert value(conn, "select trunkline.run_duty('expire', '1 hour')") is None
+    assert value(conn, "select trunkline.run_duty('expire')") == 0
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "EXPIRE", "a b", 'x"; drop table trunkline.logs', None])
+def test_an_unknown_duty_is_named(conn: Connection, name: str | None) -> None:
+    with refused("TL001", "expire, due"):
+        call(conn, "run_duty", name)
+
+
+def test_expire_ends_overdue_leases(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", *range(3))
+    claim(conn, "q")
+    assert duty(conn, "expire") == [0]
+    clock.advance(31)
+    assert duty(conn, "expire")[0]
+    assert queue_stats(conn, "q").ready == 3
+    assert duty(conn, "expire") == [0]
+
+
+def test_due_moves_scheduled_messages_into_their_logs(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    publish(conn, "t", 1, p_delay="1 minute")
+    enqueue(conn, "q", 2, p_delay="1 minute")
+    assert duty(conn, "due") == [0]
+    clock.advance(61)
+    assert duty(conn, "due", 2) == [2, 0]
+    assert contents(read(conn, "t")) == [1]
+    assert contents(claim(conn, "q")) == [2]
+
+
+def test_sequence_gives_offsets_to_idle_logs(conn: Connection) -> None:
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    publish(conn, "t", 1)
+    enqueue(conn, "q", 1)
+    assert duty(conn, "sequence", 2) == [2, 0]
+    assert rows(conn, "select log, n from trunkline.ticks order by log") == [(64, 1), (128, 1)]
+
+
+def test_segments_are_made_ahead_and_sealed_behind(conn: Connection) -> None:
+    call(conn, "create_topic", "t", p_segment_rows=16)
+    for n in range(5):
+        publish(conn, "t", *range(16))
+        duty(conn, "segments", 3)
+        made = {row.segment: row.sealed_at is not None for row in rows(conn, "select * from trunkline.segments")}
+        used = (16 * (n + 1)) // 16
+        assert set(made) == set(range(used + 2))
+        assert [made[segment] for segment in range(used)] == [True] * used
+    assert contents(read(conn, "t")) == list(range(16)) * 5
+
+
+def test_rotation_keeps_open_leases_and_their_receipts(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", *range(6))
+    acked, nacked, extended, returned, *rest = claim(conn, "q")
+    settle(conn, "ack", acked.receipt)
+    settle(conn, "nack", returned.receipt, p_delay="0")
+    [retried] = claim(conn, "q")
+    settle(conn, "extend", extended.receipt, p_for="1 hour")
+    for _ in range(5):
+        assert duty(conn, "rotate") == [1]
+        assert_conserved(conn, "q")
+    assert claim(conn, "q") == []
+    assert settle(conn, "ack", acked.receipt) == ["done"]
+    assert settle(conn, "nack", nacked.receipt, p_delay="0") == ["done"]
+    assert settle(conn, "ack", retried.receipt) == ["done"]
+    clock.advance(31)
+    assert settle(conn, "ack", extended.receipt) == ["done"]
+    assert settle(conn, "ack", *[d.receipt for d in rest]) == ["lost", "lost"]
+    again = claim(conn, "q")
+    assert sorted(contents(again)) == [1, 4, 5]
+    settle(conn, "ack", *[delivery.receipt for delivery in again])
+    duty(conn, "rotate", 3)
+    assert queue_stats(conn, "q").acked == assert_conserved(conn, "q").acked == 6
+    assert claim(conn, "q") == []
+
+
+def test_rotation_keeps_positions_and_generations(conn: Connection) -> None:
+    call(conn, "create_topic", "t")
+    publish(conn, "t", *range(1, 11))
+    batch = fetch(conn, "t", p_max=6)
+    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 4)", batch[0].generation) == "done"
+    duty(conn, "rotate", 3)
+    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 5)", batch[0].generation) == "done"
+    duty(conn, "rotate", 3)
+    assert contents(fetch(conn, "t")) == [7, 8, 9, 10]
+    assert call(conn, "group_stats", "t", "g")[0].next_offset == 6
+
+
+def test_rotation_leaves_nothing_old_behind(conn: Connection) -> None:
+    call(conn, "create_queue", "q")
+    for n in range(50):
+        enqueue(conn, "q", n)
+        settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q")])
+    duty(conn, "expire")
+    duty(conn, "rotate", 2)
+    assert value(conn, "select count(*) from trunkline.leases") <= 4
+    assert value(conn, "select count(*) from trunkline.lease_events") <= 4
+    enqueue(conn, "q", "next")
+    assert contents(claim(conn, "q")) == ["next"]
+
+
+@pytest.mark.parametrize("work", ["claim", "fetch", "ack", "publish"])
+def test_rotation_gives_way_to_an_open_transaction(conn: Connection, connect: Connect, work: str) -> None:
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    publish(conn, "t", 1)
+    enqueue(conn, "q", 1, 2)
+    [delivery] = claim(conn, "q", 1)
+    duty(conn, "rotate")
+    other = connect()
+    other.execute("begin")
+    if work == "claim":
+        claim(other, "q")
+    elif work == "fetch":
+        fetch(other, "t")
+    elif work == "ack":
+        settle(other, "ack", delivery.receipt)
+    else:
+        publish(other, "t", 2)
+    before = digest(conn)
+    expected = 1 if work == "publish" else 0
+    assert duty(conn, "rotate") == [expected]
+    if not expected:
+        assert digest(conn) == before
+    other.execute("commit")
+    assert duty(conn, "rotate") == [1]
+    assert_conserved(conn, "q")
+
+
+def test_retention_gives_way_to_an_open_reader(conn: Connection, connect: Connect, clock: Clock) -> None:
+    call(conn, "create_topic", "t", p_segment_rows=16, p_retention="1 hour")
+    publish(conn, "t", *range(40))
+    duty(conn, "segments", 4)
+    clock.advance(7200)
+    reader = connect()
+    reader.execute("begin")
+    assert len(read(reader, "t")) == 40
+    assert duty(conn, "retention") == [0]
+    assert len(read(reader, "t")) == 40
+    reader.execute("commit")
+    assert duty(conn, "retention") == [2]
+    with refused("TL006", "32"):
+        read(conn, "t")
+
+
+def test_upkeep_does_all_that_is_due(conn: Connection, clock: Clock) -> None:
+    call(conn, "create_topic", "t", p_segment_rows=16, p_retention="1 hour")
+    call(conn, "create_queue", "q", p_max_attempts=1)
+    publish(conn, "t", *range(20))
+    publish(conn, "t", "later", p_delay="30 seconds")
+    enqueue(conn, "q", 1)
+    claim(conn, "q")
+    upkeep(conn, 3)
+    clock.advance(31)
+    upkeep(conn)
+    assert queue_stats(conn, "q").dead == 1
+    assert contents(read(conn, "t"))[-1] == "later"
+    clock.advance(2 * 3600)
+    upkeep(conn, 4)
+    assert call(conn, "topic_stats", "t")[0].lowest_offset == 16
+
+
+def test_one_broken_queue_does_not_stop_the_others(conn: Connection, clock: Clock) -> None:
+    """A segment that somebody removed by hand is reported for its own queue only."""
+    call(conn, "create_queue", "broken")
+    call(conn, "create_queue", "sound")
+    for queue in ("broken", "sound"):
+        enqueue(conn, queue, 1)
+        claim(conn, queue)
+    conn.execute("truncate trunkline.topic_1_0_0")
+    clock.advance(31)
+    assert contents(claim(conn, "sound")) == [1]

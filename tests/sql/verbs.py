@@ -1,0 +1,120 @@
+"""The SQL verbs as the tests say them: positional and named arguments in, named tuples out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+
+from tests.conftest import Connection
+
+Connect = Callable[[], Connection]
+
+
+def rows(conn: Connection, query: str, *args: Any) -> list[Any]:
+    """All rows of a query, as named tuples."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query, args or None).fetchall()  # type: ignore[call-overload]
+
+
+def value(conn: Connection, query: str, *args: Any) -> Any:
+    """The first column of the first row of a query."""
+    return rows(conn, query, *args)[0][0]
+
+
+def call(conn: Connection, verb: str, *args: Any, **named: Any) -> list[Any]:
+    """`call(conn, "claim", "mail", p_max=3)` is `select * from trunkline.claim('mail', p_max => 3)`."""
+    places = ["%s"] * len(args) + [f"{name} => %s" for name in named]
+    return rows(conn, f"select * from trunkline.{verb}({', '.join(places)})", *args, *named.values())
+
+
+def claim(conn: Connection, queue: str, n: int = 10, **named: Any) -> list[Any]:
+    return call(conn, "claim", queue, n, **named)
+
+
+def fetch(conn: Connection, topic: str, group: str = "g", member: str = "m", **named: Any) -> list[Any]:
+    return call(conn, "fetch", topic, group, member, **named)
+
+
+def settle(conn: Connection, verb: str, *receipts: str, **named: Any) -> list[str]:
+    """The answer per receipt."""
+    return [row.result for row in call(conn, verb, list(receipts), **named)]
+
+
+def publish(conn: Connection, topic: str, *values: Any, **named: Any) -> list[Any]:
+    """One publish per JSON value; answers the ids."""
+    return [call(conn, "publish", topic, json.dumps(item), **named)[0].id for item in values]
+
+
+def enqueue(conn: Connection, queue: str, *values: Any, **named: Any) -> list[Any]:
+    """One enqueue per JSON value; answers the ids."""
+    return [call(conn, "enqueue", queue, json.dumps(item), **named)[0].id for item in values]
+
+
+def contents(messages: Iterable[Any]) -> list[Any]:
+    """The JSON values of messages, in their order."""
+    return [json.loads(message.payload) for message in messages]
+
+
+def read(conn: Connection, topic: str, first: int = 1, limit: int = 1000, partition: int = 0) -> list[Any]:
+    return call(conn, "read", topic, partition, first, limit)
+
+
+def head(conn: Connection, topic: str, partition: int = 0) -> int:
+    return int(value(conn, "select trunkline.head(%s, %s)", topic, partition))
+
+
+def duty(conn: Connection, name: str, times: int = 1) -> list[int | None]:
+    """Run one duty of upkeep; answers what each run said."""
+    return [value(conn, "select trunkline.run_duty(%s)", name) for _ in range(times)]
+
+
+def upkeep(conn: Connection, times: int = 1) -> None:
+    """All of upkeep, as if every duty were due."""
+    for _ in range(times):
+        conn.execute(
+            "select setval(c.oid, 0) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname = 'trunkline' and c.relkind = 'S' and c.relname like 'duty\\_%'"
+        )
+        conn.execute("call trunkline.upkeep()")
+
+
+def queue_stats(conn: Connection, queue: str) -> Any:
+    [stats] = call(conn, "queue_stats", queue)
+    return stats
+
+
+def assert_conserved(conn: Connection, queue: str) -> Any:
+    """Every accepted message is in exactly one state (promise Q1)."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        [audit] = call(conn, "audit_queue", queue)
+    assert audit.accepted == sum(audit[1:]), audit
+    return audit
+
+
+@contextmanager
+def refused(sqlstate: str, named: str = "") -> Iterator[None]:
+    """The call fails with this code, the text names what is wrong, and errors of our own say what to do."""
+    with pytest.raises(psycopg.Error) as caught:
+        yield
+    diag = caught.value.diag
+    assert caught.value.sqlstate == sqlstate, caught.value
+    assert named in f"{diag.message_primary} / {diag.message_hint}"
+    if sqlstate.startswith("TL"):
+        assert diag.message_hint
+
+
+def digest(conn: Connection) -> dict[str, str]:
+    """What every table of the schema holds, as one hash each."""
+    names = rows(conn, "select relname from pg_class where relnamespace = 'trunkline'::regnamespace and relkind = 'r'")
+    queries = [
+        f"select '{name}', md5(coalesce(string_agg(t::text, '|' order by t::text), '')) from trunkline.{name} t"
+        for (name,) in names
+    ]
+    return dict(rows(conn, " union all ".join(queries)))
