@@ -17,8 +17,6 @@ import msgspec
 from bench.session import Session
 
 _fork = multiprocessing.get_context("fork")
-# Calls of each connection before the start, so that what is compiled and planned once is not measured.
-_WARM_UP = 3
 
 
 class Step(Protocol):
@@ -35,7 +33,8 @@ class Step(Protocol):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Connections that repeat a step. `empty` says what 0 messages mean: stop, or try again after that many seconds.
 
-    `every` paces the calls of each connection; a late connection catches up and drops nothing.
+    `every` paces the calls of each connection; a late connection catches up and drops nothing. `warm_up` calls come before
+    the start, so that what is compiled and planned once is not measured.
     """
 
     name: str
@@ -44,6 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     empty: float | None = None
     every: float | None = None
+    warm_up: int = 3
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -142,7 +142,7 @@ def _repeat(url: str, job: Job, index: int, barrier: Barrier, stop: Event, answe
     try:
         session = Session(url)
         step = job.make(session, index)
-        for _ in range(_WARM_UP):
+        for _ in range(job.warm_up):
             step()
         step.latencies.clear()
         barrier.wait(60)

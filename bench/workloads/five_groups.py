@@ -160,6 +160,7 @@ def _measure(
             connections=publishers,
             processes=1,
             empty=0.002,
+            warm_up=0,
             every=None if rate is None else publishers * _BATCH / rate,
         ),
         crew.Job(
@@ -168,6 +169,7 @@ def _measure(
             connections=_GROUPS,
             processes=_GROUPS,
             empty=0.002,
+            warm_up=0,
         ),
     ]
     meter = CpuMeter()

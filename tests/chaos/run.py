@@ -193,7 +193,8 @@ def _read_log(session: Session, kind: str, name: str, partition: int, number: in
         else:
             rows = session.rows(
                 "select r.log_offset, convert_from(r.payload, 'UTF8') from trunkline.topics t,"
-                " trunkline._head(t.topic_id * 64 + %s) h, trunkline._read(t.topic_id, %s, t.segment_rows, %s, least(h, %s)) r"
+                " trunkline._head(t.topic_id * 64 + %s) h,"
+                " trunkline._read(t.topic_id, %s, t.segment_rows, %s, least(h, %s)) r"
                 " where t.kind = 'inbox' and t.name = %s order by r.log_offset",
                 (partition, partition, first, first + _PAGE - 1, name),
             )

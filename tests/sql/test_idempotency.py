@@ -51,7 +51,7 @@ def test_the_same_key_for_another_message_is_a_conflict(conn: Connection) -> Non
 
 
 def test_a_key_holds_across_the_border_of_two_windows(conn: Connection, clock: Clock) -> None:
-    into_window = value(conn, "select extract(epoch from trunkline.clock())::bigint %% 86400", *[])
+    into_window = value(conn, "select mod(extract(epoch from trunkline.clock())::bigint, 86400)")
     clock.advance(DAY - into_window - 5)
     first, _ = answer(conn)
     for seconds in (10, 3600, DAY - 7200):
@@ -76,7 +76,7 @@ def test_a_key_holds_a_whole_window_and_is_free_after_two(conn: Connection, cloc
 
 
 def test_old_windows_are_emptied(conn: Connection, clock: Clock) -> None:
-    for _ in range(12):
+    for _ in range(6):
         answer(conn)
         clock.advance(DAY)
         upkeep(conn)
@@ -134,7 +134,7 @@ def test_many_publishers_of_one_key_make_one_message(conn: Connection, connect: 
     for thread in threads:
         thread.join(60)
     assert len(answers) == 120
-    assert len(set(row[1] for row in answers)) == 20
+    assert len({row[1] for row in answers}) == 20
     assert sum(not row[2] for row in answers) == 20
     assert head(conn, "t") == 20
 

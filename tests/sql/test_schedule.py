@@ -7,14 +7,16 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, duty, enqueue, fetch, publish, queue_stats, read, upkeep, value
+from tests.sql.verbs import call, claim, contents, duty, enqueue, fetch, publish, queue_stats, read, settle, upkeep, value
 
 
 def test_delay_holds_a_message_back_until_due(conn: Connection, clock: Clock) -> None:
     call(conn, "create_queue", "q")
     enqueue(conn, "q", "later", p_delay="1 hour")
     enqueue(conn, "q", "now")
-    assert contents(claim(conn, "q")) == ["now"]
+    [first] = claim(conn, "q")
+    assert contents([first]) == ["now"]
+    settle(conn, "ack", first.receipt)
     clock.advance(3590)
     duty(conn, "due")
     assert claim(conn, "q") == []
@@ -67,6 +69,7 @@ def test_a_batch_mixes_now_and_later_and_answers_in_order(conn: Connection, cloc
     answers = call(conn, "enqueue_many", "q", [b"0", b"1", b"2", b"3"], p_delays=delays)
     first = claim(conn, "q")
     assert contents(first) == [0, 2]
+    settle(conn, "ack", *[delivery.receipt for delivery in first])
     clock.advance(121)
     second = claim(conn, "q")
     assert contents(second) == [1, 3]

@@ -6,7 +6,20 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import assert_conserved, call, claim, contents, duty, publish, queue_stats, refused, rows, settle, value
+from tests.sql.verbs import (
+    assert_conserved,
+    call,
+    claim,
+    claim_all,
+    contents,
+    duty,
+    publish,
+    queue_stats,
+    refused,
+    rows,
+    settle,
+    value,
+)
 
 PATTERNS = [
     ("user.created", ["user.created"], ["user.deleted", "user", "user.created.now", "xuser.created", "User.created"]),
@@ -102,7 +115,7 @@ def test_start_positions(conn: Connection, clock: Clock) -> None:
         call(conn, "subscribe", f"q{n}", "t", p_start=start)
     publish(conn, "t", 5)
     for n, expected in enumerate(starts.values()):
-        assert contents(claim(conn, f"q{n}")) == expected
+        assert contents(claim_all(conn, f"q{n}")) == expected
         assert_conserved(conn, f"q{n}")
 
 

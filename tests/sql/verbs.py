@@ -37,6 +37,14 @@ def claim(conn: Connection, queue: str, n: int = 10, **named: Any) -> list[Any]:
     return call(conn, "claim", queue, n, **named)
 
 
+def claim_all(conn: Connection, queue: str) -> list[Any]:
+    """What claims answer until one is empty."""
+    got: list[Any] = []
+    while batch := claim(conn, queue, 1000):
+        got += batch
+    return got
+
+
 def fetch(conn: Connection, topic: str, group: str = "g", member: str = "m", **named: Any) -> list[Any]:
     return call(conn, "fetch", topic, group, member, **named)
 

@@ -173,3 +173,14 @@ as $$ select int8multirange(int8range(p_first, p_last + 1)) $$;
 create or replace function trunkline._setting(p_name text) returns text
 language sql stable
 as $$ select value from trunkline.settings where name = p_name $$;
+
+-- Makes this session notice tables and functions that others have made since its transaction began. Postgres does so whenever
+-- a transaction takes a lock on a relation that it does not hold yet; waiting for an advisory lock is not enough. pg_relation_size
+-- takes such a lock and lets it go again.
+create or replace function trunkline._catch_up() returns void
+language plpgsql
+as $$
+begin
+    perform pg_relation_size('trunkline.bell');
+end
+$$;

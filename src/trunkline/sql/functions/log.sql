@@ -43,7 +43,7 @@ begin
         join held x on x.locktype = 'transactionid' and x.virtualtransaction = s.virtualtransaction and x.granted
         -- the lock table shows the low 32 bits of a number that is near the newest one
         cross join lateral (select (v_xmax & ~4294967295) | x.transactionid::text::bigint as guess) g
-        where s.locktype = 'relation' and s.relation = v_seq
+        where s.locktype = 'relation' and s.relation = v_seq and s.pid is distinct from pg_backend_pid()
           and s.database = (select oid from pg_database where datname = current_database())
           and case when g.guess > v_xmax + 2147483648 then g.guess - 4294967296 else g.guess end < p_horizon::text::bigint
     );
@@ -95,6 +95,8 @@ begin
         perform pg_advisory_xact_lock(778001, v_log);
         perform set_config('trunkline.sequencing', v_log::text, true);
     end if;
+    -- segments made from here on look like missing ones; they are the last ones, so they make no gap
+    perform trunkline._catch_up();
     v_xmin := pg_snapshot_xmin(pg_current_snapshot());
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
     if t.log is null then
@@ -234,7 +236,10 @@ begin
         end if;
         for s in v_lo / p_segment_rows .. v_hi / p_segment_rows loop
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
-                perform trunkline._below_base(p_topic_id, p_partition, v_next);
+                perform trunkline._catch_up();
+                if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
+                    perform trunkline._below_base(p_topic_id, p_partition, v_next);
+                end if;
             end if;
             if v_ids is null then
                 return query execute format('select * from trunkline.topic_%s_read($1, $2, $3, $4, $5)', p_topic_id)

@@ -32,10 +32,12 @@ declare
     v_parent text := format('topic_%s', p_topic_id);
     v_name   text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
 begin
+    perform trunkline._catch_up();
     if to_regclass('trunkline.' || v_name) is not null then
         return false;
     end if;
     perform pg_advisory_xact_lock(778003, p_topic_id);
+    perform trunkline._catch_up();
     if to_regclass('trunkline.' || v_name) is not null then
         return false;
     end if;
@@ -199,6 +201,7 @@ language plpgsql
 as $$
 begin
     %2$s
+    perform trunkline._catch_up();
     return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at
                                  from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', p_partition, p_segment)
         using p_first_id, p_last_id, p_shift;
@@ -213,6 +216,7 @@ language plpgsql
 as $$
 begin
     %2$s
+    perform trunkline._catch_up();
     execute format('select min(id), max(id), count(*) from (select id from trunkline.topic_%1$s_%%s_%%s where id >= $1 order by id limit 1000) s',
                    p_partition, p_segment) into lo, hi, n using p_from;
 end

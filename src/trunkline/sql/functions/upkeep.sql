@@ -163,7 +163,7 @@ begin
     for s in select * from trunkline.segments where log = v_log and sealed_at is null and (segment + 1) * p_segment_rows - 1 <= v_last order by segment loop
         if s.drained_xid is null then
             update trunkline.segments set drained_xid = trunkline._horizon(v_log) where log = v_log and segment = s.segment;
-            exit;
+            continue;
         end if;
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
         exit when v_xmin < s.drained_xid and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);

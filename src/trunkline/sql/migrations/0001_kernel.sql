@@ -296,6 +296,9 @@ create table trunkline.notices (
     detail    jsonb       not null
 );
 
+-- Never holds a row and is never locked for longer than a moment: see _catch_up() in functions/checks.sql.
+create table trunkline.bell ();
+
 create table trunkline.settings (
     name  text primary key,
     value text not null
