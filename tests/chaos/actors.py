@@ -40,7 +40,8 @@ class Upkeep:
             op = self.session.recorder.invoke("upkeep")
             try:
                 self.session.connect().execute("call trunkline.upkeep()")
-                self.session.recorder.done(op, "ok")
+                rotated = self.session.rows("select rotated_at::text from trunkline.epoch")[0][0]
+                self.session.recorder.done(op, "ok", rotated=rotated)
             except psycopg.Error as error:
                 self.session.settle_outcome(op, error)
             time.sleep(self.spec.every)

@@ -32,5 +32,7 @@ def check(history: Iterable[Op]) -> Report:
     check_queues(logs, by_call, report)
     report.totals["calls"] = sum(len(ops) for ops in by_call.values())
     report.totals["calls without answer"] = sum(op.outcome == "info" for ops in by_call.values() for op in ops)
+    report.totals["rotations"] = len({op.result["rotated"] for op in by_call["upkeep"] if op.outcome == "ok"})
+    report.totals["sealed segments"] = sum(op.args["sealed"] for op in by_call["final_store"])
     report.totals["crashes of Postgres"] = len(by_call["crash"])
     return report

@@ -49,21 +49,21 @@ def _check_coverage(place: Place, fetches: list[Op], values: list[str], report: 
 
 
 def _check_generations(place: Place, fetches: list[Op], commits: list[Op], report: Report) -> None:
-    """A generation reads on without a step back or a jump, starts after the last commit, and ends when the next begins."""
-    last: dict[str, int] = {}
+    """A generation reads on without a step back or a jump, starts after the last commit, and ends when the next begins.
+    A process that did not get what came before in its generation starts after the last commit too."""
+    last: dict[tuple[str, str], int] = {}
     born: dict[str, Op] = {}
     ended: dict[str, float] = {}
     for op in fetches:
         generation, rows = op.result["generation"], op.result["rows"]
-        first = rows[0][0]
-        if generation in last:
-            if first != last[generation] + 1:
-                rule = "gap" if first > last[generation] + 1 else "order"
-                report.add(rule, f"group {place}: {op.proc} got offset {first} after {last[generation]} in one generation")
-        else:
-            born[generation] = op
+        first, before = rows[0][0], last.get((generation, op.proc))
+        if before is None:
             _check_start(place, op, first, commits, report)
-        last[generation] = rows[-1][0]
+        elif first != before + 1:
+            rule = "gap" if first > before + 1 else "order"
+            report.add(rule, f"group {place}: {op.proc} got offset {first} after {before} in one generation")
+        born.setdefault(generation, op)
+        last[generation, op.proc] = rows[-1][0]
         ended[generation] = op.end
     births = sorted(born.items(), key=lambda item: item[1].end)
     for commit in commits:

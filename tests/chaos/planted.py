@@ -78,26 +78,23 @@ ORDERED = Workload("ordered", queues=(Queue("q", ordered=True),))
 class Publish:
     """A publish in a transaction that stays open until `commit`."""
 
-    def __init__(self, session: Session, values: Sequence[str], *, key: str | None = None) -> None:
+    def __init__(self, session: Session, values: Sequence[str], *, send: Sequence[str] | None = None) -> None:
+        """`values` are those of the whole transaction; `send` are the first of them, if not all are sent at once."""
         self.session = session
         self.op = session.recorder.invoke("publish", parts=[{"target": "topic:t", "values": list(values)}])
         session.connect().execute("begin")
-        keys = [key] * len(values) if key else None
-        self.add(values, keys)
+        self.add(values if send is None else send)
 
-    def add(self, values: Sequence[str], keys: list[str] | None = None) -> None:
-        self.session.rows(
-            "select count(*) from trunkline.publish_many('t', %s, p_idempotency_keys => %s::text[])",
-            ([value.encode() for value in values], keys),
-        )
+    def add(self, values: Sequence[str]) -> None:
+        self.session.rows("select count(*) from trunkline.publish_many('t', %s)", ([value.encode() for value in values],))
 
     def commit(self) -> None:
         self.session.connect().execute("commit")
         self.session.recorder.done(self.op, "ok")
 
 
-def publish(session: Session, *values: str, key: str | None = None) -> None:
-    Publish(session, values, key=key).commit()
+def publish(session: Session, *values: str) -> None:
+    Publish(session, values).commit()
 
 
 def enqueue(session: Session, *values: str) -> None:
@@ -106,12 +103,13 @@ def enqueue(session: Session, *values: str) -> None:
     session.recorder.done(op, "ok")
 
 
-def fetch(session: Session) -> dict[str, Any]:
-    op = session.recorder.invoke("fetch", topic="t", group="g", member=session.proc)
+def fetch(session: Session, member: str | None = None) -> dict[str, Any]:
+    member = member or session.proc
+    op = session.recorder.invoke("fetch", topic="t", group="g", member=member)
     found = session.rows(
         "select partition, generation::text, log_offset, convert_from(payload, 'UTF8')"
         " from trunkline.fetch('t', 'g', %s, 100, '1 second')",
-        (session.proc,),
+        (member,),
     )
     result: dict[str, Any] = {"rows": [[row[2], row[3]] for row in found]}
     if found:

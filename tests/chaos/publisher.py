@@ -29,6 +29,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class PublisherSpec(msgspec.Struct, frozen=True, tag="publisher"):
+    """`messages` are to be accepted; what is rolled back or gets no answer comes on top."""
+
     targets: tuple[Target, ...]
     messages: int
     per_second: float
@@ -36,27 +38,27 @@ class PublisherSpec(msgspec.Struct, frozen=True, tag="publisher"):
 
 
 class Publisher:
-    """Publishes its number of messages at about its rate. Waits for every answer, so its own order is known."""
+    """Publishes until its number is accepted, at about its rate. Waits for every answer, so its own order is known."""
 
     def __init__(self, session: Session, spec: PublisherSpec) -> None:
         self.session = session
         self.spec = spec
         self.random = session.random
         self.made = 0
+        self.accepted = 0
 
     def run(self) -> None:
         begun = time.monotonic()
-        while self.made < self.spec.messages and not self.session.stopped:
+        while self.accepted < self.spec.messages and not self.session.stopped:
             mode = self.random.choices(list(_MODES), list(_MODES.values()))[0]
             getattr(self, f"_{mode}")()
-            ahead = self.made / self.spec.per_second - (time.monotonic() - begun)
+            ahead = self.accepted / self.spec.per_second - (time.monotonic() - begun)
             if ahead > 0:
                 time.sleep(min(ahead, 0.5))
 
     def _part(self, size: int | None = None) -> dict[str, Any]:
         target = self.random.choice(self.spec.targets)
         size = size or self.random.choice((1, 1, 5, 20, 60))
-        size = min(size, max(1, self.spec.messages - self.made))
         values = []
         for _ in range(size):
             self.made += 1
@@ -97,6 +99,10 @@ class Publisher:
         kept = [{name: value for name, value in part.items() if name != "keys"} for part in parts]
         return self.session.recorder.invoke("publish", parts=kept)
 
+    def _accept(self, op: int, parts: list[dict[str, Any]], before: float | None) -> None:
+        self.session.recorder.done(op, "ok", **({"before": before} if before is not None else {}))
+        self.accepted += sum(len(part["values"]) for part in parts)
+
     def _plain(self) -> None:
         part = self._part()
         readback = next((t for t in self.spec.targets if t.readback and t.log == part["target"]), None)
@@ -105,7 +111,7 @@ class Publisher:
             return
         op = self._record(part)
         try:
-            self.session.recorder.done(op, "ok", before=self._send(part))
+            self._accept(op, [part], self._send(part))
         except psycopg.Error as error:
             self.session.settle_outcome(op, error)
 
@@ -114,7 +120,7 @@ class Publisher:
         head = self.session.head(topic, 0)
         op = self._record(part)
         try:
-            self.session.recorder.done(op, "ok", before=self._send(part))
+            self._accept(op, [part], self._send(part))
         except psycopg.Error as error:
             self.session.settle_outcome(op, error)
             return
@@ -143,7 +149,10 @@ class Publisher:
             time.sleep(self.random.uniform(0.5, 2.0) if self.random.random() < 0.02 else self.random.uniform(0, 0.3))
             sent = commit
             conn.execute("commit" if commit else "rollback")
-            self.session.recorder.done(op, "ok" if commit else "fail", before=before)
+            if commit:
+                self._accept(op, parts, before)
+            else:
+                self.session.recorder.done(op, "fail")
         except psycopg.Error as error:
             self.session.settle_outcome(op, error, sent=sent)
             self.session.drop()
@@ -164,7 +173,7 @@ class Publisher:
         while True:
             try:
                 self._send(part, idempotent=True)
-                self.session.recorder.done(op, "ok")
+                self._accept(op, [part], None)  # an earlier try may have been the one
                 return
             except psycopg.Error as error:
                 if error.sqlstate is not None and not error.sqlstate.startswith("57P"):

@@ -42,17 +42,16 @@ class Grant:
     attempt: int
     claimed: float
     deadline: float
+    place: str
+    offset: int
     relaxed: bool
     proc: str
     settles: list[Settle] = field(default_factory=list)
 
     @property
-    def lease(self) -> str:
-        return self.receipt.rpartition(".")[0]
-
-    @property
-    def offset(self) -> int:
-        return int(self.receipt.rpartition(".")[2])
+    def lease(self) -> tuple[str, float, str]:
+        """What one call got of one partition."""
+        return self.proc, self.claimed, self.place
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Queue:
 
     name: str
     grants: dict[str, list[Grant]] = field(default_factory=lambda: defaultdict(list))
-    leases: dict[str, list[Grant]] = field(default_factory=lambda: defaultdict(list))
+    leases: dict[tuple[str, float, str], list[Grant]] = field(default_factory=lambda: defaultdict(list))
     due: dict[str, float] = field(default_factory=dict)
     # starts of claims without an answer: they may have delivered anything
     unknown: list[float] = field(default_factory=list)
@@ -111,8 +110,9 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
             queue.unknown.append(op.start)
         if op.outcome != "ok":
             continue
-        for receipt, attempt, deadline, value in op.result["rows"]:
-            grant = Grant(receipt, attempt, deadline - op.args["lease"], deadline, op.args["relaxed"], op.proc)
+        for receipt, attempt, deadline, value, place, offset in op.result["rows"]:
+            claimed = deadline - op.args["lease"]
+            grant = Grant(receipt, attempt, claimed, deadline, place, offset, op.args["relaxed"], op.proc)
             grants[receipt] = grant
             queue.grants[value].append(grant)
             queue.leases[grant.lease].append(grant)
@@ -245,23 +245,23 @@ def _check_attempt(queue: Queue, who: str, grant: Grant, previous: Grant | None,
 def _check_order(queue: Queue, report: Report) -> None:
     """An ordered queue: one open lease per partition, and messages finished in offset order."""
     partitions: dict[str, list[list[Grant]]] = defaultdict(list)
-    for lease, grants in queue.leases.items():
-        partitions[lease.split(".")[0]].append(grants)
-    for cursor, leases in partitions.items():
+    for (_, _, place), grants in queue.leases.items():
+        partitions[place].append(grants)
+    for place, leases in partitions.items():
         leases.sort(key=lambda grants: grants[0].claimed)
         for grants, following in pairwise(leases):
             for grant in grants:
                 finished = min((s.before for s in grant.settles if s.verb in _FINAL), default=float("inf"))
                 if following[0].claimed < min(finished, _end_at_earliest(queue, grant)) - _EPSILON:
                     report.add(
-                        "order", f"queue {queue.name}: a lease of cursor {cursor} while offset {grant.offset} was out"
+                        "order", f"queue {queue.name}: a lease of partition {place} while offset {grant.offset} was out"
                     )
         acks = [(s, g.offset) for grants in leases for g in grants for s in g.settles if s.verb == "ack" and s.sure]
         acks.sort(key=lambda ack: ack[0].before)
         newest, highest = float("-inf"), 0
         for settle, offset in acks:
             if offset < highest and settle.before > newest:
-                report.add("order", f"queue {queue.name}: offset {offset} of cursor {cursor} finished after {highest}")
+                report.add("order", f"queue {queue.name}: offset {offset} of partition {place} finished after {highest}")
             if offset > highest:
                 newest, highest = settle.after, offset
 

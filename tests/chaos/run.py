@@ -171,6 +171,8 @@ def read_everything(session: Session, workload: Workload) -> None:
                 _read_log(session, kind, name, partition, number)
     for queue in workload.queues:
         _read_queue(session, queue)
+    sealed = session.rows("select count(*) from trunkline.segments where sealed_at is not null")[0][0]
+    session.recorder.note("final_store", sealed=sealed)
     for topic, group, effects in workload.groups:
         rows = session.rows(
             "select partition, first_offset, last_offset from public.effects where topic = %s and group_name = %s",

@@ -98,11 +98,12 @@ class Session:
         return head
 
     def claim(self, queue: str, limit: int, lease: float, *, relaxed: bool = False) -> list[list[Any]] | None:
-        """Rows of receipt, attempt, deadline (seconds by the database's clock) and content."""
+        """Rows of receipt, attempt, deadline (seconds by the database's clock), content, partition and offset."""
         op = self.recorder.invoke("claim", queue=queue, lease=lease, relaxed=relaxed)
         try:
             found = self.rows(
-                "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8')"
+                "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8'),"
+                " coalesce(topic, '') || '/' || partition, log_offset"
                 " from trunkline.claim(%s, %s::int, make_interval(secs => %s), p_consumer => %s, p_relaxed => %s)",
                 (queue, limit, lease, self.proc, relaxed),
             )

@@ -59,7 +59,8 @@ def final_group(effects: list[list[int]] | None = None) -> Op:
 
 
 def claim(receipt: str, value: str, *, at: float, attempt: int = 1, lease: float = 1.0, relaxed: bool = False) -> Op:
-    rows = [[receipt, attempt, at + lease, value]]
+    """The last number of a receipt is the offset."""
+    rows = [[receipt, attempt, at + lease, value, "/0", int(receipt[-1])]]
     return op("claim", at=at, proc=receipt, queue="q", lease=lease, relaxed=relaxed, result={"rows": rows})
 
 

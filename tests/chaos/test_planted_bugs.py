@@ -29,6 +29,7 @@ from tests.chaos.planted import (
     finish_queue,
     publish,
 )
+from tests.chaos.session import Session
 from tests.chaos.workloads import Workload
 from tests.conftest import Clock
 from trunkline.db.embedded import EmbeddedServer
@@ -57,8 +58,10 @@ def late_transaction_id(world: World) -> None:
         "create trigger wait_here before insert on trunkline.topic_1 for each row execute function public.wait_here()"
     )
     conn.execute("select pg_advisory_lock(1)")
+    # the first draw of a sequence is logged and takes a transaction id along; the next ones do not
+    publish(main, "first")
     call = Background(lambda: publish(slow, "slow"))
-    wait_for(main, "select exists (select from pg_locks where locktype = 'advisory' and not granted)")
+    assert waiting(main, 10)
     go_on(world)
     conn.execute("select pg_advisory_unlock(1)")
     call.join()
@@ -114,6 +117,23 @@ def reader_beside_a_long_look(world: World) -> None:
     reading = Background(lambda: world.main.read("t", 0, 1, 1000, ["mine"]))
     time.sleep(0.3)
     holder.connect().execute("commit")
+    reading.join()
+    end_of_log(world)
+
+
+def publisher_between_two_looks(world: World) -> None:
+    """A transaction with an old and a new row id commits while the log is being sequenced."""
+    reader, slow = world.session("reader"), world.session("slow")
+    both = Publish(slow, ["old", "new"], send=["old"])
+    publish(world.main, "between")
+    world.main.read("t", 0, 1, 1000)
+    both.add(["new"])
+    holder = world.session("holder")
+    holder.connect().execute("select pg_advisory_lock(2)")
+    reading = Background(lambda: reader.read("t", 0, 1, 1000))
+    waiting(world.main, 1.0)
+    both.commit()
+    holder.connect().execute("select pg_advisory_unlock(2)")
     reading.join()
     end_of_log(world)
 
@@ -237,19 +257,23 @@ def next_in_line(world: World) -> None:
     finish_queue(world)
 
 
-def wait_for(session: object, condition: str) -> None:
-    limit = time.monotonic() + 10
-    while not session.rows(condition)[0][0]:  # type: ignore[attr-defined]
-        assert time.monotonic() < limit, condition
+def waiting(session: Session, seconds: float) -> bool:
+    """Whether somebody waits for an advisory lock before the time is over."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if session.rows("select exists (select from pg_locks where locktype = 'advisory' and not granted)")[0][0]:
+            return True
         time.sleep(0.01)
+    return False
 
 
 _OLD_GAPS = "v_dead := not isempty(t.old_gaps) and v_xmin >= t.old_horizon;"
-_OWNER = "v_dead := not trunkline._has_owner_below(p_topic_id, p_partition, t.old_horizon);"
+_LOOK_AT_GAPS = "v_late := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_gaps);"
+_WAIT = "perform pg_advisory_xact_lock(2);"
 
 BUGS = {
     "row id before transaction id": Bug(
-        (Change("_write_publish", "v_xid := pg_current_xact_id();", ""),), TOPIC, late_transaction_id, ("lost",)
+        (Change("_write_functions", "v_xid := pg_current_xact_id();", ""),), TOPIC, late_transaction_id, ("lost",)
     ),
     "gap retired too early": Bug(
         (Change("_tick", _OLD_GAPS, "v_dead := not isempty(t.old_gaps);"),), TOPIC, slow_publisher, ("lost",)
@@ -272,8 +296,23 @@ BUGS = {
         reader_beside_a_long_look,
         ("late_arrival",),
     ),
+    "gaps looked at before the new ids": Bug(
+        (
+            Change("_tick", _LOOK_AT_GAPS, "null;"),
+            Change("_tick", "v_late := '{}';\n", f"{_LOOK_AT_GAPS.replace('v_gaps', 't.old_gaps + t.new_gaps')} {_WAIT}"),
+        ),
+        TOPIC,
+        publisher_between_two_looks,
+        ("order",),
+    ),
     "ack ignores the deadline": Bug(
-        (Change("_settle", "if l.deadline <= v_now then", "if false then"),), QUEUE, late_ack, ("stale_ack",)
+        (
+            Change("ack", "and l.deadline > v_now and", "and"),
+            Change("_settle", "if l.deadline <= v_now then", "if false then"),
+        ),
+        QUEUE,
+        late_ack,
+        ("stale_ack",),
     ),
     "expiry races settle": Bug(
         (
@@ -309,7 +348,7 @@ BUGS = {
         ("early",),
     ),
     "claim does not move on": Bug(
-        (Change("claim", "s.position := s.position + v_count;", ""),), QUEUE, two_consumers, ("double_lease",)
+        (Change("_claim", "s.position := s.position + v_count;", ""),), QUEUE, two_consumers, ("double_lease",)
     ),
     "dead letters not counted": Bug(
         (Change("_check_leases", "k.dead := k.dead + r.dead;", ""),), QUEUE, buried_message, ("conservation",)
@@ -421,7 +460,10 @@ CRASH_BUGS = {
         "divergent",
     ),
     "ack ignores the token": (
-        (Change("_settle", "if l.token = split_part(g.prefix, '.', 3)::uuid then", "if true then"),),
+        (
+            Change("ack", "l.token = split_part(v_lease, '.', 4)::uuid", "true"),
+            Change("_settle", "l.token = split_part(g.lease, '.', 4)::uuid", "true"),
+        ),
         QUEUE,
         crash_after_a_relaxed_claim,
         "stale_ack",

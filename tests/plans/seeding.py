@@ -43,7 +43,7 @@ def create(conn: Connection) -> None:
 
 def fill(conn: Connection) -> None:
     """Messages by publishing them; their history (one tick, lease, ack, check and commit for each) by hand."""
-    for _ in range(ROWS // 1000 + 10):
+    for _ in range(ROWS // 1000):
         conn.execute("select count(*) from trunkline.publish_many('t', array_fill('1'::bytea, array[1000]))")
         conn.execute("select count(*) from trunkline.enqueue_many('q', array_fill('1'::bytea, array[1000]))")
     conn.execute("select trunkline.run_duty('expire')")
@@ -68,7 +68,7 @@ def fill(conn: Connection) -> None:
     conn.execute(  # type: ignore[arg-type]
         "insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, payload, content_type,"
         " created_at, attempts, reason, dead_at)"
-        " select queue_id, gen_random_uuid(), '', 0, g, cursor_id, '1', 'x', clock_timestamp(), 1, 'buried', clock_timestamp()"
+        " select queue_id, gen_random_uuid(), '', 0, g, cursor_id, '1', 'x', now(), 1, 'buried', now()"
         f" from trunkline.cursors, {rows} where queue_id is not null and lane = 'log'"
     )
 

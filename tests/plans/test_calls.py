@@ -60,6 +60,6 @@ def test_no_plan_inside_a_call_has_a_sequential_scan(busy: Connection, pg_versio
     busy.execute("set client_min_messages = log")
     seeding.traffic(busy)
     busy.execute("reset client_min_messages")
-    assert any("Index Scan using leases_0" in plan for plan in plans), "the plans of nested statements are there"
+    assert any("leases_0" in plan for plan in plans), "the plans of nested statements are there"
     big = seeding.big_tables(busy)
     assert [plan for plan in plans if any(f"Seq Scan on {name} " in plan for name in big)] == []

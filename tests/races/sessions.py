@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -64,3 +64,10 @@ def wait_for(watcher: Session, question: str, *params: Any) -> None:
 
 def answer(call: Future[Rows]) -> Rows:
     return call.result(PATIENCE)
+
+
+def check_running(calls: Iterable[Future[Any]]) -> None:
+    """None of the calls has ended; the error of one that failed is raised."""
+    for call in calls:
+        if call.done():
+            raise AssertionError(f"ended early: {call.result()}")

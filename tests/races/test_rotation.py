@@ -6,10 +6,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.conftest import Clock
-from tests.races.sessions import Session, answer, wait_blocked, wait_for
+from tests.races.sessions import Session, answer, check_running, wait_blocked, wait_for
 
 MakeSession = Callable[[], Session]
 ROTATIONS = 30
@@ -61,11 +61,10 @@ def test_traffic_goes_on_through_rotations(main: Session, session: MakeSession) 
         producers = [threads.submit(produce, session(), n, stop) for n in range(2)]
         consumers = [threads.submit(consume, session(), dry) for _ in range(3)]
         follower = threads.submit(follow, session(), "one", dry)
-        workers: list[Future[list[bytes]] | Future[list[tuple[int, bytes]]]] = [*producers, *consumers, follower]
         try:
             for _ in range(ROTATIONS):
                 rotate(main)
-                assert not any(worker.done() for worker in workers), "a worker failed"
+                check_running([*producers, *consumers, follower])
             stop.set()
             sent = [payload for producer in producers for payload in producer.result(30)]
             wait_for(main, "select ready + leased = 0 from trunkline.queue_stats('q')")

@@ -23,6 +23,7 @@ FUNCTION_FILES = (
     "dead.sql",
     "upkeep.sql",
     "stats.sql",
+    "pin.sql",
 )
 _MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 

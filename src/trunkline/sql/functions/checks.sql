@@ -184,3 +184,31 @@ begin
     perform pg_relation_size('trunkline.bell');
 end
 $$;
+
+-- Nobody waits for ever for a row or a log that somebody keeps locked: ten seconds, unless the caller has set a time of its own.
+-- Answers whether it changed the setting, for _wait_as_before: the caller's settings stay the caller's.
+create or replace function trunkline._wait_ten_seconds() returns boolean
+language plpgsql
+as $$
+declare
+    v_set text;
+begin
+    if current_setting('lock_timeout') <> '0' then
+        return false;
+    end if;
+    v_set := set_config('lock_timeout', '10s', true);
+    return true;
+end
+$$;
+
+create or replace function trunkline._wait_as_before(p_changed boolean) returns void
+language plpgsql
+as $$
+declare
+    v_set text;
+begin
+    if p_changed then
+        v_set := set_config('lock_timeout', '0', true);
+    end if;
+end
+$$;

@@ -43,19 +43,19 @@ create or replace function trunkline._lease(s trunkline.leases, c trunkline.curs
 language plpgsql
 as $$
 declare
-    v_prefix text;
+    v_lease text;
 begin
     s.token := gen_random_uuid();
     s.n := trunkline._size(s.offsets);
     insert into trunkline.leases
     values ((select slot from trunkline.epoch), s.cursor_id, s.lease_no, s.source_id, s.offsets, s.n, s.attempt, s.token, s.consumer,
             s.claimed_at, s.deadline, s.position, s.delivered, s.passed, s.skipped, s.expired, s.purged);
-    v_prefix := s.cursor_id || '.' || s.lease_no || '.' || s.token || '.';
+    v_lease := '.' || s.cursor_id || '.' || s.lease_no || '.' || s.token;
     if upper(s.offsets) - lower(s.offsets) = s.n then
-        return query select v_prefix || r.log_offset, s.attempt, s.deadline, c.topic, c.partition, r.*
+        return query select r.log_offset || v_lease, s.attempt, s.deadline, c.topic, c.partition, r.*
                      from trunkline._read(c.topic_id, c.partition, c.segment_rows, lower(s.offsets), upper(s.offsets) - 1) r;
     else
-        return query select v_prefix || r.log_offset, s.attempt, s.deadline, c.topic, c.partition, r.*
+        return query select r.log_offset || v_lease, s.attempt, s.deadline, c.topic, c.partition, r.*
                      from trunkline._read_set(c, s.offsets) r;
     end if;
 end
@@ -130,7 +130,11 @@ declare
     v_sets    int8multirange[];
     v_old     int8multirange;
 begin
-    select * into lane from trunkline.cursors where queue_id = q.queue_id and trunkline.cursors.lane = 'retry' for no key update;
+    select * into lane from trunkline.cursors where queue_id = q.queue_id and trunkline.cursors.lane = 'retry';
+    -- never waited for: the caller may hold a log's cursor already, and who has the lane is taking what came back
+    if not pg_try_advisory_xact_lock(778005, lane.cursor_id) then
+        return;
+    end if;
     v_now := trunkline.clock();
     with due as (
         select cursor_id, log_offset from trunkline.pending
@@ -243,16 +247,21 @@ declare
     v_count   int;
     v_head    bigint;
     v_turn    record;
+    v_from    bigint;
 begin
     select * into q from trunkline.queues where queue_id = p_queue_id;
     if q.paused then
         return;
     end if;
+    if p_labels = '{}' then
+        perform trunkline._fail('TL001', 'labels is an empty array', 'give at least one label, or null for all messages');
+    end if;
     if q.ordered and p_labels is not null then
         perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', q.name), 'use one queue per label');
     end if;
     select array(select cursor_id from trunkline.cursors where queue_id = q.queue_id and lane = 'log'),
-           exists (select from trunkline.pending where queue_id = q.queue_id and due_at <= v_now)
+           -- in this form it reads one entry of the index, whatever the statistics say
+           (select due_at from trunkline.pending where queue_id = q.queue_id order by due_at limit 1) <= v_now
       into v_cursors, v_due;
 
     if v_due and not q.ordered then
@@ -270,13 +279,15 @@ begin
     loop
         exit when v_want <= 0;
         if cardinality(v_cursors) > 1 then
-            select * into c from trunkline.cursors where cursor_id = v_cursor for no key update skip locked;
+            continue when not pg_try_advisory_xact_lock(778005, v_cursor);
         else
-            select * into c from trunkline.cursors where cursor_id = v_cursor for no key update;
+            perform trunkline._lock_cursor(v_cursor);
         end if;
+        select * into c from trunkline.cursors where cursor_id = v_cursor;
         continue when not found;
         v_now := trunkline.clock();
         s := trunkline._lease_state(c);
+        v_from := s.position;
         s.attempt := 1;
         s.consumer := p_consumer;
         s.claimed_at := v_now;
@@ -307,12 +318,12 @@ begin
             s := trunkline._scan(s, c, v_head, v_want, p_labels, v_now - q.ttl,
                                  case when q.delivery_delay > '0' then v_now - q.delivery_delay end);
         end if;
-        if isempty(s.offsets) then
-            perform trunkline._move_cursor(s);
-        else
+        if not isempty(s.offsets) then
             return query select * from trunkline._lease(s, c);
             get diagnostics v_count = row_count;
             v_want := v_want - v_count;
+        elsif s.position > v_from then
+            perform trunkline._move_cursor(s);
         end if;
     end loop;
 
@@ -325,70 +336,82 @@ begin
 end
 $$;
 
--- Each queue has a claim function of its own. For a queue with one log and nothing to filter it goes a short way of fixed
--- statements, when nothing came back and the whole batch lies in one tick with adjoining ids; all else goes the long way.
+-- Each queue has a claim function of its own. Where it is fed by its inbox alone and nothing needs a look at each message, it goes
+-- a short way of fixed statements: when nothing came back, and the batch lies in one tick with adjoining ids. All else goes the long way.
 create or replace function trunkline._write_claim(p_queue_id int) returns void
 language plpgsql
 as $f$
 declare
     q        trunkline.queues;
-    c        trunkline.cursors;
-    v_count  int;
     v_short  text := '';
-    v_branch text;
+    v_state  text;
 begin
     select * into q from trunkline.queues where queue_id = p_queue_id;
-    select count(*) into v_count from trunkline.cursors where queue_id = p_queue_id and lane = 'log';
-    select * into c from trunkline.cursors where queue_id = p_queue_id and lane = 'log' limit 1;
-    if v_count = 1 and not q.paused and not q.ordered and q.ttl is null and q.delivery_delay = '0' and c.pattern_regex is null and c.filter is null then
+    if not q.paused and not q.ordered and q.ttl is null and q.delivery_delay = '0'
+       and not exists (select from trunkline.cursors where queue_id = p_queue_id and lane = 'log' and topic_id <> q.inbox_id) then
         -- The newest row is in the current slot if there is one at all: claims of a cursor follow each other, and so do their slots.
-        v_branch := $b$
-        select l.lease_no, l.position, l.delivered, l.passed, l.skipped, l.expired, l.purged, t.first_offset, t.n, lower(t.ids) as lo, upper(t.ids) as hi,
-               exists (select from trunkline.pending where queue_id = %1$s and due_at <= v_now) as due
-          into s
-          from (select * from trunkline.leases_%2$s where cursor_id = %3$s order by lease_no desc limit 1) l
-          left join lateral (select * from trunkline.ticks where log = %4$s and first_offset <= l.position order by first_offset desc limit 1) t on true;$b$;
-        v_short := format($b$
-    perform from trunkline.cursors where cursor_id = %1$s for no key update;
-    v_now := trunkline.clock();
-    v_slot := (select slot from trunkline.epoch);
-    if v_slot = 0 then %2$s
-    else %3$s
-    end if;
-    v_last := s.first_offset + s.n - 1;
-    v_id := s.lo + s.position - s.first_offset;
-    if not s.due and s.hi - s.lo = s.n
-       and (v_last >= s.position + p_max - 1 or v_last >= s.position and v_last = trunkline._head(%4$s)) then
-        v_last := least(v_last, s.position + p_max - 1);
-        if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
-            v_lease := v_now + coalesce(p_lease, %6$L::interval);
-            insert into trunkline.leases
-            values (v_slot, %1$s, s.lease_no + 1, %1$s, int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1, 1, v_token, p_consumer,
-                    v_now, v_lease, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);
-            v_prefix := '%1$s.' || s.lease_no + 1 || '.' || v_token || '.';
-            return query select v_prefix || r.log_offset, 1, v_lease, %7$L::text, %8$s, r.*
-                         from trunkline.topic_%9$s_read(%8$s, v_id / %5$s, v_id, v_id + v_last - s.position, s.position - v_id) r;
-            return;
+        v_state := $b$
+            select l.lease_no, l.position, l.delivered, l.passed, l.skipped, l.expired, l.purged, t.first_offset, t.n, lower(t.ids) as lo, upper(t.ids) as hi,
+                   (select due_at from trunkline.pending where queue_id = %1$s order by due_at limit 1) <= v_now as due
+              into s
+              from (select * from trunkline.leases_%2$s where cursor_id = v_cursors[v_at] order by lease_no desc limit 1) l
+              left join lateral (select * from trunkline.ticks where log = v_logs[v_at] and first_offset <= l.position order by first_offset desc limit 1) t on true;$b$;
+        select format($b$
+    v_at := floor(random() * %1$s);
+    for i in 1 .. %1$s loop
+        v_at := v_at %% %1$s + 1;
+        %2$s
+        v_now := trunkline.clock();
+        v_slot := (select slot from trunkline.epoch);
+        if v_slot = 0 then %3$s
+        else %4$s
         end if;
-    end if;$b$, c.cursor_id, format(v_branch, p_queue_id, 0, c.cursor_id, c.log), format(v_branch, p_queue_id, 1, c.cursor_id, c.log),
-            c.log, c.segment_rows, q.lease, c.topic, c.partition, c.topic_id);
+        exit when s.due;
+        v_last := s.first_offset + s.n - 1;
+        v_id := s.lo + s.position - s.first_offset;
+        if s.hi - s.lo = s.n and (v_last >= s.position + p_max - 1 or v_last >= s.position and v_last = trunkline._head(v_logs[v_at])) then
+            v_last := least(v_last, s.position + p_max - 1);
+            if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
+                v_until := v_now + coalesce(p_lease, %6$L::interval);
+                insert into trunkline.leases
+                values (v_slot, v_cursors[v_at], s.lease_no + 1, v_cursors[v_at], int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1,
+                        1, v_token, p_consumer, v_now, v_until, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);
+                v_lease := '.' || v_cursors[v_at] || '.' || s.lease_no + 1 || '.' || v_token;
+                return query select r.log_offset || v_lease, 1, v_until, null::text, v_logs[v_at] & 63, r.*
+                             from trunkline.topic_%7$s_read(v_logs[v_at] & 63, v_id / %5$s, v_id, v_id + v_last - s.position, s.position - v_id) r;
+                return;
+            end if;
+        end if;
+    end loop;$b$, count(*),
+            case when count(*) > 1 then 'continue when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
+                 else 'perform trunkline._lock_cursor(v_cursors[1]);' end,
+            format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id)
+          into v_short
+          from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
+        v_short := format('if p_labels is null then %s end if;', v_short);
     end if;
     execute format($x$
 create or replace function trunkline.queue_%1$s_claim(
     p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null, p_relaxed boolean default false)
 returns setof trunkline.delivery
 language plpgsql
-set lock_timeout = '10s'
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 declare
-    s        record;
-    v_now    timestamptz;
-    v_slot   smallint;
-    v_last   bigint;
-    v_id     bigint;
-    v_token  uuid := gen_random_uuid();
-    v_lease  timestamptz;
-    v_prefix text;
+    v_cursors constant int[] := '{%4$s}';
+    v_logs    constant int[] := '{%5$s}';
+    s         record;
+    v_at      int;
+    v_now     timestamptz;
+    v_slot    smallint;
+    v_last    bigint;
+    v_id      bigint;
+    v_token   uuid := gen_random_uuid();
+    v_until   timestamptz;
+    v_lease   text;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
@@ -406,9 +429,31 @@ begin
     return query select * from trunkline._claim(%1$s, p_max, coalesce(p_lease, %2$L::interval), p_labels, p_consumer);
 end
 $$
-    $x$, p_queue_id, q.lease, case when v_short <> '' then format('if p_labels is null then %s end if;', v_short) else '' end);
+    $x$, p_queue_id, q.lease, v_short,
+        (select string_agg(cursor_id::text, ',' order by cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'),
+        (select string_agg(log::text, ',' order by cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'));
 end
 $f$;
+
+-- Waits for a cursor. First by trying again: those who wait in line for a lock get it while they sleep, and nobody else can use it
+-- until they are awake, which costs more than half of the throughput when many claim one by one (docs/adr/0008).
+create or replace function trunkline._lock_cursor(p_cursor_id int) returns void
+language plpgsql
+as $$
+declare
+    v_waits boolean;
+begin
+    for i in 1 .. 20 loop
+        if pg_try_advisory_xact_lock(778005, p_cursor_id) then
+            return;
+        end if;
+        perform pg_sleep(0.0005);
+    end loop;
+    v_waits := trunkline._wait_ten_seconds();
+    perform pg_advisory_xact_lock(778005, p_cursor_id);
+    perform trunkline._wait_as_before(v_waits);
+end
+$$;
 
 -- Claims up to p_max messages for p_lease; empty when there are none. Messages that came back go first, then new ones.
 -- p_labels: only messages with one of these labels; the others stay for those who can handle them, without an attempt.

@@ -37,10 +37,14 @@ begin
     perform trunkline._check_range('limit', p_limit, 1, 1000);
     perform trunkline._commit_durably();
     return query
+    with step as (
+        select dead_id, length(payload) as bytes from trunkline.dead_letters
+        where queue_id = q.queue_id and (p_ids is null or id = any (p_ids)) order by dead_id limit p_limit for update skip locked
+    )
     delete from trunkline.dead_letters d using (
-        select dead_id from trunkline.dead_letters
-        where queue_id = q.queue_id and (p_ids is null or id = any (p_ids)) order by dead_id limit p_limit for update skip locked) x
-    where d.dead_id = x.dead_id returning d.*;
+        -- an array has a limit of 1 GB, so a step has one too
+        select dead_id, sum(bytes) over (order by dead_id) - bytes as before from step) x
+    where d.dead_id = x.dead_id and x.before < 33554432 returning d.*;
 end
 $$;
 

@@ -1,5 +1,5 @@
 -- Groups: each partition is read by one member at a time, in order, and settled by a cumulative commit.
--- The newest row of `positions` is the state of a cursor; it is only written under the lock on the cursor's static row.
+-- The newest row of `positions` is the state of a cursor; it is only written under the cursor's lock.
 
 create or replace function trunkline._group(p_topic_id int, p_topic text, p_group text) returns trunkline.subscriptions
 language plpgsql
@@ -112,7 +112,6 @@ create or replace function trunkline.fetch(
     p_create boolean default true, p_relaxed boolean default false)
 returns setof trunkline.fetched
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     t        trunkline.topics := trunkline._topic('topic', p_topic);
@@ -173,7 +172,8 @@ begin
         from (select unnest(v_free) as cursor_id, 1 as pass union all select unnest(v_mine), 2 union all select unnest(v_mine), 3) x
         order by x.pass, case when x.pass = 2 then random() * 64 else x.cursor_id end
     loop
-        select * into c from trunkline.cursors where cursor_id = v_try for no key update skip locked;
+        continue when not pg_try_advisory_xact_lock(778005, v_try);
+        select * into c from trunkline.cursors where cursor_id = v_try;
         continue when not found;
         s := trunkline._position(c);
         v_now := trunkline.clock();
@@ -216,7 +216,8 @@ declare
     s       trunkline.positions;
     v_count int := 0;
 begin
-    for c in select * from trunkline.cursors where cursor_id = any (p_cursors) order by cursor_id for no key update loop
+    for c in select * from trunkline.cursors where cursor_id = any (p_cursors) order by cursor_id loop
+        perform pg_advisory_xact_lock(778005, c.cursor_id);
         s := trunkline._position(c);
         if s.member = p_member and s.deadline is not null then
             s.member := null;
@@ -260,7 +261,8 @@ begin
     perform trunkline._need_duration('lease', p_lease, '1 second', '12 hours');
     update trunkline.members set seen_until = trunkline.clock() + p_lease
     where subscription_id = g.subscription_id and member = p_member and seen_until < trunkline.clock() + p_lease * 0.66;
-    for c in select * from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id for no key update loop
+    for c in select * from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id loop
+        perform pg_advisory_xact_lock(778005, c.cursor_id);
         s := trunkline._position(c);
         if s.member = p_member and s.deadline > trunkline.clock() then
             s.deadline := trunkline.clock() + p_lease;
@@ -287,7 +289,8 @@ begin
     perform trunkline._need_read_committed('commit');
     perform trunkline._check_partition(t, p_partition);
     perform trunkline._commit_durably();
-    select * into c from trunkline.cursors where subscription_id = g.subscription_id and partition = p_partition for no key update;
+    select * into c from trunkline.cursors where subscription_id = g.subscription_id and partition = p_partition;
+    perform pg_advisory_xact_lock(778005, c.cursor_id);
     s := trunkline._position(c);
     if s.generation is distinct from p_generation or p_generation is null or s.deadline <= trunkline.clock() then
         return 'lost';
@@ -309,7 +312,6 @@ $$;
 create or replace function trunkline.claim_range(p_topic text, p_group text, p_max bigint default 100)
 returns table (partition int, first_offset bigint, last_offset bigint)
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     t      trunkline.topics := trunkline._topic('topic', p_topic);
@@ -325,10 +327,9 @@ begin
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.log loop
         -- one partition: wait for it; several: take one that nobody is busy with
         if t.partitions = 1 then
-            perform from trunkline.cursors k where k.cursor_id = c.cursor_id for no key update;
+            perform pg_advisory_xact_lock(778005, c.cursor_id);
         else
-            perform from trunkline.cursors k where k.cursor_id = c.cursor_id for no key update skip locked;
-            continue when not found;
+            continue when not pg_try_advisory_xact_lock(778005, c.cursor_id);
         end if;
         s := trunkline._position(c);
         continue when s.deadline > trunkline.clock();
@@ -356,7 +357,6 @@ $$;
 create or replace function trunkline.seek(p_topic text, p_group text, p_to text, p_partition int default null)
 returns table (partition int, next_offset bigint)
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
@@ -370,7 +370,8 @@ begin
         perform trunkline._check_partition(t, p_partition);
     end if;
     -- all cursors before the first sequencing lock: a fetch may hold one of them and wait for that lock
-    perform from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.cursor_id for no key update;
+    perform pg_advisory_xact_lock(778005, k.cursor_id)
+    from (select cursor_id from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id offset 0) k;
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id
                 and (p_partition is null or k.partition = p_partition) order by k.log loop
         s := trunkline._position(c);

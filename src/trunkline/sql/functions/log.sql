@@ -59,7 +59,6 @@ $$;
 --   * the transaction that writes a tick commits synchronously, so that an offset once seen stays.
 create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_ticks int default 50) returns bigint
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     v_log       int := p_topic_id * 64 + p_partition;
@@ -77,6 +76,7 @@ declare
     v_segment   bigint;
     v_dead      boolean;
     v_made      int := 0;
+    v_waits     boolean;
 begin
     -- Anything to do? The sequence tells without a lock: an id of a finished publish is never above its last value.
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
@@ -92,7 +92,9 @@ begin
             return coalesce(t.first_offset + t.n - 1, 0);
         end if;
     else
+        v_waits := trunkline._wait_ten_seconds();
         perform pg_advisory_xact_lock(778001, v_log);
+        perform trunkline._wait_as_before(v_waits);
         perform set_config('trunkline.sequencing', v_log::text, true);
     end if;
     -- segments made from here on look like missing ones; they are the last ones, so they make no gap

@@ -147,6 +147,9 @@ begin
     perform trunkline._check_batch(t.max_payload, p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types,
         array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats)],
         array[array_dims(p_ids), array_dims(p_occurred_ats), array_dims(p_idempotency_keys), array_dims(p_delays), array_dims(p_deliver_ats)]);
+    if length(p_content_type) > 200 then
+        perform trunkline._refuse_message(0, '', null, null, null, null, p_content_type, t.max_payload);
+    end if;
     perform trunkline._commit_durably();
     if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
         return query execute format(

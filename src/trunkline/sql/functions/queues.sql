@@ -226,7 +226,6 @@ $$;
 -- Removes everything that is not leased at this moment; answers how many. Bounded: call again while it answers p_limit.
 create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     q       trunkline.queues := trunkline._queue(p_name);
@@ -240,7 +239,8 @@ begin
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
     -- all cursors before the first sequencing lock: a claim may hold one of them and wait for that lock
-    perform from trunkline.cursors where queue_id = q.queue_id order by cursor_id for no key update;
+    perform pg_advisory_xact_lock(778005, k.cursor_id)
+    from (select cursor_id from trunkline.cursors where queue_id = q.queue_id order by cursor_id offset 0) k;
     for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by log loop
         v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, 1000000);
         s := trunkline._lease_state(c);
@@ -258,7 +258,7 @@ begin
         where p.cursor_id = d.cursor_id and p.log_offset = d.log_offset returning 1)
     select count(*) into v_count from gone;
     if v_count > 0 then
-        select * into c from trunkline.cursors where queue_id = q.queue_id and lane = 'retry' for no key update;
+        select * into c from trunkline.cursors where queue_id = q.queue_id and lane = 'retry';
         s := trunkline._lease_state(c);
         s.purged := s.purged + v_count;
         perform trunkline._move_cursor(s);

@@ -1,4 +1,4 @@
--- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<cursor>.<lease>.<token>.<offset>'.
+-- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<offset>.<cursor>.<lease>.<token>'.
 -- Answers per receipt: done; lost (the lease ended, was replaced, or the message was settled otherwise); unknown (no such lease).
 -- A settle may sit in the caller's transaction. It locks the lease row against expiry until that ends:
 -- ack and extend share the row with each other, what sends a message back or away takes it alone.
@@ -6,7 +6,6 @@
 create or replace function trunkline._settle(p_kind "char", p_receipts text[], p_delay interval default null, p_error text default null)
 returns setof trunkline.settlement
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
     g        record;
@@ -17,6 +16,8 @@ declare
     v_other  int8multirange;
     v_kept   int8multirange;
     v_answer text;
+    v_found  boolean;
+    v_waits  boolean;
 begin
     perform trunkline._need_read_committed('settling');
     if cardinality(p_receipts) > 10000 then
@@ -33,29 +34,32 @@ begin
     end if;
     perform trunkline._commit_durably();
     for g in
-        -- by lease: all of a receipt but the offset at its end
-        select u.prefix, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.off) as offs,
+        -- by lease: all of a receipt but the offset in front
+        select u.lease, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.off) as offs,
                coalesce(range_agg(int8range(u.off, u.off, '[]')) filter (where u.off is not null), '{}') as offsets
         from (
-            select r.ord, r.receipt, r.prefix,
-                   case when length(r.receipt) - length(r.prefix) between 1 and 18 then substr(r.receipt, length(r.prefix) + 1)::bigint end as off
-            from (select ord::int, receipt, rtrim(receipt, '0123456789') as prefix from unnest(p_receipts) with ordinality x(receipt, ord)) r
+            select r.ord, r.receipt, substr(r.receipt, length(r.first) + 1) as lease,
+                   case when r.first ~ '^[0-9]{1,18}$' then r.first::bigint end as off
+            from (select ord::int, receipt, split_part(receipt, '.', 1) as first from unnest(p_receipts) with ordinality x(receipt, ord)) r
         ) u
-        group by u.prefix order by u.prefix
+        group by u.lease order by u.lease
     loop
         v_done := '{}';
         v_answer := 'unknown';
-        if g.prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' then
+        if g.lease ~ '^\.[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
+            v_waits := trunkline._wait_ten_seconds();
             if p_kind in ('a', 'e') then
                 select * into l from trunkline.leases
-                where cursor_id = split_part(g.prefix, '.', 1)::int and lease_no = split_part(g.prefix, '.', 2)::bigint for key share;
+                where cursor_id = split_part(g.lease, '.', 2)::int and lease_no = split_part(g.lease, '.', 3)::bigint for key share;
             else
                 select * into l from trunkline.leases
-                where cursor_id = split_part(g.prefix, '.', 1)::int and lease_no = split_part(g.prefix, '.', 2)::bigint for update;
+                where cursor_id = split_part(g.lease, '.', 2)::int and lease_no = split_part(g.lease, '.', 3)::bigint for update;
             end if;
-            if found then
+            v_found := found;
+            perform trunkline._wait_as_before(v_waits);
+            if v_found then
                 v_answer := 'lost';
-                if l.token = split_part(g.prefix, '.', 3)::uuid then
+                if l.token = split_part(g.lease, '.', 4)::uuid then
                     -- a statement of its own: it must see what was settled while we waited for the row
                     v_now := trunkline.clock();
                     select coalesce(range_agg(e.offsets) filter (where e.kind = 'a'), '{}'),
@@ -169,30 +173,32 @@ $$;
 -- The messages are done. Never delivered again.
 create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
 language plpgsql
-set lock_timeout = '10s'
 as $$
 declare
-    v_prefix  text := rtrim(p_receipts[1], '0123456789');
-    v_length  int := length(v_prefix);
+    v_lease   text := substr(p_receipts[1], strpos(p_receipts[1], '.'));
     v_offsets int8multirange;
     v_same    boolean;
     v_now     timestamptz;
+    v_waits   boolean;
     l         record;
 begin
     -- The short way, for receipts of one lease of which nothing was settled or extended yet. All else goes the long way.
-    if v_prefix ~ '^[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.$' and array_ndims(p_receipts) = 1 and cardinality(p_receipts) <= 10000
+    if v_lease ~ '^\.[0-9]{1,9}\.[0-9]{1,18}\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' and array_ndims(p_receipts) = 1 and cardinality(p_receipts) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
+        -- no function here that counts characters: on long texts they cost more than all the rest
         select range_agg(int8range(r.off, r.off + 1)), bool_and(r.off is not null) into v_offsets, v_same
-        from (select case when length(x) - v_length between 1 and 18 and rtrim(x, '0123456789') = v_prefix then substr(x, v_length + 1)::bigint end as off
-              from unnest(p_receipts) x) r;
+        from (select case when y.first || v_lease = y.receipt and y.first ~ '^[0-9]{1,18}$' then y.first::bigint end as off
+              from (select x as receipt, split_part(x, '.', 1) as first from unnest(p_receipts) x offset 0) y) r;
         if v_same then
             if current_setting('synchronous_commit') = 'off' then
                 perform set_config('synchronous_commit', 'on', true);
             end if;
+            v_waits := trunkline._wait_ten_seconds();
             select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-            where cursor_id = split_part(v_prefix, '.', 1)::int and lease_no = split_part(v_prefix, '.', 2)::bigint for key share;
+            where cursor_id = split_part(v_lease, '.', 2)::int and lease_no = split_part(v_lease, '.', 3)::bigint for key share;
+            perform trunkline._wait_as_before(v_waits);
             v_now := trunkline.clock();
-            if l.token = split_part(v_prefix, '.', 3)::uuid and l.deadline > v_now and v_offsets <@ l.offsets then
+            if l.token = split_part(v_lease, '.', 4)::uuid and l.deadline > v_now and v_offsets <@ l.offsets then
                 -- a statement of its own: it sees what was settled while we waited for the row
                 insert into trunkline.lease_events
                 select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, null, v_now from trunkline.epoch e
@@ -303,8 +309,8 @@ begin
                   where o.cursor_id = p_cursor_id and o.lease_no > k.closed_upto and o.lease_no <= v_high
                   union all
                   select o.lease_no, o.deadline, o.n from unnest(k.stragglers) z(lease_no)
-                  join trunkline.leases o on o.cursor_id = p_cursor_id and o.lease_no = z.lease_no) c
-            left join trunkline.lease_events e on e.cursor_id = p_cursor_id and e.lease_no = c.lease_no
+                  cross join lateral (select * from trunkline.leases where cursor_id = p_cursor_id and lease_no = z.lease_no offset 0) o) c
+            left join lateral (select * from trunkline.lease_events where cursor_id = p_cursor_id and lease_no = c.lease_no offset 0) e on true
             group by c.lease_no, c.deadline, c.n
         ) x
     loop

@@ -41,7 +41,7 @@ $$;
 create or replace function trunkline._rate(p_log int, p_head bigint) returns float8
 language sql
 as $$
-    select coalesce((p_head - t.first_offset - t.n + 1) / greatest(1, extract(epoch from trunkline.clock() - t.cut_at)), 0)::float8
+    select coalesce(max((p_head - t.first_offset - t.n + 1) / greatest(1, extract(epoch from trunkline.clock() - t.cut_at))), 0)::float8
     from (select first_offset, n, cut_at from trunkline.ticks
           where log = p_log and first_offset > p_head - 200000 and cut_at >= trunkline.clock() - interval '1 minute'
           order by first_offset limit 1) t
@@ -104,6 +104,7 @@ declare
     v_late  timestamptz;
     v_at    timestamptz;
     v_head  bigint;
+    v_young bigint;
 begin
     perform trunkline._need_read_committed('queue_stats');
     if p_queue is not null then
@@ -131,6 +132,12 @@ begin
                 v_head := trunkline._tick((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows);
                 r.position := coalesce(r.position, (r.cur).start_position);
                 ready := ready + greatest(0, v_head - r.position + 1);
+                if q.delivery_delay > '0' and v_head >= r.position then
+                    select greatest(0, v_head + 1 - greatest(r.position, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
+                    from trunkline.topics x where x.topic_id = (r.cur).topic_id;
+                    ready := ready - v_young;
+                    delayed := delayed + v_young;
+                end if;
                 if v_head >= r.position then
                     select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.position, r.position) m;
                     v_late := least(v_late, v_at);
@@ -156,8 +163,8 @@ as $$
                trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned,
                trunkline._size(range_agg(e.offsets) filter (where e.kind = 'g')) as gone
         from trunkline._open_leases(p_cursor_id) o
-        join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
-        left join trunkline.lease_events e on e.cursor_id = l.cursor_id and e.lease_no = l.lease_no
+        cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) l
+        left join lateral (select * from trunkline.lease_events where cursor_id = l.cursor_id and lease_no = l.lease_no offset 0) e on true
         group by l.lease_no, l.n
     ), sums as (
         select coalesce(sum(n), 0)::bigint as n, coalesce(sum(acked), 0)::bigint as acked, coalesce(sum(dead), 0)::bigint as dead,

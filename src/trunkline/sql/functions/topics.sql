@@ -1,7 +1,7 @@
 -- Topics: the tables and the publish functions that each of them has, and the verbs create, ensure, alter, delete.
 
 -- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
---   778001 sequencing a log      778002 checking a cursor's leases
+--   778001 sequencing a log      778002 checking a cursor's leases   778005 moving a cursor (claim, fetch, commit)
 --   778003 changing a topic      778004 one upkeep duty at a time
 
 create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
@@ -122,6 +122,7 @@ create or replace function trunkline.topic_%1$s_publish(
     p_occurred_at timestamptz default null)
 returns uuid
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_limits    constant bigint[] := '{%2$s}';
@@ -198,6 +199,9 @@ $$
 create or replace function trunkline.topic_%1$s_read(p_partition int, p_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
 returns setof trunkline.log_row
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 begin
     %2$s
@@ -213,6 +217,9 @@ $$
     execute format($x$
 create or replace function trunkline.topic_%1$s_scan(p_partition int, p_segment bigint, p_from bigint, out lo bigint, out hi bigint, out n bigint)
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 begin
     %2$s
@@ -381,6 +388,7 @@ language plpgsql
 as $$
 declare
     v_table text;
+    v_wait  text := current_setting('lock_timeout');
 begin
     -- a publisher in an open transaction holds the parent: say so in time instead of stopping everybody behind us
     perform set_config('lock_timeout', '2s', true);
@@ -393,6 +401,7 @@ begin
         execute format('drop sequence trunkline.%I', v_table);
     end loop;
     delete from trunkline.topics where topic_id = p_topic_id;
+    perform set_config('lock_timeout', v_wait, true);
 end
 $$;
 

@@ -7,19 +7,26 @@ language plpgsql
 as $$
 declare
     v_now   timestamptz := trunkline.clock();
+    v_first timestamptz;
     v_count int := 0;
     g       record;
 begin
-    if not exists (select from trunkline.scheduled where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)) then
+    -- in this form it reads one entry of an index, whatever the statistics say
+    select least((select due_at from trunkline.scheduled where topic_id = p_topic_id order by due_at limit 1),
+                 (select due_at from trunkline.scheduled where p_topic_id is null order by due_at limit 1)) into v_first;
+    if v_first is null or v_first > v_now then
         return 0;
     end if;
     for g in
         with due as (
-            select schedule_id from trunkline.scheduled
+            select schedule_id, due_at, length(payload) as bytes from trunkline.scheduled
             where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)
             order by due_at limit p_limit for update skip locked
+        ), step as (
+            -- an array has a limit of 1 GB, so a step has one too
+            select schedule_id from (select *, sum(bytes) over (order by due_at, schedule_id) - bytes as before from due) d where before < 33554432
         ), gone as (
-            delete from trunkline.scheduled s using due where s.schedule_id = due.schedule_id returning s.*
+            delete from trunkline.scheduled s using step where s.schedule_id = step.schedule_id returning s.*
         )
         select topic_id, count(*)::int as n, array_agg(payload order by due_at, schedule_id) as payloads, array_agg(id order by due_at, schedule_id) as ids,
                array_agg(key order by due_at, schedule_id) as keys, array_agg(routing_key order by due_at, schedule_id) as routing_keys,
@@ -125,6 +132,7 @@ declare
     v_count  int := 0;
     v_last   bigint;
     v_oldest timestamptz;
+    v_rolls  int := 0;
 begin
     for r in
         select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by l.log
@@ -137,8 +145,10 @@ begin
         if (v_last + 1) % r.segment_rows > 0 and v_last > 0
            and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
             execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-            if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
+            -- a roll draws up to segment_rows ids: one in a run is enough
+            if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
                 perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
+                v_rolls := 1;
                 v_count := v_count + 1;
             end if;
         end if;
@@ -226,10 +236,12 @@ language plpgsql
 as $$
 declare
     v_name text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
+    v_wait text := current_setting('lock_timeout');
 begin
     begin
         perform set_config('lock_timeout', '100ms', true);
         execute format('truncate trunkline.%I', v_name);
+        perform set_config('lock_timeout', v_wait, true);
     exception when lock_not_available then
         return 0;
     end;
@@ -271,7 +283,8 @@ declare
     s       trunkline.leases;
     v_count bigint;
 begin
-    for c in select * from trunkline.cursors where log = p_log and queue_id is not null order by cursor_id for no key update loop
+    for c in select * from trunkline.cursors where log = p_log and queue_id is not null order by cursor_id loop
+        perform pg_advisory_xact_lock(778005, c.cursor_id);
         with gone as (delete from trunkline.pending where cursor_id = c.cursor_id and log_offset < p_base returning 1)
         select count(*) into v_count from gone;
         s := trunkline._lease_state(c);
@@ -437,11 +450,15 @@ create or replace function trunkline.run_duty(p_duty text, p_every interval defa
 language plpgsql
 as $$
 declare
-    v_mark regclass := to_regclass('trunkline.duty_' || p_duty);
+    v_mark regclass;
     v_now  bigint := extract(epoch from clock_timestamp()) * 1000;
     v_done int;
+    v_wait text := current_setting('lock_timeout');
 begin
-    if v_mark is null or p_duty !~ '^[a-z]+$' then
+    if p_duty ~ '^[a-z]+$' then
+        v_mark := to_regclass('trunkline.duty_' || p_duty);
+    end if;
+    if v_mark is null then
         perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, sequence, segments, retention, rotate, windows');
     end if;
     perform trunkline._need_read_committed('upkeep');
@@ -453,6 +470,7 @@ begin
     end if;
     execute format('select trunkline._duty_%s()', p_duty) into v_done;
     perform setval(v_mark, v_now);
+    perform set_config('lock_timeout', v_wait, true);
     return v_done;
 end
 $$;

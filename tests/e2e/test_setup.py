@@ -1,0 +1,182 @@
+"""From nothing to a usable system: `trunkline up`, its tour, a clean stop, and the data after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from trunkline.db.embedded import EmbeddedServer
+from trunkline.db.postmaster import find_processes
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [str(Path(sys.executable).parent / "trunkline")]
+# The promise is 60 seconds after downloads; a hanging start fails here.
+START_LIMIT = 60
+
+
+class Up:
+    """A running `trunkline up`, with what it has printed so far."""
+
+    def __init__(self, data: Path, *, user: str | None = None, command: list[str] = COMMAND, path: str = "") -> None:
+        self.data = data
+        environment = {"PATH": os.environ["PATH"], "TRUNKLINE_DATA": str(data), "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+        self.process = subprocess.Popen(
+            [*command, "up"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=data.parent,
+            user=user,
+        )
+        self.output = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(START_LIMIT) or "Ctrl-C stops." not in self.output:
+            self.process.kill()
+            raise AssertionError(f"not up within {START_LIMIT} s:\n{self.output}")
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.output += line
+            if line.startswith("Ctrl-C stops."):
+                self._ready.set()
+        self._ready.set()
+
+    def stop(self, signum: int = signal.SIGINT) -> int:
+        self.process.send_signal(signum)
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "data"
+    yield directory
+    for pid in find_processes(directory / "pgdata"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"]}
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, env=environment, cwd=cwd, timeout=60)
+
+
+def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
+    up = Up(data)
+    url = EmbeddedServer(data).connect()
+    with psycopg.connect(url, autocommit=True) as conn:
+        tour = [line.strip() for line in up.output.splitlines() if line.startswith("  select ")]
+        assert len(tour) >= 6
+        receipt = ""
+        for statement in tour:
+            cursor = conn.execute(statement.replace("<receipt>", receipt).encode())
+            if "trunkline.claim" in statement:
+                receipt = cursor.fetchall()[0][0]
+            elif "trunkline.ack" in statement:
+                assert cursor.fetchall()[0][2] == "done"
+    healthy = run("doctor", "--data", str(data), "-o", "json", cwd=data.parent)
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    again = run("migrate", "--data", str(data), "-o", "json", cwd=data.parent)
+    assert json.loads(again.stdout)["applied"] == []
+    assert up.stop() == 0
+    assert "the data stays" in up.output
+    assert "secret" not in up.output
+    assert not find_processes(data / "pgdata")
+
+    second = Up(data)
+    with psycopg.connect(EmbeddedServer(data).connect()) as conn:
+        assert conn.execute("select count(*) from trunkline.read('orders', 0, 1)").fetchone() == (1,)
+    assert second.stop(signal.SIGTERM) == 0
+    assert not find_processes(data / "pgdata")
+
+
+def test_two_ups_on_one_directory_do_not_harm_each_other(data: Path) -> None:
+    first, second = Up(data), Up(data)
+    assert "using it" in second.output
+    assert second.stop() == 0
+    with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
+        conn.execute("select trunkline.create_topic('t')")
+    assert first.stop() == 0
+
+
+def test_up_runs_upkeep(data: Path) -> None:
+    up = Up(data)
+    with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
+        conn.execute("select trunkline.create_topic('t')")
+        conn.execute("select trunkline.publish('t', '1', p_delay => '10 milliseconds')")
+        for _ in range(300):
+            if conn.execute("select count(*) from trunkline.ticks").fetchone() == (1,):
+                break
+            conn.execute("select pg_sleep(0.1)")
+        else:
+            raise AssertionError("nobody released the message and gave it an offset")
+    assert up.stop() == 0
+
+
+def python_for(user: str, path: str) -> str:
+    """An interpreter that this user may run and that finds our packages: ours may be in a private directory."""
+    for program in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        try:
+            subprocess.run(
+                [program, "-c", "import trunkline, psycopg, click"],
+                user=user,
+                env={"PYTHONPATH": path},
+                cwd="/",
+                capture_output=True,
+                check=True,
+                timeout=30,
+            )
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return program
+    pytest.skip(f"{user} can run no Python {sys.version_info.major}.{sys.version_info.minor} here")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else; then every other test here is that proof")
+def test_up_works_for_a_user_without_rights() -> None:
+    user = pwd.getpwnam("nobody")
+    path = os.pathsep.join([str(ROOT / "src"), sysconfig.get_path("purelib")])
+    command = [python_for("nobody", path), "-c", "from trunkline.cli.main import main; main()"]
+    home = Path(subprocess.check_output(["mktemp", "-d", "/tmp/tl-nobody-XXXXXX"], text=True).strip())
+    os.chown(home, user.pw_uid, user.pw_gid)
+    try:
+        up = Up(home / "data", user="nobody", command=command, path=path)
+        assert (home / "data" / "pgdata").stat().st_uid == user.pw_uid
+        assert up.stop() == 0
+        assert "the data stays" in up.output
+    finally:
+        for pid in find_processes(home / "data" / "pgdata"):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_make_offers_what_the_readme_names() -> None:
+    listed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    targets = set(re.findall(r"^(\w+) ", listed, flags=re.MULTILINE))
+    assert {"setup", "up", "test", "check", "bench", "chaos"} <= targets
+    for target in ("up", "test", "check", "bench", "chaos"):
+        subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, timeout=30, check=True)
+
+
+def test_without_a_database_the_command_says_what_to_do(tmp_path: Path) -> None:
+    for command in ("migrate", "doctor"):
+        failed = run(command, cwd=tmp_path)
+        assert failed.returncode == 2
+        assert "TRUNKLINE_DATABASE_URL" in failed.stderr
