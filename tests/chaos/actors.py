@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import psycopg
@@ -79,7 +81,11 @@ def audit(session: Session, queue: str) -> dict[str, int] | None:
     return found
 
 
-_ACTORS = {
+class Runner(Protocol):
+    def run(self) -> None: ...
+
+
+_ACTORS: dict[Any, Callable[[Session, Any], Runner]] = {
     PublisherSpec: Publisher,
     QueueConsumerSpec: QueueConsumer,
     GroupMemberSpec: GroupMember,
@@ -152,7 +158,7 @@ def main() -> None:
     session = Session(url, Path(directory), name, int(seed))
     session.stop_on_sigterm()
     decoded = msgspec.json.decode(spec, type=Spec)
-    _ACTORS[type(decoded)](session, decoded).run()  # type: ignore[arg-type]
+    _ACTORS[type(decoded)](session, decoded).run()
     session.close()
 
 

@@ -16,7 +16,7 @@ def collect_logs(finals: list[Op], report: Report) -> Logs:
     """The final content, read twice: both must agree, and offsets must be 1, 2, 3 ..."""
     passes: dict[int, dict[tuple[str, int], list[list[Any]]]] = defaultdict(lambda: defaultdict(list))
     for op in finals:
-        passes[op.args["pass"]][op.args["target"], op.args["partition"]].extend(op.args["rows"])
+        passes[op.args["number"]][op.args["target"], op.args["partition"]].extend(op.args["rows"])
     logs: Logs = {}
     for place, rows in passes[1].items():
         logs[place] = [value for _, value in rows]
@@ -97,7 +97,7 @@ def check_reads(logs: Logs, reads: list[Op], report: Report) -> None:
             known[session] = max(known[session], head)
             continue
         rows = op.result["rows"]
-        first = op.args["from"]
+        first = op.args["first"]
         check_rows(rows, first, final, f"{op.proc} on {target}/{partition}", report)
         due = min(known[session], first + op.args["limit"] - 1)
         if len(rows) < due - first + 1:

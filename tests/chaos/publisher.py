@@ -76,24 +76,27 @@ class Publisher:
         """Call the server; the time just before, by its clock."""
         kind, _, name = part["target"].partition(":")
         values = part["values"]
-        verb = "publish_many" if kind == "topic" else "enqueue_many"
-        delay = part.get("delay")
-        rows = self.session.rows(
-            "select extract(epoch from trunkline.clock())::float8, (select count(*) from"
-            f" trunkline.{verb}(%s, %s, p_keys => %s::text[], p_routing_keys => %s::text[],"
-            " p_idempotency_keys => %s::text[], p_delays => %s::interval[]))",
-            (
-                name,
-                [value.encode() for value in values],
-                part.get("keys"),
-                [part["routing_key"]] * len(values) if "routing_key" in part else None,
-                [f"once {value}" for value in values] if idempotent else None,
-                [f"{delay} seconds"] * len(values) if delay else None,
-            ),
-        )
-        assert rows[0][1] == len(values)
-        before: float = rows[0][0]
-        return before
+        delay = f"{part['delay']} seconds" if part.get("delay") else None
+        once = [f"once {value}" for value in values] if idempotent else None
+        if len(values) == 1:
+            verb = "publish_bytes" if kind == "topic" else "enqueue_bytes"
+            call = "(%s, %s, p_key => %s, p_routing_key => %s, p_idempotency_key => %s, p_delay => %s::interval)"
+            key = part["keys"][0] if "keys" in part else None
+            args: tuple[Any, ...] = (name, values[0].encode(), key, part.get("routing_key"), once and once[0], delay)
+        else:
+            verb = "publish_many" if kind == "topic" else "enqueue_many"
+            call = (
+                "(%s, %s, p_keys => %s::text[], p_routing_keys => %s::text[], p_idempotency_keys => %s::text[],"
+                " p_delays => %s::interval[])"
+            )
+            many = len(values)
+            routing_keys = [part["routing_key"]] * many if "routing_key" in part else None
+            payloads = [value.encode() for value in values]
+            args = (name, payloads, part.get("keys"), routing_keys, once, [delay] * many if delay else None)
+        query = f"select extract(epoch from trunkline.clock())::float8, (select count(*) from trunkline.{verb}{call})"
+        before, count = self.session.rows(query, args)[0]
+        assert count == len(values)
+        return float(before)
 
     def _record(self, *parts: dict[str, Any]) -> int:
         kept = [{name: value for name, value in part.items() if name != "keys"} for part in parts]

@@ -203,9 +203,7 @@ def _read_log(session: Session, kind: str, name: str, partition: int, number: in
         if not rows and first > 1:
             return
         found: list[list[Any]] = [list(row) for row in rows]
-        session.recorder.note(
-            "final_log", **{"pass": number, "target": f"{kind}:{name}", "partition": partition, "rows": found}
-        )
+        session.recorder.note("final_log", number=number, target=f"{kind}:{name}", partition=partition, rows=found)
         if len(rows) < _PAGE:
             return
         first += _PAGE

@@ -70,7 +70,7 @@ class Session:
         self.recorder.close()
 
     def read(self, topic: str, partition: int, first: int, limit: int, expect: Sequence[str] = ()) -> list[list[Any]] | None:
-        args: dict[str, Any] = {"target": f"topic:{topic}", "partition": partition, "from": first, "limit": limit}
+        args: dict[str, Any] = {"target": f"topic:{topic}", "partition": partition, "first": first, "limit": limit}
         if expect:
             args["expect"] = expect
         op = self.recorder.invoke("read", **args)

@@ -32,15 +32,15 @@ def publish(*values: str, outcome: str = "ok", target: str = "topic:t", at: floa
 
 def final_log(*values: str, target: str = "topic:t", again: list[str] | None = None) -> list[Op]:
     return [
-        op("final_log", target=target, partition=0, rows=[[n, v] for n, v in enumerate(found, 1)], **{"pass": number})
+        op("final_log", number=number, target=target, partition=0, rows=[[n, v] for n, v in enumerate(found, 1)])
         for number, found in ((1, values), (2, values if again is None else again))
     ]
 
 
 def read(first: int, *values: str, at: float = 0.0, limit: int = 10, expect: tuple[str, ...] = ()) -> Op:
     rows = [[n, v] for n, v in enumerate(values, first)]
-    args = {"from": first, "limit": limit, "expect": expect}
-    return op("read", at=at, target="topic:t", partition=0, result={"rows": rows}, **args)
+    result = {"rows": rows}
+    return op("read", at=at, target="topic:t", partition=0, first=first, limit=limit, expect=expect, result=result)
 
 
 def fetch(generation: str, first: int, *values: str, at: float = 0.0) -> Op:
@@ -50,7 +50,7 @@ def fetch(generation: str, first: int, *values: str, at: float = 0.0) -> Op:
 
 
 def commit(generation: str, offset: int, *, at: float, answer: str = "done") -> Op:
-    args = {"topic": "t", "group": "g", "partition": 0, "generation": generation, "offset": offset}
+    args: dict[str, Any] = {"topic": "t", "group": "g", "partition": 0, "generation": generation, "offset": offset}
     return op("commit", at=at, proc=generation, result={"answer": answer}, **args)
 
 
@@ -74,7 +74,7 @@ def settle(
 def final_queue(*values: str, dead: tuple[list[Any], ...] = (), ordered: bool = False, **audit: int) -> list[Op]:
     states = dict.fromkeys(("ready", "pending", "leased", "expired", "purged"), 0)
     counts = {"accepted": len(values), "acked": len(values) - len(dead), "dead": len(dead)} | states | audit
-    args = {"queue": "q", "feeds": [["queue:q", None]], "dead": list(dead), "audit": counts}
+    args: dict[str, Any] = {"queue": "q", "feeds": [["queue:q", None]], "dead": list(dead), "audit": counts}
     return [*final_log(*values, target="queue:q"), op("final_queue", max_attempts=3, ordered=ordered, **args)]
 
 
@@ -189,7 +189,7 @@ BROKEN: list[tuple[str, str, list[Op]]] = [
     (
         "gap",
         "hole in a read",
-        [*LOG, op("read", target="topic:t", partition=0, limit=10, result={"rows": [[2, "b"]]}, **{"from": 1})],
+        [*LOG, op("read", target="topic:t", partition=0, first=1, limit=10, result={"rows": [[2, "b"]]})],
     ),
     (
         "gap",

@@ -25,6 +25,7 @@ HISTORY = {
         "cursor_id, check_no",
         "'check_no', check_no + g, 'closed_upto', closed_upto + g, 'stragglers', '{}'::bigint[]",
     ),
+    "idempotency": ("slot, win", "'key', key || g"),
     "positions": ("cursor_id, state_no", "'state_no', state_no + g, 'committed', committed + g, 'fetched', fetched + g"),
 }
 

@@ -369,7 +369,7 @@ begin
         exit when s.due;
         v_last := s.first_offset + s.n - 1;
         v_id := s.lo + s.position - s.first_offset;
-        if s.hi - s.lo = s.n and (v_last >= s.position + p_max - 1 or v_last >= s.position and v_last = trunkline._head(v_logs[v_at])) then
+        if s.hi - s.lo = s.n and (v_last >= s.position + p_max - 1 %8$s) then
             v_last := least(v_last, s.position + p_max - 1);
             if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
                 v_until := v_now + coalesce(p_lease, %6$L::interval);
@@ -385,7 +385,9 @@ begin
     end loop;$b$, count(*),
             case when count(*) > 1 then 'continue when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
                  else 'perform trunkline._lock_cursor(v_cursors[1]);' end,
-            format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id)
+            format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id,
+            -- a batch that is not full is taken from one log only if there is no other
+            case when count(*) = 1 then 'or v_last >= s.position and v_last = trunkline._head(v_logs[1])' else '' end)
           into v_short
           from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
         v_short := format('if p_labels is null then %s end if;', v_short);

@@ -104,12 +104,13 @@ begin
 end
 $$;
 
--- Leases a partition to the member and answers its next messages; empty when there are none. A member that fetches again
--- goes on where it stopped; after its lease ended, or a release, the next owner starts after the last commit.
+-- Leases a partition to the member and answers the messages after its last commit; empty when there are none. Nobody gets the
+-- partition again before these are committed or the lease ended, also not a member of the same name (it may be a new process that
+-- knows nothing of them), except who shows the generation. So fetch, handle, commit, fetch is the way.
 -- Partitions are shared evenly: a member takes a free one only while it has fewer than its share, and gives up what is above it.
 create or replace function trunkline.fetch(
     p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
-    p_create boolean default true, p_relaxed boolean default false)
+    p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null)
 returns setof trunkline.fetched
 language plpgsql
 as $$
@@ -177,12 +178,12 @@ begin
         continue when not found;
         s := trunkline._position(c);
         v_now := trunkline.clock();
-        continue when s.deadline > v_now and s.member <> p_member;
+        continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
         if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
             s.member := p_member;
             s.generation := gen_random_uuid();
-            s.fetched := s.committed;
         end if;
+        s.fetched := s.committed;
         v_head := trunkline._head(c.log);
         if v_head < s.fetched + p_max then
             continue when not v_tick;

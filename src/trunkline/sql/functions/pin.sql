@@ -1,6 +1,6 @@
 -- Settings of the functions that are called from outside; what they call inherits them.
 -- search_path: what a caller puts there must not reach into our functions.
--- enable_seqscan, enable_bitmapscan: a plan that was cached while a segment or slot was empty must not be a full scan when it is full.
+-- enable_...: a plan that was cached while a segment, slot or window was empty must not read all of it when it is full.
 -- jit: before Postgres 18 a full scan of a one-row table would then look expensive enough to be compiled.
 do $do$
 declare
@@ -13,6 +13,8 @@ begin
         execute format('alter function %s set search_path = pg_catalog, pg_temp', f);
         execute format('alter function %s set enable_seqscan = off', f);
         execute format('alter function %s set enable_bitmapscan = off', f);
+        execute format('alter function %s set enable_hashjoin = off', f);
+        execute format('alter function %s set enable_mergejoin = off', f);
         execute format('alter function %s set jit = off', f);
     end loop;
 end

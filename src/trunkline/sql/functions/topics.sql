@@ -34,6 +34,11 @@ declare
 begin
     perform trunkline._catch_up();
     if to_regclass('trunkline.' || v_name) is not null then
+        -- A commit can be seen before its messages about tables are sent; locks are released after them. So we wait until whoever
+        -- made the segment has let go of its lock, and then know the parent's new list of partitions.
+        perform pg_advisory_lock_shared(778003, p_topic_id);
+        perform pg_advisory_unlock_shared(778003, p_topic_id);
+        perform trunkline._catch_up();
         return false;
     end if;
     perform pg_advisory_xact_lock(778003, p_topic_id);
@@ -92,15 +97,19 @@ language plpgsql
 as $f$
 declare
     t           trunkline.topics;
+    v_me        xid := pg_current_xact_id()::xid;
+    v_new       boolean;
     v_limits    text;
     v_draw      text;
     v_part_one  text;
     v_part_many text;
 begin
     select * into t from trunkline.topics where topic_id = p_topic_id;
+    select x.xmin = v_me into v_new from trunkline.topics x where x.topic_id = p_topic_id;
     perform pg_advisory_xact_lock(778003, p_topic_id);
-    select string_agg(((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log) * t.segment_rows)::text,
-                      ',' order by l.partition)
+    -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached: see _make_segment.
+    select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s
+                                 where s.log = l.log and (s.xmin <> v_me or v_new)), 0) * t.segment_rows)::text, ',' order by l.partition)
       into v_limits from trunkline.logs l where l.topic_id = p_topic_id;
     if t.partitions = 1 then
         v_draw := format('nextval(%L)', format('trunkline.topic_%s_0_ids', p_topic_id));
