@@ -31,17 +31,33 @@ def position(conn: Connection) -> int:
 def test_a_member_reads_on_and_commits_cumulatively(conn: Connection) -> None:
     publish(conn, "t", *range(1, 11))
     first = fetch(conn, "t", p_max=4)
+    assert commit(conn, first, 2) == "done"
+    assert position(conn) == 3
+    assert commit(conn, first) == "done"
     second = fetch(conn, "t", p_max=4)
     assert contents(first) + contents(second) == list(range(1, 9))
     assert first[0].generation == second[0].generation
-    assert commit(conn, first, 2) == "done"
-    assert position(conn) == 3
     assert commit(conn, second) == "done"
     assert position(conn) == 9
     assert commit(conn, first) == commit(conn, second) == "done"
     assert position(conn) == 9
     assert contents(fetch(conn, "t")) == [9, 10]
     assert fetch(conn, "t") == []
+
+
+def test_an_open_batch_is_given_again_only_to_who_shows_its_generation(conn: Connection, clock: Clock) -> None:
+    publish(conn, "t", 1, 2, 3)
+    batch = fetch(conn, "t")
+    commit(conn, batch, 1)
+    assert fetch(conn, "t") == []
+    again = fetch(conn, "t", p_generation=batch[0].generation)
+    assert contents(again) == [2, 3]
+    assert again[0].generation == batch[0].generation
+    clock.advance(31)
+    later = fetch(conn, "t")
+    assert contents(later) == [2, 3]
+    assert later[0].generation != batch[0].generation
+    assert commit(conn, again) == "lost"
 
 
 def test_a_commit_beyond_what_was_fetched_is_refused(conn: Connection) -> None:

@@ -94,14 +94,15 @@ def test_an_expired_lease_comes_back_in_order(conn: Connection, clock: Clock) ->
     assert contents(claim(conn, "o")) == [2]
 
 
-def test_a_part_that_was_not_extended_takes_the_rest_with_it(conn: Connection, clock: Clock) -> None:
+def test_extending_a_part_keeps_the_whole_lease(conn: Connection, clock: Clock) -> None:
     enqueue(conn, "o", 1, 2)
-    _, second = claim(conn, "o")
+    first, second = claim(conn, "o")
     settle(conn, "extend", second.receipt, p_for="5 minutes")
     clock.advance(31)
     duty(conn, "expire")
-    assert settle(conn, "ack", second.receipt) == ["lost"]
+    assert claim(conn, "o") == []
     clock.advance(300)
+    assert settle(conn, "ack", first.receipt, second.receipt) == ["lost", "lost"]
     got = []
     for _ in range(3):
         batch = claim(conn, "o")

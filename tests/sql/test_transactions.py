@@ -223,7 +223,7 @@ def test_a_statement_timeout_leaves_nothing_half_done(conn: Connection, connect:
     assert digest(conn) == before
     holder = connect()
     holder.execute("begin")
-    holder.execute("select from trunkline.cursors for update")
+    holder.execute("select pg_advisory_xact_lock(778005, cursor_id) from trunkline.cursors")
     holder.execute("select from trunkline.leases for update")
     for verb in ("claim", "ack", "nack", "commit", "seek", "purge_queue"):
         conn.execute("set statement_timeout = '50ms'")
@@ -237,7 +237,7 @@ def test_the_callers_lock_timeout_holds_and_leaves_nothing_half_done(conn: Conne
     before = digest(conn)
     holder = connect()
     holder.execute("begin")
-    holder.execute("select from trunkline.cursors for update")
+    holder.execute("select pg_advisory_xact_lock(778005, cursor_id) from trunkline.cursors")
     holder.execute("select from trunkline.leases for update")
     conn.execute("set lock_timeout = '1ms'")
     conn.execute("set statement_timeout = '3s'")
