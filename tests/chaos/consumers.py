@@ -142,14 +142,10 @@ class GroupMember:
         self.session = session
         self.spec = spec
         self.random = session.random
-        self.life = 0
-        # generation -> first offset that is not committed
-        self.open: dict[str, int] = {}
-
-    @property
-    def member(self) -> str:
-        # an answer that got lost may have held messages: whoever lost one is a new member
-        return f"{self.session.proc}.{self.life}"
+        # the same for each life of the role: whoever starts again must not miss what its former life had not committed
+        self.member = session.proc.rpartition("-")[0]
+        # of the last batch: who shows it gets what is left of the batch without waiting for the lease to end
+        self.generation: str | None = None
 
     def run(self) -> None:
         while not self.session.stopped:
@@ -157,38 +153,31 @@ class GroupMember:
             if batch is None or not batch["rows"]:
                 time.sleep(_IDLE_SECONDS)
                 continue
-            last = batch["rows"][-1][0]
-            first = self.open.setdefault(batch["generation"], batch["rows"][0][0])
+            first, last = batch["rows"][0][0], batch["rows"][-1][0]
+            self.generation = batch["generation"]
             fate = 1.0 if self.spec.calm else self.random.random()
             if fate < 0.03:
                 time.sleep(self.spec.lease * 1.3)
             elif fate < 0.08:
                 continue
-            upto = last if fate > 0.25 else self.random.randint(batch["rows"][0][0], last)
-            if self._commit(batch, first, upto):
-                self.open[batch["generation"]] = upto + 1
+            self._commit(batch, first, last if fate > 0.25 else self.random.randint(first, last))
             if fate < 0.1:
                 self._leave()
 
     def _fetch(self) -> dict[str, Any] | None:
         spec = self.spec
+        limit = self.random.choice((1, 20, 100, 300))
+        shown = self.generation if spec.calm or self.random.random() < 0.8 else None
         op = self.session.recorder.invoke("fetch", topic=spec.topic, group=spec.group, member=self.member)
         try:
             found = self.session.rows(
                 "select partition, generation::text, log_offset, convert_from(payload, 'UTF8')"
-                " from trunkline.fetch(%s, %s, %s, %s::int, make_interval(secs => %s), p_relaxed => %s)",
-                (
-                    spec.topic,
-                    spec.group,
-                    self.member,
-                    self.random.choice((1, 20, 100, 300)),
-                    spec.lease,
-                    self.random.random() < 0.5,
-                ),
+                " from trunkline.fetch(%s, %s, %s, %s::int, make_interval(secs => %s), p_relaxed => %s,"
+                " p_generation => %s::uuid)",
+                (spec.topic, spec.group, self.member, limit, spec.lease, self.random.random() < 0.5, shown),
             )
         except psycopg.Error as error:
             self.session.settle_outcome(op, error)
-            self._start_anew()
             return None
         result = {"rows": [[row[2], row[3]] for row in found]}
         if found:
@@ -196,7 +185,7 @@ class GroupMember:
         self.session.recorder.done(op, "ok", **result)
         return result
 
-    def _commit(self, batch: dict[str, Any], first: int, upto: int) -> bool:
+    def _commit(self, batch: dict[str, Any], first: int, upto: int) -> None:
         spec, partition, generation = self.spec, batch["partition"], batch["generation"]
         op = self.session.recorder.invoke(
             "commit", topic=spec.topic, group=spec.group, partition=partition, generation=generation, offset=upto
@@ -221,21 +210,14 @@ class GroupMember:
         except psycopg.Error as error:
             self.session.settle_outcome(op, error, sent=sent)
             self.session.drop()
-            self._start_anew()
-            return False
+            return
         self.session.recorder.done(op, "ok", answer=answer)
-        return bool(answer == "done")
 
     def _leave(self) -> None:
         try:
             self.session.rows("select trunkline.leave(%s, %s, %s)", (self.spec.topic, self.spec.group, self.member))
         except psycopg.Error:
             self.session.drop()
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self.life += 1
-        self.open.clear()
 
 
 class TailReaderSpec(msgspec.Struct, frozen=True, tag="tail_reader"):

@@ -28,7 +28,7 @@ def test_member_that_lost_an_answer_gets_it_again(db: str, clock: Clock, tmp_pat
     worker = world.session("worker")
     publish(world.main, "a", "b", "c")
     op = worker.recorder.invoke("fetch", topic="t", group="g", member="worker")
-    worker.rows("select count(*) from trunkline.fetch('t', 'g', 'worker')")
+    worker.rows("select count(*) from trunkline.fetch('t', 'g', 'worker', 100, '1 second')")
     worker.recorder.done(op, "info")
     worker.drop()
     publish(world.main, "d")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -28,19 +28,25 @@ BAD_NAMES = [
     "%",
     None,
 ]
+NOBODY = UUID(int=7)
+TOKEN = "00000000-0000-0000-0000-000000000000"
 MALFORMED = [
     "",
     "nonsense",
     "1",
     "1.1",
-    "....1",
-    "1.1.00000000-0000-0000-0000-000000000000.",
-    "1.1.00000000-0000-0000-0000-000000000000.1",
-    "999999999.999999999999999999.00000000-0000-0000-0000-000000000000.1",
-    "9999999999.1.00000000-0000-0000-0000-000000000000.1",
-    "-1.1.00000000-0000-0000-0000-000000000000.1",
-    "1.1.not-a-token.1",
-    "1.1.00000000-0000-0000-0000-000000000000.99999999999999999999",
+    "1....",
+    f"1.1.1.{TOKEN}",
+    f".1.1.{TOKEN}",
+    f"1.999999999.999999999999999999.{TOKEN}",
+    f"1.9999999999.1.{TOKEN}",
+    f"1.1.9999999999999999999.{TOKEN}",
+    f"1.-1.1.{TOKEN}",
+    f"-1.1.1.{TOKEN}",
+    f"{'9' * 30}.1.1.{TOKEN}",
+    f"1.1.1.{TOKEN}.1",
+    "1.1.1.not-a-token",
+    "1.1.1." + "f" * 36,
     "'; drop table trunkline.leases; --1",
     "📬1",
     "1" * 100_000,
@@ -99,7 +105,7 @@ UNKNOWN = [
     ("TL010", "publish_many", ["nope", [b"1"]]),
     ("TL010", "fetch", ["nope", "g", "m"]),
     ("TL010", "claim_range", ["nope", "g"]),
-    ("TL010", "commit", ["nope", "g", 0, uuid4(), 1]),
+    ("TL010", "commit", ["nope", "g", 0, NOBODY, 1]),
     ("TL010", "seek", ["nope", "g", "earliest"]),
     ("TL010", "head", ["nope"]),
     ("TL010", "read", ["nope", 0, 1]),
@@ -124,7 +130,7 @@ UNKNOWN = [
     ("TL011", "redrive", ["nope"]),
     ("TL011", "purge_dead_letters", ["nope"]),
     ("TL011", "queue_stats", ["nope"]),
-    ("TL012", "commit", ["t", "nope", 0, uuid4(), 1]),
+    ("TL012", "commit", ["t", "nope", 0, NOBODY, 1]),
     ("TL012", "seek", ["t", "nope", "earliest"]),
     ("TL012", "leave", ["t", "nope", "m"]),
     ("TL012", "heartbeat", ["t", "nope", "m"]),
@@ -140,7 +146,7 @@ def test_unknown_things_are_named(yard: Connection, code: str, verb: str, args: 
 
 
 def test_unknown_dead_letter(yard: Connection) -> None:
-    unknown = uuid4()
+    unknown = NOBODY
     refuse(yard, "TL014", str(unknown), "get_dead_letter", "q", unknown)
     assert value(yard, "select trunkline.redrive('q', %s)", [unknown]) == 0
     assert value(yard, "select trunkline.purge_dead_letters('q', %s)", [unknown]) == 0
@@ -159,9 +165,11 @@ def test_the_token_of_a_lease_does_not_open_other_offsets(yard: Connection, verb
     newest = "select cursor_id, lease_no, token from trunkline.leases order by deadline desc limit 1"
     [(cursor, lease, token)] = rows(yard, newest)
     before = digest(yard)
-    for tail in ("9" * 17, "9" * 18, "9" * 19, "9" * 100, "0", "00", "", "x", "1.1", "-1"):
-        assert settle(yard, verb, f"{cursor}.{lease}.{token}.{tail}") == ["unknown"], tail
-        assert digest(yard) == before, tail
+    for place in ("9" * 17, "9" * 18, "9" * 19, "9" * 100, "0", "00", "", "x", "2.2", "-2", "+2", " 2", "02x", "1", "3"):
+        assert settle(yard, verb, f"{place}.{cursor}.{lease}.{token}") == ["unknown"], place
+        assert digest(yard) == before, place
+    with yard.transaction(force_rollback=True):
+        assert settle(yard, verb, f"2.{cursor}.{lease}.{token}") == ["done"], "this is what a right one looks like"
 
 
 def big(n: int) -> list[bytes]:
@@ -221,7 +229,7 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL001", "one-dimensional", "publish_many", ["t", big(4)], {"p_keys": [["a", "b"], ["c", "d"]]}),
     ("TL001", "one-dimensional", "publish_many", ["t", big(4)], {"p_idempotency_keys": [["a", "b"], ["c", "d"]]}),
     ("TL001", "differ in length", "publish_many", ["t", big(3)], {"p_keys": ["a", "b"]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(3)], {"p_ids": [uuid4()]}),
+    ("TL001", "differ in length", "publish_many", ["t", big(3)], {"p_ids": [NOBODY]}),
     ("TL001", "differ in length", "publish_many", ["t", big(1)], {"p_labels": ["a", "b"]}),
     ("TL001", "differ in length", "publish_many", ["t", big(1)], {"p_headers": [Jsonb({}), Jsonb({})]}),
     ("TL001", "differ in length", "publish_many", ["t", big(2)], {"p_idempotency_keys": ["a"]}),
@@ -274,7 +282,7 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     *[("TL001", "partition", "read", ["t", n, 1], {}) for n in (-1, 3, 2_147_483_647)],
     *[("TL001", "partition", "head", ["t", n], {}) for n in (-1, 3)],
     *[("TL001", "partition", "seek", ["t", "g", "earliest", n], {}) for n in (-1, 3)],
-    ("TL001", "partition", "commit", ["t", "g", 3, uuid4(), 1], {}),
+    ("TL001", "partition", "commit", ["t", "g", 3, NOBODY, 1], {}),
     ("TL006", "16", "read", ["old", 0, 1], {}),
     ("TL006", "16", "seek", ["old", "g", "1"], {}),
     ("TL006", "0", "seek", ["old", "g", "0"], {}),

@@ -35,7 +35,7 @@ def test_every_class_has_a_code_that_sql_raises() -> None:
 def test_every_failure_in_sql_has_a_hint() -> None:
     """`_fail` without its third argument would leave the caller without a way on."""
     for file in catalog.functions():
-        for call in re.findall(r"trunkline\._fail\((.*?)\);", file.text, flags=re.DOTALL):
+        for call in re.findall(r"perform trunkline\._fail\((.*?)\);", file.text, flags=re.DOTALL):
             depth, commas, quoted = 0, 0, False
             for char in call:
                 quoted ^= char == "'"

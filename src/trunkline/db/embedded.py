@@ -121,7 +121,7 @@ class EmbeddedServer:
         while not self._take_lock():
             # The owner may still be busy with its first start, or may be about to leave.
             found = find_postmaster(self.pgdata)
-            if found and found.ready:
+            if found and found.ready and found.answers():
                 self._running = found
                 return self.url
             self._pause(deadline)
@@ -209,7 +209,8 @@ class EmbeddedServer:
     def _adopt(self, deadline: float) -> Postmaster | None:
         """A postmaster whose owner was killed is ours now."""
         while found := find_postmaster(self.pgdata):
-            if found.ready:
+            # One that was just killed may still be in /proc, but it no longer answers.
+            if found.ready and found.answers():
                 _log.info("adopted the running Postgres, process %s", found.pid)
                 return found
             self._pause(deadline)

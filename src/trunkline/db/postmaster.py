@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from pathlib import Path
 from typing import NamedTuple
+
+_SSL_REQUEST = 80877103  # from the wire protocol
 
 
 class Postmaster(NamedTuple):
@@ -14,6 +18,17 @@ class Postmaster(NamedTuple):
     port: int
     socket_dir: Path
     ready: bool
+
+    def answers(self) -> bool:
+        """Whether it serves requests: it answers one byte to the question for TLS."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(2)
+            try:
+                client.connect(str(self.socket_dir / f".s.PGSQL.{self.port}"))
+                client.sendall(struct.pack("!ii", 8, _SSL_REQUEST))
+                return client.recv(1) in (b"N", b"S")
+            except OSError:
+                return False
 
 
 def find_postmaster(pgdata: Path) -> Postmaster | None:
