@@ -163,8 +163,8 @@ def test_extend_in_open_transaction_wins_over_expiry(main: Session, session: Mak
 
 
 def test_settle_behind_a_kept_one_gives_up_with_a_clear_error(main: Session, session: MakeSession) -> None:
-    main.run("alter function trunkline._settle set lock_timeout = '300ms'")
     one, two = session(), session()
+    two.run("set lock_timeout = '300ms'")
     receipts = lease(main)
     begin(one, "nack", receipts)
     with pytest.raises(psycopg.errors.LockNotAvailable):

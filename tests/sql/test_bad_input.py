@@ -146,10 +146,9 @@ def test_unknown_things_are_named(yard: Connection, code: str, verb: str, args: 
 
 
 def test_unknown_dead_letter(yard: Connection) -> None:
-    unknown = NOBODY
-    refuse(yard, "TL014", str(unknown), "get_dead_letter", "q", unknown)
-    assert value(yard, "select trunkline.redrive('q', %s)", [unknown]) == 0
-    assert value(yard, "select trunkline.purge_dead_letters('q', %s)", [unknown]) == 0
+    refuse(yard, "TL014", str(NOBODY), "get_dead_letter", "q", NOBODY)
+    assert value(yard, "select trunkline.redrive('q', %s)", [NOBODY]) == 0
+    assert value(yard, "select trunkline.purge_dead_letters('q', %s)", [NOBODY]) == 0
 
 
 @pytest.mark.parametrize("receipt", MALFORMED, ids=lambda receipt: receipt[:40])

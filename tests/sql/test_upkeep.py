@@ -137,8 +137,10 @@ def test_rotation_keeps_positions_and_generations(conn: Connection) -> None:
     duty(conn, "rotate", 3)
     assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 5)", batch[0].generation) == "done"
     duty(conn, "rotate", 3)
-    assert contents(fetch(conn, "t")) == [7, 8, 9, 10]
     assert call(conn, "group_stats", "t", "g")[0].next_offset == 6
+    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 6)", batch[0].generation) == "done"
+    duty(conn, "rotate", 3)
+    assert contents(fetch(conn, "t")) == [7, 8, 9, 10]
 
 
 def test_rotation_leaves_nothing_old_behind(conn: Connection) -> None:

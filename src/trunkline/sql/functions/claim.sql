@@ -377,8 +377,12 @@ begin
                 values (v_slot, v_cursors[v_at], s.lease_no + 1, v_cursors[v_at], int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1,
                         1, v_token, p_consumer, v_now, v_until, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);
                 v_lease := '.' || v_cursors[v_at] || '.' || s.lease_no + 1 || '.' || v_token;
-                return query select r.log_offset || v_lease, 1, v_until, null::text, v_logs[v_at] & 63, r.*
-                             from trunkline.topic_%7$s_read(v_logs[v_at] & 63, v_id / %5$s, v_id, v_id + v_last - s.position, s.position - v_id) r;
+                v_partition := v_logs[v_at] & 63;
+                v_segment := v_id / %5$s;
+                v_shift := s.position - v_id;
+                %9$s
+                return query select r.log_offset || v_lease, 1, v_until, null::text, v_partition, r.*
+                             from trunkline.topic_%7$s_read(v_partition, v_segment, v_id, v_id + v_last - s.position, v_shift) r;
                 return;
             end if;
         end if;
@@ -386,8 +390,12 @@ begin
             case when count(*) > 1 then 'continue when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
                  else 'perform trunkline._lock_cursor(v_cursors[1]);' end,
             format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id,
-            -- a batch that is not full is taken from one log only if there is no other
-            case when count(*) = 1 then 'or v_last >= s.position and v_last = trunkline._head(v_logs[1])' else '' end)
+            -- a batch that is not full is taken at the end of a large tick, where it is rare, and at the head of the only log
+            'or v_last >= s.position and (s.n >= 4 * p_max ' || case when count(*) = 1 then 'or v_last = trunkline._head(v_logs[1])' else '' end || ')',
+            -- the read itself, not a call of topic_<n>_read: the rows would be copied once more, which costs as much as reading them
+            trunkline._branches(q.inbox_id, $b$return query select (id + v_shift) || v_lease, 1, v_until, null::text, v_partition, id + v_shift, message_id, key,
+                    routing_key, label, headers, payload, content_type, occurred_at, created_at
+                    from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;$b$))
           into v_short
           from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
         v_short := format('if p_labels is null then %s end if;', v_short);
@@ -414,6 +422,9 @@ declare
     v_token   uuid := gen_random_uuid();
     v_until   timestamptz;
     v_lease   text;
+    v_partition int;
+    v_segment   bigint;
+    v_shift     bigint;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');

@@ -85,6 +85,7 @@ begin
     end loop;
     if v_made > 0 then
         perform trunkline._write_functions(p_topic_id);
+        perform trunkline._write_claim(queue_id) from trunkline.queues where inbox_id = p_topic_id;
     end if;
     return v_made;
 end
@@ -205,7 +206,7 @@ $$
 
     -- reading: fixed statements for the segments in use, a planned one for the others
     execute format($x$
-create or replace function trunkline.topic_%1$s_read(p_partition int, p_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
+create or replace function trunkline.topic_%1$s_read(v_partition int, v_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
 returns setof trunkline.log_row
 language plpgsql
 set enable_seqscan = off
@@ -216,7 +217,7 @@ begin
     %2$s
     perform trunkline._catch_up();
     return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at
-                                 from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', p_partition, p_segment)
+                                 from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', v_partition, v_segment)
         using p_first_id, p_last_id, p_shift;
 end
 $$
@@ -224,7 +225,7 @@ $$
             occurred_at, created_at from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
 
     execute format($x$
-create or replace function trunkline.topic_%1$s_scan(p_partition int, p_segment bigint, p_from bigint, out lo bigint, out hi bigint, out n bigint)
+create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from bigint, out lo bigint, out hi bigint, out n bigint)
 language plpgsql
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -234,7 +235,7 @@ begin
     %2$s
     perform trunkline._catch_up();
     execute format('select min(id), max(id), count(*) from (select id from trunkline.topic_%1$s_%%s_%%s where id >= $1 order by id limit 1000) s',
-                   p_partition, p_segment) into lo, hi, n using p_from;
+                   v_partition, v_segment) into lo, hi, n using p_from;
 end
 $$
     $x$, p_topic_id, trunkline._branches(p_topic_id, $b$select min(id), max(id), count(*) into lo, hi, n
@@ -246,7 +247,7 @@ $f$;
 create or replace function trunkline._branches(p_topic_id int, p_statement text) returns text
 language sql
 as $$
-    select coalesce(string_agg(format('if p_partition = %s and p_segment = %s then %s end if;', x.partition, x.segment,
+    select coalesce(string_agg(format('if v_partition = %s and v_segment = %s then %s end if;', x.partition, x.segment,
                                       format(p_statement, format('topic_%s_%s_%s', p_topic_id, x.partition, x.segment))), E'\n    '
                                order by x.segment desc, x.partition), '')
     from (select l.partition, s.segment, row_number() over (partition by l.log order by s.segment desc) as nth

@@ -41,10 +41,24 @@ begin
 end
 $$;
 
--- Ends overdue leases of all queues.
+-- Ends overdue leases of all queues. A queue that cannot be looked at (a damaged log) must not keep the others waiting.
 create or replace function trunkline._duty_expire() returns int
-language sql
-as $$ select coalesce(sum(trunkline._check_leases(cursor_id)), 0)::int from trunkline.cursors where queue_id is not null $$;
+language plpgsql
+as $$
+declare
+    v_cursor int;
+    v_count  int := 0;
+begin
+    for v_cursor in select cursor_id from trunkline.cursors where queue_id is not null order by cursor_id loop
+        begin
+            v_count := v_count + trunkline._check_leases(v_cursor);
+        exception when others then
+            raise warning 'leases of cursor % cannot be checked: % (%)', v_cursor, sqlerrm, sqlstate;
+        end;
+    end loop;
+    return v_count;
+end
+$$;
 
 create or replace function trunkline._duty_due() returns int
 language sql
