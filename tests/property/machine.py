@@ -25,7 +25,8 @@ labels = st.sampled_from([None, "x", "y"])
 routing_keys = st.sampled_from(["a.1", "a.2", "b.1"])
 targets = st.sampled_from(["topic", "queue"])
 members = st.sampled_from(["one", "two"])
-seconds = st.sampled_from([0, 5, 10, 20, 40])
+seconds = st.sampled_from([5, 10, 20, 40])
+settlements = st.sampled_from(["ack", "ack", "nack", "nack", "release", "bury", "extend"])
 
 
 class Sessions:
@@ -127,7 +128,6 @@ class Kernel(RuleBasedStateMachine):
     def publish(self, into: str, n: int, label: str | None, routing_key: str) -> None:
         self._committed(self._publish(self.sessions.main, into, n, label, routing_key))
 
-    @rule(into=targets, delay=st.sampled_from([5, 15, 60]), label=labels, routing_key=routing_keys)
     def publish_delayed(self, into: str, delay: int, label: str | None, routing_key: str) -> None:
         [message] = self._publish(self.sessions.main, into, 1, label, routing_key, delays=[timedelta(seconds=delay)])
         entry = (self.now + timedelta(seconds=delay), message)
@@ -136,7 +136,6 @@ class Kernel(RuleBasedStateMachine):
         else:
             self.queue.delayed.append(entry)
 
-    @rule(key=st.sampled_from(["k1", "k2"]), same=st.booleans())
     def publish_with_key(self, key: str, same: bool) -> None:
         first = self.keys.get(key)
         payload = first[1] if first and same else b"%d" % next(_payloads)
@@ -153,6 +152,13 @@ class Kernel(RuleBasedStateMachine):
         else:
             self.keys[key] = (message_id, payload)
             self._committed([Message(message_id, None, payload, None, None)])
+
+    @rule(data=st.data(), into=targets, label=labels, routing_key=routing_keys)
+    def publish_specially(self, data: st.DataObject, into: str, label: str | None, routing_key: str) -> None:
+        if data.draw(st.booleans()):
+            self.publish_delayed(into, data.draw(st.sampled_from([5, 15, 60])), label, routing_key)
+        else:
+            self.publish_with_key(data.draw(st.sampled_from(["k1", "k2"])), data.draw(st.booleans()))
 
     @rule(who=st.integers(0, 1), into=targets, n=st.sampled_from([1, 3, 10]), label=labels, undo=st.booleans())
     def publish_in_transaction(self, who: int, into: str, n: int, label: str | None, undo: bool) -> None:
@@ -201,11 +207,23 @@ class Kernel(RuleBasedStateMachine):
                 self.logged[message] = max(1, self.logged[message])
         return [row[5] for row in rows]
 
+    @rule(data=st.data(), verb=settlements)
+    def settle_leased(self, data: st.DataObject, verb: str) -> None:
+        """Some of what is leased now, or of what was leased until a moment ago."""
+        leased = [item.receipt for item in self.queue.items.values() if item.state is State.LEASED]
+        if leased:
+            self._settle(data, verb, leased[:20])
+        else:
+            self.claim(5, None)
+
     @precondition(lambda self: self.queue.receipts)
-    @rule(data=st.data(), verb=st.sampled_from(["ack", "ack", "nack", "release", "bury", "extend"]))
-    def settle(self, data: st.DataObject, verb: str) -> None:
-        newest = list(self.queue.receipts)[-12:]
-        chosen = data.draw(st.lists(st.sampled_from(newest), min_size=1, max_size=6))
+    @rule(data=st.data(), verb=settlements)
+    def settle_anything(self, data: st.DataObject, verb: str) -> None:
+        """Receipts that were given out at any time."""
+        self._settle(data, verb, list(self.queue.receipts)[-12:])
+
+    def _settle(self, data: st.DataObject, verb: str, receipts: list[str]) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(receipts), min_size=1, max_size=8))
         delay = None
         if verb == "nack":
             delay = data.draw(st.sampled_from([None, timedelta(0), timedelta(seconds=20)]))
@@ -222,7 +240,6 @@ class Kernel(RuleBasedStateMachine):
         for (receipt, result), allowed in zip(rows, expected, strict=True):
             assert result in allowed, f"{verb} of {receipt} answered {result}, not {allowed}"
 
-    @rule(count=st.sampled_from([None, 1]), verb=st.sampled_from(["redrive", "purge_dead_letters"]))
     def empty_dead_letters(self, count: int | None, verb: str) -> None:
         dead = self.sql("select id, topic, partition, log_offset from trunkline.list_dead_letters(%s)", self.queue_name)
         taken = dead if count is None else dead[:count]
@@ -234,7 +251,16 @@ class Kernel(RuleBasedStateMachine):
                 copy = Message(message_id, None, item.message.payload, item.message.label, item.message.routing_key)
                 self._committed([copy])
 
-    @rule()
+    @rule(data=st.data(), what=st.sampled_from(["subscribe", "redrive", "redrive", "purge_dead_letters", "purge_queue"]))
+    def manage(self, data: st.DataObject, what: str) -> None:
+        if what == "subscribe":
+            if self.pattern is None:
+                self.subscribe(data.draw(st.sampled_from(["#", "a.*"])), data.draw(st.sampled_from(["earliest", "latest"])))
+        elif what == "purge_queue":
+            self.purge_queue()
+        else:
+            self.empty_dead_letters(data.draw(st.sampled_from([None, 1])), what)
+
     def purge_queue(self) -> None:
         # settles what is overdue and due first, so that it is known what is in the log by now
         self.expire()
@@ -242,8 +268,6 @@ class Kernel(RuleBasedStateMachine):
         assert self.one("select trunkline.purge_queue(%s)", self.queue_name) >= self.queue.purge()
         self.queue.delayed.clear()
 
-    @precondition(lambda self: self.pattern is None)
-    @rule(pattern=st.sampled_from(["#", "a.*"]), start=st.sampled_from(["earliest", "latest"]))
     def subscribe(self, pattern: str, start: str) -> None:
         base = self._base(self.topic, 0)
         self.one("select trunkline.head(%s)", self.topic)
@@ -314,7 +338,15 @@ class Kernel(RuleBasedStateMachine):
             group.committed = max(group.committed, offset)
 
     @precondition(lambda self: self.group)
-    @rule(member=members)
+    @rule(data=st.data(), verb=st.sampled_from(["leave", "seek", "claim_range"]))
+    def move_group(self, data: st.DataObject, verb: str) -> None:
+        if verb == "leave":
+            self.leave(data.draw(members))
+        elif verb == "seek":
+            self.seek(data, data.draw(st.sampled_from(["earliest", "latest", "offset"])))
+        else:
+            self.claim_range(data.draw(st.sampled_from([1, 10, 1000])))
+
     def leave(self, member: str) -> None:
         group = self._start_group()
         owned = group.member == member and group.deadline is not None
@@ -322,8 +354,6 @@ class Kernel(RuleBasedStateMachine):
         if owned:
             group.free()
 
-    @precondition(lambda self: self.group)
-    @rule(data=st.data(), to=st.sampled_from(["earliest", "latest", "offset"]))
     def seek(self, data: st.DataObject, to: str) -> None:
         group = self._start_group()
         head = self.one("select trunkline.head(%s)", self.topic)
@@ -342,7 +372,6 @@ class Kernel(RuleBasedStateMachine):
             group.committed = place - 1
             group.free()
 
-    @rule(n=st.sampled_from([1, 10, 1000]))
     def claim_range(self, n: int) -> None:
         group = self._start_group()
         rows = self.sql(
@@ -363,12 +392,24 @@ class Kernel(RuleBasedStateMachine):
         self.sessions.advance(timedelta(seconds=by))
         self.now = self.sessions.now()
 
-    @rule()
+    @rule(
+        duty=st.sampled_from(["expire", "due", "sequence", "sequence", "rotate", "rotate", "retain"]),
+        times=st.integers(1, 3),
+    )
+    def upkeep(self, duty: str, times: int) -> None:
+        for _ in range(times):
+            {
+                "expire": self.expire,
+                "due": self.release_due,
+                "sequence": self.sequence,
+                "rotate": self.rotate,
+                "retain": self.retain,
+            }[duty]()
+
     def expire(self) -> None:
         self.duty("expire")
         self.queue.end_overdue(self.now)
 
-    @rule()
     def release_due(self) -> None:
         self.duty("due")
         self._committed([message for due, message in self.unlogged if due <= self.now])
@@ -378,23 +419,18 @@ class Kernel(RuleBasedStateMachine):
                 self.queue.delayed.remove((due, message))
                 self._committed([message])
 
-    @rule()
     def sequence(self) -> None:
         self.duty("sequence")
 
-    @rule()
     def rotate(self) -> None:
         assert self.duty("rotate") == 1, "nobody holds a lock, so the rotation must succeed"
         self.queue.rotations += 1
 
-    @rule(times=st.integers(1, 3), wait=st.sampled_from([0, 5, 20]))
-    def retain(self, times: int, wait: int) -> None:
-        for _ in range(times):
-            self.duty("expire")
-            self.queue.end_overdue(self.now)
-            self.duty("segments")
-            self.duty("retention")
-            self.advance(wait)
+    def retain(self) -> None:
+        self.expire()
+        self.duty("segments")
+        self.duty("retention")
+        self.advance(20)
 
     # what must hold after each step
 

@@ -17,14 +17,14 @@ from tests.property.machine import Kernel, Sessions
 
 EVERY_RUN = settings(
     max_examples=60,
-    stateful_step_count=40,
+    stateful_step_count=60,
     deadline=None,
     print_blob=True,
     database=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
-PROFILES = {"ci": EVERY_RUN, "long": settings(EVERY_RUN, max_examples=2000, stateful_step_count=80)}
+PROFILES = {"ci": EVERY_RUN, "long": settings(EVERY_RUN, max_examples=2000, stateful_step_count=120)}
 
 
 @pytest.mark.timeout(7200)
