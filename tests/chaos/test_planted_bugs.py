@@ -195,7 +195,7 @@ CRASH_BUGS = {
     "ack ignores the token": (
         (
             Change("ack", "l.token::text = split_part(v_lease, '.', 4)", "true"),
-            Change("_settle", "l.token = split_part(g.lease, '.', 4)::uuid", "true"),
+            Change("_settle", "l.token::text = split_part(g.lease, '.', 4)", "true"),
         ),
         QUEUE,
         scripts.crash_after_a_relaxed_claim,

@@ -279,6 +279,11 @@ begin
     loop
         exit when v_want <= 0;
         if cardinality(v_cursors) > 1 then
+            -- a lock is kept to the end, so look first whether there is anything to take
+            continue when not v_tick and not q.ordered and not exists (
+                select from trunkline.cursors k
+                where k.cursor_id = v_cursor and trunkline._head(k.log) >= coalesce(
+                    (select l.position from trunkline.leases l where l.cursor_id = k.cursor_id order by l.lease_no desc limit 1), k.start_position));
             continue when not pg_try_advisory_xact_lock(778005, v_cursor);
         else
             perform trunkline._lock_cursor(v_cursor);
