@@ -34,7 +34,9 @@ class DebianServer:
     def start(self) -> str:
         data = str(self.home / "data")
         self._run(str(DEBIAN_15 / "initdb"), "-D", data, "-U", "trunkline", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
-        options = f"-p {self.port} -k {self.home} -c listen_addresses='' -c max_connections=200 -c max_prepared_transactions=20"
+        options = (
+            f"-p {self.port} -k {self.home} -c listen_addresses='' -c max_connections=200 -c max_prepared_transactions=20"
+        )
         self._run(str(DEBIAN_15 / "pg_ctl"), "-D", data, "-o", options, "-l", str(self.home / "log"), "-w", "start")
         return f"postgresql://trunkline@/postgres?host={self.home}&port={self.port}"
 

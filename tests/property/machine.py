@@ -160,8 +160,16 @@ class Kernel(RuleBasedStateMachine):
         else:
             self.publish_with_key(data.draw(st.sampled_from(["k1", "k2"])), data.draw(st.booleans()))
 
-    @rule(who=st.integers(0, 1), into=targets, n=st.sampled_from([1, 3, 10]), label=labels, undo=st.booleans())
-    def publish_in_transaction(self, who: int, into: str, n: int, label: str | None, undo: bool) -> None:
+    @rule(
+        who=st.integers(0, 1),
+        into=targets,
+        n=st.sampled_from([1, 3, 10]),
+        label=labels,
+        undo=st.sampled_from([False, False, True]),
+        overtaken=st.integers(0, 3),
+    )
+    def publish_in_transaction(self, who: int, into: str, n: int, label: str | None, undo: bool, overtaken: int) -> None:
+        """The transaction stays open, and others that come after it get their offsets before it."""
         conn = self.sessions.publishers[who]
         # a transaction that makes a segment itself lets others wait; upkeep is ahead of them normally
         self.sql("select trunkline._make_segments(topic_id) from trunkline.topics")
@@ -174,9 +182,12 @@ class Kernel(RuleBasedStateMachine):
             conn.execute("rollback to one")
         else:
             self.open[who] += messages
+        for _ in range(overtaken):
+            self.publish(into, 1, label, "a.2")
+            self.sequence()
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), commit=st.booleans())
+    @rule(data=st.data(), commit=st.sampled_from([True, True, False]))
     def end_transaction(self, data: st.DataObject, commit: bool) -> None:
         who = data.draw(st.sampled_from(sorted(self.open)))
         messages = self.open.pop(who)
@@ -320,11 +331,20 @@ class Kernel(RuleBasedStateMachine):
         group.member, group.generation, group.deadline, group.fetched = member, rows[0][1], self.now + LEASE, last
         self.generations.append((rows[0][1], last))
 
+    @rule(data=st.data(), member=members, n=st.sampled_from([3, 50]), wait=st.sampled_from([0, 0, 10, 40]))
+    def fetch_and_commit(self, data: st.DataObject, member: str, n: int, wait: int) -> None:
+        """What a member does in a loop; sometimes it takes too long."""
+        self.fetch(member, n, False)
+        if wait:
+            self.advance(wait)
+        if self.generations:
+            self.commit(data, data.draw(st.sampled_from([0, 0, 1])), False)
+
     @precondition(lambda self: self.generations)
     @rule(data=st.data(), back=st.sampled_from([0, 0, 1, 5]), beyond=st.booleans())
     def commit(self, data: st.DataObject, back: int, beyond: bool) -> None:
         group = self._start_group()
-        generation, fetched = data.draw(st.sampled_from(self.generations[-3:]))
+        generation, fetched = data.draw(st.sampled_from(self.generations[:-4:-1]))
         offset = fetched + 1000 if beyond else max(0, fetched - back)
         call = "select trunkline.commit(%s, %s, 0, %s, %s)"
         if generation != group.generation or not group.held(self.now):

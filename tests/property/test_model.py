@@ -16,8 +16,8 @@ from tests.conftest import Connection
 from tests.property.machine import Kernel, Sessions
 
 EVERY_RUN = settings(
-    max_examples=60,
-    stateful_step_count=60,
+    max_examples=100,
+    stateful_step_count=50,
     deadline=None,
     print_blob=True,
     database=None,

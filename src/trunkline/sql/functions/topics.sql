@@ -136,26 +136,24 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_limits    constant bigint[] := '{%2$s}';
-    v_xid       xid8;
     v_partition int := %3$s;
     v_row       bigint;
-    v_id        uuid := coalesce(p_id, trunkline.new_id());
+    v_id        uuid;
 begin
     if p_payload is null or length(p_payload) > %4$s or length(p_key) > 1000 or length(p_routing_key) > 1000
        or length(p_label) > 200 or length(p_content_type) > 200 or jsonb_typeof(p_headers) <> 'object' then
         perform trunkline._refuse_message(0, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, %4$s);
     end if;
-    if current_setting('synchronous_commit') = 'off' then
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
-    -- the transaction id before the row id: otherwise the sequencer could give this row up while we are still open
-    v_xid := pg_current_xact_id();
-    v_row := %5$s;
+    -- The transaction id before the row id: otherwise the sequencer could give this row up while we are still open.
+    -- One expression, because each one that is not constant takes a snapshot of its own, which is dear with many publishers.
+    v_row := case when pg_current_xact_id() is not null
+                   and (current_setting('synchronous_commit') <> 'off' or set_config('synchronous_commit', 'on', true) is not null) then %5$s end;
     if v_row >= v_limits[v_partition + 1] then
         perform trunkline._make_segment(%1$s, v_partition, v_row / %6$s, %6$s);
     end if;
-    insert into trunkline.topic_%1$s values (v_partition, v_row, v_id, p_key, p_routing_key, p_label, p_headers,
-        p_payload, coalesce(p_content_type, 'application/json'), p_occurred_at, trunkline.clock());
+    insert into trunkline.topic_%1$s values (v_partition, v_row, coalesce(p_id, trunkline.new_id()), p_key, p_routing_key, p_label, p_headers,
+        p_payload, coalesce(p_content_type, 'application/json'), p_occurred_at, trunkline.clock())
+    returning message_id into v_id;
     return v_id;
 end
 $$
