@@ -32,7 +32,7 @@ up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
 	@exec $(BIN)/trunkline up --data .data $(ARGS)
 
 test: setup ## all tests; ARGS="-k name"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: setup ## format, lint, strict types, import contract
 	$(BIN)/ruff format --check .

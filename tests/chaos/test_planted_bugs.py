@@ -36,7 +36,10 @@ _WAIT = "perform pg_advisory_xact_lock(2);"
 
 BUGS = {
     "row id before transaction id": Bug(
-        (Change("_write_functions", "case when pg_current_xact_id() is not null", "case when true"),),
+        (
+            Change("_write_functions", "case when pg_current_xact_id() is not null", "case when true"),
+            Change("_write_functions", "v_xid := pg_current_xact_id();", ""),
+        ),
         TOPIC,
         scripts.late_transaction_id,
         ("lost",),

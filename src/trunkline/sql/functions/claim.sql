@@ -363,18 +363,23 @@ begin
               left join lateral (select * from trunkline.ticks where log = v_logs[v_at] and first_offset <= l.position order by first_offset desc limit 1) t on true;$b$;
         select format($b$
     v_at := floor(random() * %1$s);
+    <<logs>>
     for i in 1 .. %1$s loop
         v_at := v_at %% %1$s + 1;
-        %2$s
+        for v_look in %10$s .. 2 loop
+        if v_look = 2 then
+            %2$s
+        end if;
         v_now := trunkline.clock();
         v_slot := (select slot from trunkline.epoch);
         if v_slot = 0 then %3$s
         else %4$s
         end if;
-        exit when s.due;
+        exit logs when s.due;
         v_last := s.first_offset + s.n - 1;
         v_id := s.lo + s.position - s.first_offset;
         if s.hi - s.lo = s.n and (v_last >= s.position + p_max - 1 %8$s) then
+            continue when v_look = 1;
             v_last := least(v_last, s.position + p_max - 1);
             if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
                 v_until := v_now + coalesce(p_lease, %6$L::interval);
@@ -391,8 +396,10 @@ begin
                 return;
             end if;
         end if;
+        continue logs;
+        end loop;
     end loop;$b$, count(*),
-            case when count(*) > 1 then 'continue when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
+            case when count(*) > 1 then 'continue logs when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
                  else 'perform trunkline._lock_cursor(v_cursors[1]);' end,
             format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id,
             -- a batch that is not full is taken at the end of a large tick, where it is rare, and at the head of the only log
@@ -400,7 +407,9 @@ begin
             -- the read itself, not a call of topic_<n>_read: the rows would be copied once more, which costs as much as reading them
             trunkline._branches(q.inbox_id, $b$return query select (id + v_shift) || v_lease, 1, v_until, null::text, v_partition, id + v_shift, message_id, key,
                     routing_key, label, headers, payload, content_type, occurred_at, created_at
-                    from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;$b$))
+                    from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;$b$),
+            -- a lock is kept to the end: with several logs, look first whether there is anything to take
+            case when count(*) > 1 then 1 else 2 end)
           into v_short
           from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
         v_short := format('if p_labels is null then %s end if;', v_short);

@@ -90,7 +90,8 @@ begin
     if exists (select from unnest(p_keys) k where k = '' or length(k) > 255) then
         perform trunkline._fail('TL001', 'an idempotency_key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
     end if;
-    -- in key order, so that two batches with the same keys cannot deadlock
+    -- In key order, so that two batches with the same keys cannot deadlock. Each key is looked up by itself: a plan that was made while
+    -- the window was empty would read all of it later.
     with mine as (
         select distinct on (u.key) u.key, u.id, u.digest
         from unnest(p_keys, p_ids, p_digests) with ordinality u(key, id, digest, ord)
@@ -104,7 +105,9 @@ begin
     select coalesce(array_agg(key), '{}') into v_new from inserted;
     insert into trunkline.idempotency (slot, win, topic_id, key, id, digest, at)
     select (v_win + 1) % 4, v_win + 1, topic_id, key, id, digest, at
-    from trunkline.idempotency where slot = v_win % 4 and win = v_win and topic_id = p_topic_id and key = any (v_new)
+    from unnest(v_new) n
+    cross join lateral (select i.topic_id, i.key, i.id, i.digest, i.at from trunkline.idempotency i
+                        where i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = n offset 0) x
     order by key
     on conflict do nothing;
     get diagnostics v_second = row_count;
@@ -114,7 +117,8 @@ begin
     end if;
     select string_agg(distinct u.key, ', ') into v_clash
     from unnest(p_keys, p_digests) u(key, digest)
-    join trunkline.idempotency i on i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key
+    cross join lateral (select * from trunkline.idempotency i
+                        where i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key offset 0) i
     where i.digest <> u.digest;
     if v_clash is not null then
         perform trunkline._fail('TL022', format('idempotency_key used before with another message: %s', left(v_clash, 300)),
@@ -124,8 +128,8 @@ begin
       into v_first
       from (select key, id, ord, row_number() over (partition by key order by ord) as nth
             from unnest(p_keys, p_ids) with ordinality x(key, id, ord)) u
-      left join trunkline.idempotency i
-        on i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key;
+      left join lateral (select * from trunkline.idempotency i
+                         where i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key offset 0) i on true;
     return v_first;
 end
 $$;
