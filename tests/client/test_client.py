@@ -1,0 +1,108 @@
+"""The thin client: every verb once, errors as classes, and life goes on after the server was restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from trunkline.client import Client
+from trunkline.db.embedded import EmbeddedServer
+from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
+from trunkline.sql.migrate import migrate
+from trunkline.types import NewMessage
+
+
+async def test_topic_and_group(db: str) -> None:
+    async with Client(db) as client:
+        await client.ensure_topic("orders")
+        sent = await client.publish("orders", b"one", key="k", headers={"a": 1}, routing_key="order.created")
+        many = await client.publish_many("orders", [NewMessage(payload=b"two"), NewMessage(payload=b"three", label="x")])
+        batch = await client.fetch("orders", "billing", member="me")
+        assert batch is not None
+        assert [message.payload for message in batch.messages] == [b"one", b"two", b"three"]
+        assert [message.id for message in batch.messages] == [sent.id, many[0].id, many[1].id]
+        assert batch.messages[0].headers == {"a": 1}
+        assert await client.commit("orders", "billing", batch) == "done"
+        assert await client.fetch("orders", "billing", member="me") is None
+        assert (await client.group_stats("orders", "billing"))[0].lag == 0
+        assert await client.seek("orders", "billing", "earliest") == {0: 1}
+        assert await client.commit("orders", "billing", batch) == "lost"
+        taken = await client.claim_range("orders", "audit")
+        assert taken is not None
+        assert (taken.first, taken.last) == (1, 3)
+        assert await client.head("orders") == 3
+        assert [message.offset for message in await client.read("orders", 0, start=2)] == [2, 3]
+
+
+async def test_queue(db: str) -> None:
+    async with Client(db) as client:
+        await client.ensure_queue("mail")
+        await client.enqueue("mail", b"1", idempotency_key="once")
+        assert (await client.enqueue("mail", b"1", idempotency_key="once")).duplicate
+        with pytest.raises(IdempotencyConflict):
+            await client.enqueue("mail", b"2", idempotency_key="once")
+        [first] = await client.claim("mail", max_messages=10)
+        assert await client.extend([first.receipt], lease=timedelta(minutes=1)) == ["done"]
+        assert await client.nack([first.receipt], delay=timedelta(0), error="later") == ["done"]
+        [again] = await client.claim("mail", labels=None)
+        assert again.attempt == 2
+        assert await client.bury([again.receipt], error="broken") == ["done"]
+        assert [dead.error for dead in await client.dead_letters("mail")] == ["broken"]
+        assert await client.redrive("mail") == 1
+        [back] = await client.claim("mail")
+        assert (back.id, back.attempt) == (first.id, 1)
+        assert await client.release([back.receipt]) == ["done"]
+        [last] = await client.claim("mail")
+        assert await client.ack([last.receipt, first.receipt]) == ["done", "lost"]
+        stats = (await client.queue_stats("mail"))[0]
+        assert (stats.ready, stats.leased, stats.dead) == (0, 0, 0)
+
+
+async def test_errors_are_classes(db: str) -> None:
+    async with Client(db) as client:
+        with pytest.raises(TopicNotFound) as caught:
+            await client.publish("nowhere", b"")
+        assert caught.value.code == "topic_not_found"
+        assert caught.value.hint
+        with pytest.raises(QueueNotFound):
+            await client.claim("nowhere")
+
+
+async def test_a_topic_made_again_under_its_name_is_found(db: str) -> None:
+    async with Client(db) as client:
+        await client.ensure_topic("t")
+        await client.publish("t", b"old")
+        await client.delete_topic("t")
+        await client.ensure_topic("t")
+        await client.publish("t", b"new")
+        assert [message.payload for message in await client.read("t", 0, start=1)] == [b"new"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(tmp_path / "data") as server:
+        migrate(server.url)
+        yield server
+
+
+async def test_client_goes_on_after_the_server_was_killed_and_started(server: EmbeddedServer) -> None:
+    async with Client(server.url) as client:
+        await client.ensure_queue("mail")
+        await client.enqueue("mail", b"before")
+        os.kill(server.postmaster_pid, signal.SIGKILL)
+        server.start()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                deliveries = await client.claim("mail", max_messages=10)
+                break
+            except (DatabaseUnavailable, OutcomeUnknown):
+                assert time.monotonic() < deadline
+        assert b"before" in [delivery.payload for delivery in deliveries]
+        assert await client.ack([delivery.receipt for delivery in deliveries]) == ["done"] * len(deliveries)
