@@ -41,6 +41,7 @@ declare
     v_max_n     int := trunkline._setting('max_batch');
     v_max_bytes bigint := trunkline._setting('max_batch_bytes');
     v_bytes     bigint;
+    v_any       boolean;
     v_bad       record;
 begin
     if coalesce(v_n, 0) = 0 then
@@ -56,9 +57,13 @@ begin
                                      array_dims(p_content_types)]) d where d <> array_dims(p_payloads)) then
         perform trunkline._fail('TL001', 'an array is not one-dimensional or does not start at 1', 'pass plain arrays, one element per message');
     end if;
-    select sum(length(p)) into v_bytes from unnest(p_payloads) p;
+    select sum(length(p)), max(length(p)) > p_max_payload or count(p) < v_n into v_bytes, v_any from unnest(p_payloads) p;
     if v_bytes > v_max_bytes then
         perform trunkline._fail('TL004', format('the batch has %s bytes, the limit is %s', v_bytes, v_max_bytes), 'publish it in several batches');
+    end if;
+    -- most batches have payloads only: then there is nothing else to look at
+    if not v_any and num_nonnulls(p_keys, p_routing_keys, p_labels, p_headers, p_content_types) = 0 then
+        return;
     end if;
     select u.* into v_bad
     from unnest(p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types)

@@ -195,8 +195,7 @@ begin
     select u.part, u.row_id, coalesce(u.id, trunkline.new_id()), u.key, u.routing_key, u.label, u.headers,
            u.payload, coalesce(u.content_type, p_content_type), u.occurred_at, trunkline.clock()
     from unnest(v_parts, v_rows, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_occurred_ats)
-         with ordinality u(part, row_id, payload, id, key, routing_key, label, headers, content_type, occurred_at, ord)
-    order by u.ord
+         u(part, row_id, payload, id, key, routing_key, label, headers, content_type, occurred_at)
     returning m.message_id;
 end
 $$
