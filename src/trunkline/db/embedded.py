@@ -37,6 +37,8 @@ from trunkline.errors import EmbeddedServerError
 ROLE = "trunkline"
 DATABASE = "trunkline"
 _LOG_LIMIT = 16 * 1024 * 1024
+_ATTEMPTS = 5
+_ATTEMPT_PAUSE = 0.3
 _STATIC = {
     "max_connections": "200",
     "shared_buffers": "256MB",
@@ -219,20 +221,22 @@ class EmbeddedServer:
     def _launch(self, deadline: float) -> Postmaster:
         account = pginstall.choose_account(self.pgdata)
         bin_dir = pginstall.programs(self.version, account)
-        self._remove_leftovers(deadline)
         if not self.pgdata.exists():
             self._initialise(bin_dir, account)
         self._check_version()
         self._password()  # without it the server would start, and nobody could enter
-        for attempt in range(3):
+        for _ in range(_ATTEMPTS):
+            self._remove_leftovers(deadline)
             port = self._choose_port()
             found = self._spawn(bin_dir, account, port, deadline)
             if found is not None:
                 (self.data_dir / "port").write_text(f"{port}\n")
                 return found
-            # Somebody else may have taken the port since we looked; a free one is another on the next try.
-            if self._wanted_port is not None or _is_free(port) or attempt == 2:
+            # It exited. Somebody else may have taken the port since we looked, or a process of a killed server was
+            # still about to end: both pass. What does not pass fails again.
+            if self._wanted_port is not None and not _is_free(port):
                 break
+            time.sleep(_ATTEMPT_PAUSE)
         raise EmbeddedServerError(
             "the embedded Postgres did not start", hint=f"see {self.log_file}", detail=self._log_tail()
         )
