@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from trunkline.errors import DatabaseUnavailable, TrunklineError, from_psycopg
+from trunkline.errors import DatabaseUnavailable, from_psycopg
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -60,5 +60,3 @@ class Pool:
             ) from exc
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc
-        except TrunklineError:
-            raise
