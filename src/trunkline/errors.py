@@ -127,6 +127,12 @@ class DeadLetterNotFound(NotFound):
     code = "dead_letter_not_found"
 
 
+class ScheduleNotFound(NotFound):
+    """No schedule has this name."""
+
+    code = "schedule_not_found"
+
+
 class OffsetOutOfRange(TrunklineError):
     """The offset is below what retention has kept; those messages are gone."""
 
@@ -272,6 +278,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL012": GroupNotFound,
     "TL013": SubscriptionNotFound,
     "TL014": DeadLetterNotFound,
+    "TL015": ScheduleNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,

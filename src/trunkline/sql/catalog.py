@@ -11,6 +11,7 @@ import msgspec
 # A function file may only use types and functions of the files before it at the time it is applied;
 # inside function bodies the order does not matter.
 FUNCTION_FILES = (
+    "retired.sql",
     "clock.sql",
     "checks.sql",
     "topics.sql",
@@ -22,7 +23,14 @@ FUNCTION_FILES = (
     "settle.sql",
     "dead.sql",
     "upkeep.sql",
+    "history.sql",
+    "explain.sql",
     "stats.sql",
+    "schedules.sql",
+    "rollups.sql",
+    "outbox.sql",
+    "recipes.sql",
+    "roles.sql",
     "pin.sql",
 )
 _MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")

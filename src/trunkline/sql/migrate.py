@@ -77,7 +77,9 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None) -> MigrationReport
                     applied.append(file.name)
     with conn.transaction():
         _lock(conn)
-        applied += _apply_functions(conn)
+        # the functions belong to the newest tables
+        if upto is None or upto >= latest_version():
+            applied += _apply_functions(conn)
         version = installed_version(conn)
     return MigrationReport(applied=applied, version=version or 0)
 

@@ -229,6 +229,11 @@ begin
 end
 $$;
 
+-- How often a lane is asked before the others: the highest of a queue 64 times as often as the lowest, the rest in equal steps between.
+create or replace function trunkline._weight(p_priority int, p_priorities int) returns float8
+language sql immutable
+as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
+
 -- The long way of a claim: several logs, filters, labels, messages that came back, ordered queues, and an idle queue's chores.
 create or replace function trunkline._claim(p_queue_id int, p_max int, p_lease interval, p_labels text[], p_consumer text)
 returns setof trunkline.delivery
@@ -270,12 +275,21 @@ begin
         v_want := v_want - v_count;
     end if;
 
+    -- with priorities, give everything its offset first: a new message may be more urgent than those that have one
+    perform trunkline._tick(k.topic_id, k.partition, k.segment_rows)
+    from (select c2.* from trunkline.cursors c2 join trunkline.topics t using (topic_id)
+          where c2.queue_id = q.queue_id and c2.lane = 'log' and t.priorities is not null order by c2.log) k;
+
     -- First whatever has offsets already, from a random place on; then, in the order of the logs, what must be sequenced.
     -- With several logs nobody waits for a cursor: who holds it is claiming from it.
     for v_cursor, v_tick in
         select x.cursor_id, y.pass = 2
         from unnest(v_cursors) x(cursor_id) cross join (values (1), (2)) y(pass)
-        order by y.pass, case when y.pass = 1 then random() * cardinality(v_cursors) else x.cursor_id end
+        order by y.pass, case when y.pass = 1 then
+                              -- a queue with priorities: a random order in which the heavier lane is more often the first
+                              -ln(1 - random()) / coalesce((select trunkline._weight(k.partition, t.priorities) from trunkline.cursors k
+                                                            join trunkline.topics t using (topic_id) where k.cursor_id = x.cursor_id), 1)
+                          else x.cursor_id end
     loop
         exit when v_want <= 0;
         if cardinality(v_cursors) > 1 then
@@ -341,18 +355,40 @@ begin
 end
 $$;
 
--- Each queue has a claim function of its own. Where it is fed by its inbox alone and nothing needs a look at each message, it goes
--- a short way of fixed statements: when nothing came back, and the batch lies in one tick with adjoining ids. All else goes the long way.
+-- Each queue has claim functions of its own: queue_<n>_claim, and queue_<n>_take with the same rows in the short form. Where the queue is
+-- fed by its inbox alone and nothing needs a look at each message, they go a short way of fixed statements: when nothing came back, and the
+-- batch lies in one tick with adjoining ids. All else goes the long way.
 create or replace function trunkline._write_claim(p_queue_id int) returns void
 language plpgsql
 as $f$
 declare
+    v_fields constant text := 'id + v_shift, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at';
+begin
+    perform trunkline._write_claim(p_queue_id, 'claim', 'delivery', '(id + v_shift) || v_lease, 1, v_until, null::text, v_partition, ' || v_fields,
+        'r.log_offset || v_lease, 1, v_until, null::text, v_partition, r.*', 'd.*');
+    perform trunkline._write_claim(p_queue_id, 'take', 'taken', 'case when id = v_id then substr(v_lease, 2) end, 1, v_until, null::text, v_partition, ' || v_fields,
+        'case when r.log_offset = v_id + v_shift then substr(v_lease, 2) end, 1, v_until, null::text, v_partition, r.*',
+        'substr(d.receipt, strpos(d.receipt, ''.'') + 1), d.attempt, d.deadline, d.topic, d.partition, d.log_offset, d.id, d.key, d.routing_key, d.label, d.headers,
+            d.payload, d.content_type, d.occurred_at, d.created_at');
+    perform trunkline._guard_functions(format('^queue_%s_', p_queue_id));
+end
+$f$;
+
+-- p_row, p_old_row, p_long_row: what a row of the answer is made of, when it is read from a segment in use, from another one, or comes the long way.
+create or replace function trunkline._write_claim(p_queue_id int, p_verb text, p_type text, p_row text, p_old_row text, p_long_row text) returns void
+language plpgsql
+as $f$
+declare
     q        trunkline.queues;
+    t        trunkline.topics;
     v_short  text := '';
     v_state  text;
+    v_insert text;
 begin
     select * into q from trunkline.queues where queue_id = p_queue_id;
-    if not q.paused and not q.ordered and q.ttl is null and q.delivery_delay = '0'
+    select * into t from trunkline.topics where topic_id = q.inbox_id;
+    -- with priorities, what is not sequenced yet may be more urgent than what is: that needs the long way
+    if not q.paused and not q.ordered and q.ttl is null and q.delivery_delay = '0' and t.priorities is null
        and not exists (select from trunkline.cursors where queue_id = p_queue_id and lane = 'log' and topic_id <> q.inbox_id) then
         -- The newest row is in the current slot if there is one at all: claims of a cursor follow each other, and so do their slots.
         v_state := $b$
@@ -361,6 +397,10 @@ begin
               into s
               from (select * from trunkline.leases_%2$s where cursor_id = v_cursors[v_at] order by lease_no desc limit 1) l
               left join lateral (select * from trunkline.ticks where log = v_logs[v_at] and first_offset <= l.position order by first_offset desc limit 1) t on true;$b$;
+        v_insert := $b$
+                insert into trunkline.leases_%s
+                values (v_slot, v_cursors[v_at], s.lease_no + 1, v_cursors[v_at], int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1,
+                        1, v_token, p_consumer, v_now, v_until, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);$b$;
         select format($b$
     v_at := floor(random() * %1$s);
     <<logs>>
@@ -383,15 +423,15 @@ begin
             v_last := least(v_last, s.position + p_max - 1);
             if v_id / %5$s = (v_id + v_last - s.position) / %5$s then
                 v_until := v_now + coalesce(p_lease, %6$L::interval);
-                insert into trunkline.leases
-                values (v_slot, v_cursors[v_at], s.lease_no + 1, v_cursors[v_at], int8multirange(int8range(s.position, v_last + 1)), v_last - s.position + 1,
-                        1, v_token, p_consumer, v_now, v_until, v_last + 1, s.delivered + v_last - s.position + 1, s.passed, s.skipped, s.expired, s.purged);
+                if v_slot = 0 then %12$s
+                else %13$s
+                end if;
                 v_lease := '.' || v_cursors[v_at] || '.' || s.lease_no + 1 || '.' || v_token;
                 v_partition := v_logs[v_at] & 63;
                 v_segment := v_id / %5$s;
                 v_shift := s.position - v_id;
                 %9$s
-                return query select r.log_offset || v_lease, 1, v_until, null::text, v_partition, r.*
+                return query select %11$s
                              from trunkline.topic_%7$s_read(v_partition, v_segment, v_id, v_id + v_last - s.position, v_shift) r;
                 return;
             end if;
@@ -400,25 +440,25 @@ begin
         end loop;
     end loop;$b$, count(*),
             case when count(*) > 1 then 'continue logs when not pg_try_advisory_xact_lock(778005, v_cursors[v_at]);'
-                 else 'perform trunkline._lock_cursor(v_cursors[1]);' end,
+                 else 'if not pg_try_advisory_xact_lock(778005, v_cursors[1]) then perform trunkline._lock_cursor(v_cursors[1]); end if;' end,
             format(v_state, p_queue_id, 0), format(v_state, p_queue_id, 1), min(c.segment_rows), q.lease, q.inbox_id,
             -- a batch that is not full is taken at the end of a large tick, where it is rare, and at the head of the only log
             'or v_last >= s.position and (s.n >= 4 * p_max ' || case when count(*) = 1 then 'or v_last = trunkline._head(v_logs[1])' else '' end || ')',
             -- the read itself, not a call of topic_<n>_read: the rows would be copied once more, which costs as much as reading them
-            trunkline._branches(q.inbox_id, $b$return query select (id + v_shift) || v_lease, 1, v_until, null::text, v_partition, id + v_shift, message_id, key,
-                    routing_key, label, headers, payload, content_type, occurred_at, created_at
-                    from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;$b$),
+            trunkline._branches(q.inbox_id, 'return query select ' || p_row || ' from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;'),
             -- a lock is kept to the end: with several logs, look first whether there is anything to take
-            case when count(*) > 1 then 1 else 2 end)
+            case when count(*) > 1 then 1 else 2 end, p_old_row,
+            format(v_insert, 0), format(v_insert, 1))
           into v_short
           from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
         v_short := format('if p_labels is null then %s end if;', v_short);
     end if;
     execute format($x$
-create or replace function trunkline.queue_%1$s_claim(
+create or replace function trunkline.queue_%1$s_%6$s(
     p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null, p_relaxed boolean default false)
-returns setof trunkline.delivery
+returns setof trunkline.%7$s
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -453,12 +493,13 @@ begin
         perform set_config('synchronous_commit', 'off', true);
     end if;
     %3$s
-    return query select * from trunkline._claim(%1$s, p_max, coalesce(p_lease, %2$L::interval), p_labels, p_consumer);
+    return query select %8$s from trunkline._claim(%1$s, p_max, coalesce(p_lease, %2$L::interval), p_labels, p_consumer) d;
 end
 $$
     $x$, p_queue_id, q.lease, v_short,
-        (select string_agg(cursor_id::text, ',' order by cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'),
-        (select string_agg(log::text, ',' order by cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'));
+        (select string_agg(cursor_id::text, ',' order by partition, cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'),
+        (select string_agg(log::text, ',' order by partition, cursor_id) from trunkline.cursors where queue_id = p_queue_id and lane = 'log'),
+        p_verb, p_type, p_long_row);
 end
 $f$;
 

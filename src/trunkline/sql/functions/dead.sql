@@ -62,10 +62,12 @@ begin
         select array_agg(payload order by dead_id) as payloads, array_agg(id order by dead_id) as ids, array_agg(key order by dead_id) as keys,
                array_agg(routing_key order by dead_id) as routing_keys, array_agg(label order by dead_id) as labels,
                array_agg(headers order by dead_id) as headers, array_agg(content_type order by dead_id) as content_types,
-               array_agg(occurred_at order by dead_id) as occurred_ats
+               array_agg(occurred_at order by dead_id) as occurred_ats,
+               -- in a queue with priorities the partition is the priority
+               case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities
         from taken)
     select count(p.*) into v_count
-    from many cross join lateral trunkline._append(t.topic_id, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats) p
+    from many cross join lateral trunkline._append(t.topic_id, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities) p
     where payloads is not null;
     return v_count;
 end
@@ -74,14 +76,14 @@ $$;
 -- Appends messages that were checked when they were first accepted.
 create or replace function trunkline._append(
     p_topic_id int, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
-    p_content_types text[], p_occurred_ats timestamptz[])
+    p_content_types text[], p_occurred_ats timestamptz[], p_priorities int[] default null)
 returns setof uuid
 language plpgsql
 as $$
 begin
     perform trunkline._commit_durably();
-    return query execute format('select * from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_topic_id)
-        using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json'::text, p_occurred_ats;
+    return query execute format('select * from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', p_topic_id)
+        using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json'::text, p_occurred_ats, p_priorities;
 end
 $$;
 

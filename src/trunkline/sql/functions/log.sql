@@ -84,6 +84,10 @@ begin
     if v_last_id < coalesce(t.next_id, 1) and coalesce(isempty(t.old_gaps) and isempty(t.new_gaps), true) then
         return coalesce(t.first_offset + t.n - 1, 0);
     end if;
+    -- a standby answers from what its primary has sequenced: a contiguous prefix
+    if pg_is_in_recovery() then
+        return coalesce(t.first_offset + t.n - 1, 0);
+    end if;
 
     -- Wait rather than give up: the holder may have looked before the publish that our caller knows of (promise G3). Who holds the
     -- lock of a higher log already may not wait, or two could wait for each other: it uses what is sequenced.

@@ -30,6 +30,17 @@ begin
 end
 $$;
 
+create or replace function trunkline._refuse_priority(p_priority int, p_highest int) returns void
+language plpgsql
+as $$
+begin
+    if p_priority not between 0 and p_highest then
+        perform trunkline._fail('TL001', format('priority is %s, this queue has the priorities 0 to %s', p_priority, p_highest),
+                                'create the queue with more priorities, or use one that it has');
+    end if;
+end
+$$;
+
 create or replace function trunkline._check_batch(
     p_max_payload int, p_payloads bytea[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
     p_content_types text[], p_others int[], p_dims text[])
@@ -142,7 +153,7 @@ $$;
 create or replace function trunkline._publish_many(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[],
     p_headers jsonb[], p_content_types text[], p_content_type text, p_occurred_ats timestamptz[],
-    p_idempotency_keys text[], p_delays interval[], p_deliver_ats timestamptz[])
+    p_idempotency_keys text[], p_delays interval[], p_deliver_ats timestamptz[], p_priorities int[] default null)
 returns setof trunkline.published
 language plpgsql
 as $$
@@ -154,16 +165,17 @@ declare
     v_take  int[];
 begin
     perform trunkline._check_batch(t.max_payload, p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types,
-        array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats)],
-        array[array_dims(p_ids), array_dims(p_occurred_ats), array_dims(p_idempotency_keys), array_dims(p_delays), array_dims(p_deliver_ats)]);
+        array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats), cardinality(p_priorities)],
+        array[array_dims(p_ids), array_dims(p_occurred_ats), array_dims(p_idempotency_keys), array_dims(p_delays), array_dims(p_deliver_ats), array_dims(p_priorities)]);
     if length(p_content_type) > 200 then
         perform trunkline._refuse_message(0, '', null, null, null, null, p_content_type, t.max_payload);
     end if;
+    perform trunkline._refuse_priority(p, coalesce(t.priorities, 1) - 1) from unnest(p_priorities) p;
     perform trunkline._commit_durably();
     if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
         return query execute format(
-            'select a.ord::int, a.id, false from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9) with ordinality a(id, ord)', t.topic_id)
-            using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, coalesce(p_content_type, 'application/json'), p_occurred_ats;
+            'select a.ord::int, a.id, false from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10) with ordinality a(id, ord)', t.topic_id)
+            using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, coalesce(p_content_type, 'application/json'), p_occurred_ats, p_priorities;
         return;
     end if;
 
@@ -187,16 +199,16 @@ begin
     select array_agg(coalesce(u.deliver_at, v_now + u.delay) order by u.ord) into v_due
     from unnest(p_payloads, p_delays, p_deliver_ats) with ordinality u(payload, delay, deliver_at, ord);
 
-    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at)
+    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority)
     select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
-           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i]
+           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i]
     from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and v_due[i] > v_now;
 
     select array_agg(i order by i) into v_take from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and (v_due[i] is null or v_due[i] <= v_now);
     if v_take is not null then
-        execute format('select count(*) from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9)', t.topic_id)
+        execute format('select count(*) from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', t.topic_id)
         using (select array_agg(p_payloads[i] order by i) from unnest(v_take) i),
               (select array_agg(v_ids[i] order by i) from unnest(v_take) i),
               (select array_agg(p_keys[i] order by i) from unnest(v_take) i),
@@ -205,7 +217,8 @@ begin
               (select array_agg(p_headers[i] order by i) from unnest(v_take) i),
               (select array_agg(p_content_types[i] order by i) from unnest(v_take) i),
               coalesce(p_content_type, 'application/json'),
-              (select array_agg(p_occurred_ats[i] order by i) from unnest(v_take) i);
+              (select array_agg(p_occurred_ats[i] order by i) from unnest(v_take) i),
+              (select array_agg(p_priorities[i] order by i) from unnest(v_take) i);
     end if;
     return query select i, coalesce(v_first[i], v_ids[i]), v_first[i] is not null from generate_subscripts(p_payloads, 1) i order by i;
 end
@@ -229,17 +242,17 @@ create or replace function trunkline.enqueue_many(
     p_queue text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
     p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
     p_content_type text default 'application/json', p_occurred_ats timestamptz[] default null,
-    p_idempotency_keys text[] default null, p_delays interval[] default null, p_deliver_ats timestamptz[] default null)
+    p_idempotency_keys text[] default null, p_delays interval[] default null, p_deliver_ats timestamptz[] default null, p_priorities int[] default null)
 returns setof trunkline.published
 language sql
 as $$
     select * from trunkline._publish_many(trunkline._topic('inbox', p_queue), p_payloads, p_ids, p_keys, p_routing_keys, p_labels,
-        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats)
+        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats, p_priorities)
 $$;
 
 create or replace function trunkline._publish_one(
     t trunkline.topics, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text,
-    p_id uuid, p_occurred_at timestamptz, p_idempotency_key text, p_delay interval, p_deliver_at timestamptz)
+    p_id uuid, p_occurred_at timestamptz, p_idempotency_key text, p_delay interval, p_deliver_at timestamptz, p_priority int default null)
 returns trunkline.published
 language plpgsql
 as $$
@@ -247,12 +260,12 @@ declare
     v_row trunkline.published;
 begin
     if p_idempotency_key is null and p_delay is null and p_deliver_at is null then
-        execute format('select 1, trunkline.topic_%s_publish($1,$2,$3,$4,$5,$6,$7,$8), false', t.topic_id) into v_row
-        using p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at;
+        execute format('select 1, trunkline.topic_%s_publish($1,$2,$3,$4,$5,$6,$7,$8,$9), false', t.topic_id) into v_row
+        using p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at, p_priority;
     else
         select * into v_row from trunkline._publish_many(t, array[p_payload], array[p_id], array[p_key], array[p_routing_key],
             array[p_label], array[p_headers], array[p_content_type], 'application/json', array[p_occurred_at],
-            array[p_idempotency_key], array[p_delay], array[p_deliver_at]);
+            array[p_idempotency_key], array[p_delay], array[p_deliver_at], array[p_priority]);
     end if;
     return v_row;
 end
@@ -286,22 +299,22 @@ $$;
 create or replace function trunkline.enqueue(
     p_queue text, p_payload jsonb, p_key text default null, p_routing_key text default null, p_label text default null,
     p_headers jsonb default null, p_id uuid default null, p_occurred_at timestamptz default null,
-    p_idempotency_key text default null, p_delay interval default null, p_deliver_at timestamptz default null)
+    p_idempotency_key text default null, p_delay interval default null, p_deliver_at timestamptz default null, p_priority int default null)
 returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), convert_to(p_payload::text, 'UTF8'), p_key, p_routing_key,
-        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at, p_priority)
 $$;
 
 create or replace function trunkline.enqueue_bytes(
     p_queue text, p_payload bytea, p_content_type text default 'application/octet-stream', p_key text default null,
     p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_id uuid default null,
     p_occurred_at timestamptz default null, p_idempotency_key text default null, p_delay interval default null,
-    p_deliver_at timestamptz default null)
+    p_deliver_at timestamptz default null, p_priority int default null)
 returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), p_payload, p_key, p_routing_key, p_label, p_headers,
-        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at, p_priority)
 $$;

@@ -26,6 +26,7 @@ begin
     perform trunkline._check_range('backoff_jitter', q.backoff_jitter::numeric, 0, 1);
     perform trunkline._check_duration('ttl', q.ttl, '1 second', '10 years');
     perform trunkline._need_duration('delivery_delay', q.delivery_delay, '0', '365 days');
+    perform trunkline._check_duration('history', q.history, '1 minute', '30 days');
     if q.ordered is null then
         perform trunkline._fail('TL001', 'ordered is null', 'give true or false');
     end if;
@@ -38,7 +39,7 @@ create or replace function trunkline.create_queue(
     p_backoff_base interval default '1 second', p_backoff_factor float8 default 2, p_backoff_cap interval default '1 hour',
     p_backoff_jitter float8 default 0.1, p_ttl interval default null, p_delivery_delay interval default '0',
     p_ordered boolean default false, p_partitions int default 1, p_retention interval default '1 day',
-    p_max_payload int default 1048576, p_segment_rows int default 1048576)
+    p_max_payload int default 1048576, p_segment_rows int default 1048576, p_priorities int default 1, p_history interval default '3 days')
 returns trunkline.queues
 language plpgsql
 as $$
@@ -48,7 +49,13 @@ declare
     s trunkline.subscriptions;
 begin
     perform trunkline._check_name('queue', p_name);
-    t := trunkline._make_topic('inbox', p_name, p_partitions, p_retention, null, null, p_max_payload, p_segment_rows);
+    perform trunkline._check_range('priorities', p_priorities, 1, 10);
+    if p_priorities > 1 and (p_ordered or p_partitions > 1) then
+        perform trunkline._fail('TL023', format('queue %L has priorities, which does not go together with %s', p_name, case when p_ordered then 'ordered' else 'partitions' end),
+                                'a queue with priorities has one partition per level; use one queue for order and another for urgency');
+    end if;
+    t := trunkline._make_topic('inbox', p_name, greatest(p_partitions, p_priorities), p_retention, null, null, p_max_payload, p_segment_rows,
+                               nullif(p_priorities, 1));
     q.lease := p_lease;
     q.max_attempts := p_max_attempts;
     q.backoff_base := p_backoff_base;
@@ -58,9 +65,10 @@ begin
     q.ttl := p_ttl;
     q.delivery_delay := p_delivery_delay;
     q.ordered := p_ordered;
+    q.history := nullif(p_history, '0');
     perform trunkline._check_queue(q);
-    insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered)
-    values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered)
+    insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered, history)
+    values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered, q.history)
     returning * into q;
     -- a name that no other subscription can have
     insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', '@inbox', t.topic_id, q.queue_id) returning * into s;
@@ -90,11 +98,12 @@ begin
 end
 $$;
 
--- Changes what is given and keeps the rest.
+-- Changes what is given and keeps the rest. A history of '0' turns it off.
 create or replace function trunkline.alter_queue(
     p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
     p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
-    p_ttl interval default null, p_delivery_delay interval default null, p_retention interval default null, p_max_payload int default null)
+    p_ttl interval default null, p_delivery_delay interval default null, p_retention interval default null, p_max_payload int default null,
+    p_history interval default null)
 returns trunkline.queues
 language plpgsql
 as $$
@@ -105,7 +114,8 @@ begin
         lease = coalesce(p_lease, lease), max_attempts = coalesce(p_max_attempts, max_attempts),
         backoff_base = coalesce(p_backoff_base, backoff_base), backoff_factor = coalesce(p_backoff_factor, backoff_factor),
         backoff_cap = coalesce(p_backoff_cap, backoff_cap), backoff_jitter = coalesce(p_backoff_jitter, backoff_jitter),
-        ttl = coalesce(p_ttl, ttl), delivery_delay = coalesce(p_delivery_delay, delivery_delay), updated_at = trunkline.clock()
+        ttl = coalesce(p_ttl, ttl), delivery_delay = coalesce(p_delivery_delay, delivery_delay),
+        history = case when p_history = '0' then null else coalesce(p_history, history) end, updated_at = trunkline.clock()
     where queue_id = q.queue_id returning * into q;
     perform trunkline._check_queue(q);
     perform trunkline._check_duration('retention', p_retention, '0', '100 years');
@@ -135,6 +145,7 @@ begin
     delete from trunkline.subscriptions where queue_id = q.queue_id;
     delete from trunkline.queues where queue_id = q.queue_id;
     execute format('drop function if exists trunkline.queue_%s_claim', q.queue_id);
+    execute format('drop function if exists trunkline.queue_%s_take', q.queue_id);
     perform trunkline._drop_topic(q.inbox_id);
 end
 $$;

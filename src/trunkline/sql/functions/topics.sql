@@ -124,14 +124,22 @@ begin
         v_part_one := format('trunkline._partition_of(p_key, %s)', t.partitions);
         v_part_many := format('case when u.key is null then v_any else trunkline._partition_of(u.key, %s) end', t.partitions);
     end if;
+    if t.priorities is not null then
+        v_part_one := 'coalesce(p_priority, 0)';
+        v_part_many := 'coalesce(u.priority, 0)';
+    end if;
+    -- as they were before priorities
+    execute format('drop function if exists trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id);
+    execute format('drop function if exists trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', p_topic_id);
 
     execute format($x$
 create or replace function trunkline.topic_%1$s_publish(
     p_payload bytea, p_key text default null, p_routing_key text default null, p_label text default null,
     p_headers jsonb default null, p_content_type text default 'application/json', p_id uuid default null,
-    p_occurred_at timestamptz default null)
+    p_occurred_at timestamptz default null, p_priority int default null)
 returns uuid
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -141,7 +149,8 @@ declare
     v_id        uuid;
 begin
     if p_payload is null or length(p_payload) > %4$s or length(p_key) > 1000 or length(p_routing_key) > 1000
-       or length(p_label) > 200 or length(p_content_type) > 200 or jsonb_typeof(p_headers) <> 'object' then
+       or length(p_label) > 200 or length(p_content_type) > 200 or jsonb_typeof(p_headers) <> 'object' or p_priority not between 0 and %7$s then
+        perform trunkline._refuse_priority(p_priority, %7$s);
         perform trunkline._refuse_message(0, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, %4$s);
     end if;
     -- The transaction id before the row id: otherwise the sequencer could give this row up while we are still open.
@@ -157,49 +166,73 @@ begin
     return v_id;
 end
 $$
-    $x$, p_topic_id, v_limits, v_part_one, t.max_payload, v_draw, t.segment_rows);
+    $x$, p_topic_id, v_limits, v_part_one, t.max_payload, v_draw, t.segment_rows, coalesce(t.priorities, 1) - 1);
+
+    -- Draws the row ids of a batch: after the transaction id, as in publish, and with the segments they fall into made.
+    -- Who then writes exactly these rows in the same transaction, by insert or by COPY, has published them.
+    execute format($x$
+create or replace function trunkline.topic_%1$s_draw(p_n int, p_keys text[] default null, p_priorities int[] default null, out partitions int[], out ids bigint[])
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_limits constant bigint[] := '{%2$s}';
+    v_any    int := floor(random() * %6$s);
+    v_bad    record;
+begin
+    if pg_current_xact_id() is not null and current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    %7$s
+    for v_bad in
+        select r.part, r.row_id / %5$s as segment
+        from unnest(partitions, ids) r(part, row_id)
+        where r.row_id >= v_limits[r.part + 1]
+        group by 1, 2
+    loop
+        perform trunkline._make_segment(%1$s, v_bad.part, v_bad.segment, %5$s);
+    end loop;
+end
+$$
+    $x$, p_topic_id, v_limits, v_part_many, v_draw, t.segment_rows, t.partitions,
+        case when t.partitions = 1 then
+            -- ids go up as they are drawn, so the last one tells whether a segment is missing
+            format('ids := array(select %s from generate_series(1, p_n));
+    if ids[p_n] < v_limits[1] then
+        return;
+    end if;
+    partitions := array_fill(0, array[p_n]);', v_draw)
+        else
+            format('select array_agg(d.partition order by d.ord), array_agg(d.row_id order by d.ord)
+      into partitions, ids
+      from (
+        select u.ord, q.v_partition as partition, %s as row_id
+        from unnest(array_fill(0, array[p_n]), p_keys, p_priorities) with ordinality u(n, key, priority, ord)
+        cross join lateral (select %s as v_partition) q
+      ) d;', v_draw, v_part_many)
+        end);
 
     execute format($x$
 create or replace function trunkline.topic_%1$s_append(
     p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
-    p_content_types text[], p_content_type text, p_occurred_ats timestamptz[])
+    p_content_types text[], p_content_type text, p_occurred_ats timestamptz[], p_priorities int[] default null)
 returns setof uuid
 language plpgsql
 as $$
 declare
-    v_limits constant bigint[] := '{%2$s}';
-    v_xid    xid8;
-    v_any    int := floor(random() * %7$s);
-    v_parts  int[];
-    v_rows   bigint[];
-    v_bad    record;
+    v_drawn record;
 begin
-    v_xid := pg_current_xact_id();
-    select array_agg(d.partition order by d.ord), array_agg(d.row_id order by d.ord)
-      into v_parts, v_rows
-      from (
-        select u.ord, q.v_partition as partition, %5$s as row_id
-        from unnest(p_payloads, p_keys) with ordinality u(payload, key, ord)
-        cross join lateral (select %3$s as v_partition) q
-      ) d;
-    for v_bad in
-        select r.part, r.row_id / %6$s as segment
-        from unnest(v_parts, v_rows) r(part, row_id)
-        where r.row_id >= v_limits[r.part + 1]
-        group by 1, 2
-    loop
-        perform trunkline._make_segment(%1$s, v_bad.part, v_bad.segment, %6$s);
-    end loop;
+    v_drawn := trunkline.topic_%1$s_draw(cardinality(p_payloads), p_keys, p_priorities);
     return query
     insert into trunkline.topic_%1$s as m
-    select u.part, u.row_id, coalesce(u.id, trunkline.new_id()), u.key, u.routing_key, u.label, u.headers,
+    select coalesce(u.part, 0), u.row_id, coalesce(u.id, trunkline.new_id()), u.key, u.routing_key, u.label, u.headers,
            u.payload, coalesce(u.content_type, p_content_type), u.occurred_at, trunkline.clock()
-    from unnest(v_parts, v_rows, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_occurred_ats)
+    from unnest(v_drawn.partitions, v_drawn.ids, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_occurred_ats)
          u(part, row_id, payload, id, key, routing_key, label, headers, content_type, occurred_at)
     returning m.message_id;
 end
 $$
-    $x$, p_topic_id, v_limits, v_part_many, t.max_payload, v_draw, t.segment_rows, t.partitions);
+    $x$, p_topic_id);
 
     -- reading: fixed statements for the segments in use, a planned one for the others
     execute format($x$
@@ -237,6 +270,7 @@ end
 $$
     $x$, p_topic_id, trunkline._branches(p_topic_id, $b$select min(id), max(id), count(*) into lo, hi, n
             from (select id from trunkline.%I where id >= p_from order by id limit 1000) s; return;$b$));
+    perform trunkline._guard_functions(format('^topic_%s_', p_topic_id));
 end
 $f$;
 
@@ -272,7 +306,7 @@ $$;
 
 create or replace function trunkline._make_topic(
     p_kind text, p_name text, p_partitions int, p_retention interval, p_retention_bytes bigint,
-    p_hard_retention interval, p_max_payload int, p_segment_rows int)
+    p_hard_retention interval, p_max_payload int, p_segment_rows int, p_priorities int default null)
 returns trunkline.topics
 language plpgsql
 as $$
@@ -288,8 +322,8 @@ begin
     if p_retention is null then
         perform trunkline._fail('TL005', 'retention is null', 'give a duration, for example interval ''7 days''');
     end if;
-    insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows)
-    values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, p_segment_rows)
+    insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows, priorities)
+    values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, p_segment_rows, p_priorities)
     on conflict (kind, name) do nothing
     returning * into t;
     if not found then
@@ -401,6 +435,7 @@ begin
     perform set_config('lock_timeout', '2s', true);
     execute format('drop function if exists trunkline.topic_%s_publish', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_append', p_topic_id);
+    execute format('drop function if exists trunkline.topic_%s_draw', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_read', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_scan', p_topic_id);
     execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));

@@ -31,10 +31,11 @@ begin
         select topic_id, count(*)::int as n, array_agg(payload order by due_at, schedule_id) as payloads, array_agg(id order by due_at, schedule_id) as ids,
                array_agg(key order by due_at, schedule_id) as keys, array_agg(routing_key order by due_at, schedule_id) as routing_keys,
                array_agg(label order by due_at, schedule_id) as labels, array_agg(headers order by due_at, schedule_id) as headers,
-               array_agg(content_type order by due_at, schedule_id) as content_types, array_agg(occurred_at order by due_at, schedule_id) as occurred_ats
+               array_agg(content_type order by due_at, schedule_id) as content_types, array_agg(occurred_at order by due_at, schedule_id) as occurred_ats,
+               array_agg(priority order by due_at, schedule_id) as priorities
         from gone group by topic_id
     loop
-        perform trunkline._append(g.topic_id, g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats);
+        perform trunkline._append(g.topic_id, g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities);
         v_count := v_count + g.n;
     end loop;
     return v_count;
@@ -418,7 +419,7 @@ begin
     from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
     join trunkline.leases l on l.slot = p_from and l.cursor_id = k.cursor_id and l.lease_no = k.lease_no;
     insert into trunkline.lease_events
-    select p_to, e.cursor_id, e.lease_no, e.kind, e.offsets, e.until, e.at
+    select p_to, e.cursor_id, e.lease_no, e.kind, e.offsets, e.until, e.at, e.error
     from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
     join trunkline.lease_events e on e.slot = p_from and e.cursor_id = k.cursor_id and e.lease_no = k.lease_no;
 
@@ -473,7 +474,7 @@ begin
         v_mark := to_regclass('trunkline.duty_' || p_duty);
     end if;
     if v_mark is null then
-        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, sequence, segments, retention, rotate, windows');
+        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, rollups');
     end if;
     perform trunkline._need_read_committed('upkeep');
     if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
@@ -498,6 +499,8 @@ begin
     commit;
     perform trunkline.run_duty('due', '200 milliseconds');
     commit;
+    perform trunkline.run_duty('schedules', '1 second');
+    commit;
     perform trunkline.run_duty('sequence', '1 second');
     commit;
     perform trunkline.run_duty('segments', '5 seconds');
@@ -506,7 +509,11 @@ begin
     commit;
     perform trunkline.run_duty('windows', '1 minute');
     commit;
+    perform trunkline.run_duty('history', '1 hour');
+    commit;
     perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
+    commit;
+    perform trunkline.run_duty('rollups', '1 minute');
     commit;
 end
 $$;

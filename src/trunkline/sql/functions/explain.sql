@@ -1,0 +1,391 @@
+-- Where is a message, and why is it not delivered now? Only reads, and looks things up by index: the log is never scanned.
+
+-- The moment inside a version 7 uuid; null for other ids.
+create or replace function trunkline._uuid_time(p_id uuid) returns timestamptz
+language sql immutable
+as $$
+    select case when substr(p_id::text, 15, 1) = '7'
+                then to_timestamp(('x' || lpad(translate(left(p_id::text, 13), '-', ''), 16, '0'))::bit(64)::bigint / 1000.0) end
+$$;
+
+-- The first tick of a log that was cut at p_at or later, found by halving.
+create or replace function trunkline._tick_at(p_log int, p_at timestamptz) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_low   bigint;
+    v_high  bigint;
+    v_probe record;
+begin
+    select first_offset into v_low from trunkline.ticks where log = p_log order by first_offset limit 1;
+    select first_offset into v_high from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    while v_low < v_high loop
+        select first_offset, cut_at into v_probe from trunkline.ticks
+        where log = p_log and first_offset <= (v_low + v_high) / 2 order by first_offset desc limit 1;
+        if v_probe.cut_at >= p_at then
+            v_high := v_probe.first_offset;
+        else
+            select first_offset into v_low from trunkline.ticks where log = p_log and first_offset > v_probe.first_offset order by first_offset limit 1;
+        end if;
+    end loop;
+    return v_low;
+end
+$$;
+
+-- Looks for a message in p_ticks ticks of a log from p_from on. Null: not there.
+create or replace function trunkline._find_in_ticks(p_log int, p_from bigint, p_ticks int, p_id uuid) returns bigint
+language plpgsql stable
+as $$
+declare
+    k        record;
+    v_offset bigint;
+begin
+    for k in
+        select l.topic_id, l.partition, t.segment_rows, x.first_offset, x.n, l.base_offset
+        from trunkline.logs l join trunkline.topics t using (topic_id)
+        cross join lateral (select * from trunkline.ticks where log = p_log and first_offset >= p_from order by first_offset limit p_ticks) x
+        where l.log = p_log and x.first_offset + x.n > l.base_offset
+    loop
+        select r.log_offset into v_offset
+        from trunkline._read(k.topic_id, k.partition, k.segment_rows, greatest(k.first_offset, k.base_offset), k.first_offset + k.n - 1) r
+        where r.id = p_id limit 1;
+        exit when found;
+    end loop;
+    return v_offset;
+end
+$$;
+
+-- Is the message committed, but without an offset yet? Only ids from where the sequencer stopped, and those it waits for, are looked at.
+create or replace function trunkline._is_unsequenced(p_log int, p_id uuid) returns boolean
+language plpgsql stable
+as $$
+declare
+    l       trunkline.logs;
+    k       trunkline.ticks;
+    v_found boolean;
+begin
+    select * into l from trunkline.logs where log = p_log;
+    select * into k from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 order by id limit 10000) x where message_id = $4)
+                        or exists (select from unnest($3) r cross join lateral
+                                   (select message_id from trunkline.topic_%1$s where partition = $1 and id >= lower(r) and id < upper(r) limit 10000) x where message_id = $4)',
+                   l.topic_id)
+        into v_found using l.partition, coalesce(k.next_id, 1), coalesce(k.old_gaps + k.new_gaps, '{}'), p_id;
+    return v_found;
+end
+$$;
+
+-- The lease of a cursor's first pass over an offset: the oldest one whose state lies behind it, found by halving.
+create or replace function trunkline._lease_over(p_cursor_id int, p_offset bigint) returns trunkline.leases
+language plpgsql stable
+as $$
+declare
+    v_low   bigint;
+    v_high  bigint;
+    v_probe trunkline.leases;
+begin
+    select lease_no into v_low from trunkline.leases where cursor_id = p_cursor_id order by lease_no limit 1;
+    select lease_no into v_high from trunkline.leases where cursor_id = p_cursor_id order by lease_no desc limit 1;
+    while v_low < v_high loop
+        select * into v_probe from trunkline.leases where cursor_id = p_cursor_id and lease_no <= (v_low + v_high) / 2 order by lease_no desc limit 1;
+        if v_probe.position > p_offset then
+            v_high := v_probe.lease_no;
+        else
+            select lease_no into v_low from trunkline.leases where cursor_id = p_cursor_id and lease_no > v_probe.lease_no order by lease_no limit 1;
+        end if;
+    end loop;
+    select * into v_probe from trunkline.leases where cursor_id = p_cursor_id and lease_no = v_low;
+    return v_probe;
+end
+$$;
+
+-- Every delivery of one message by one cursor of a queue, oldest first.
+create or replace function trunkline._deliveries_of(c trunkline.cursors, p_offset bigint)
+returns table (attempt int, consumer text, claimed_at timestamptz, deadline timestamptz, settled_at timestamptz, kind "char", error text)
+language sql stable
+as $$
+    select * from (
+        -- a run in the history has at most 1,000 offsets, like a claim
+        select h.attempt, h.consumer, h.claimed_at, null::timestamptz, h.settled_at, h.kind, h.error
+        from trunkline.history h
+        where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
+        union
+        select l.attempt, l.consumer, l.claimed_at, greatest(l.deadline, k.until), e.at, e.kind, e.error
+        from (
+            select (trunkline._lease_over(c.cursor_id, p_offset)).*
+            union all
+            select * from (select * from trunkline.leases where cursor_id = (
+                               select r.cursor_id from trunkline.cursors r where r.queue_id = c.queue_id and r.lane = 'retry')
+                           order by lease_no desc limit 20000) r
+            where r.source_id = c.cursor_id
+        ) l
+        left join lateral (select * from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
+                             and x.kind <> 'e' and x.offsets @> p_offset order by x.at limit 1) e on true
+        left join lateral (select max(x.until) as until from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
+                             and x.kind = 'e' and x.offsets @> p_offset) k on true
+        where l.offsets @> p_offset
+          -- what was written to the history is told from there
+          and (e.at is null or not exists (
+              select from trunkline.history h where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
+                 and h.claimed_at = l.claimed_at and h.attempt = l.attempt))
+    ) d(attempt, consumer, claimed_at, deadline, settled_at, kind, error)
+    order by d.claimed_at
+$$;
+
+-- Why a filtered cursor passes a message by; null: it does not.
+create or replace function trunkline._mismatch(c trunkline.cursors, p_offset bigint, p_routing_key text, p_headers jsonb) returns text
+language plpgsql stable
+as $$
+declare
+    s trunkline.subscriptions;
+begin
+    select * into s from trunkline.subscriptions where subscription_id = c.subscription_id;
+    if p_offset < c.start_position then
+        return format('the subscription starts at offset %s', c.start_position);
+    elsif c.pattern_regex is not null and coalesce(p_routing_key, '') !~ c.pattern_regex then
+        return format('routing key %L does not match the pattern %L', coalesce(p_routing_key, ''), s.pattern);
+    elsif c.filter is not null and not trunkline._filter_matches(c.filter, coalesce(p_headers, '{}')) then
+        return format('the headers do not match the filter %s', c.filter);
+    end if;
+    return null;
+end
+$$;
+
+create or replace function trunkline._explain_group(c trunkline.cursors, p_offset bigint, p_mismatch text) returns jsonb
+language plpgsql stable
+as $$
+declare
+    p       trunkline.positions;
+    v_now   timestamptz := trunkline.clock();
+    v_state text;
+    v_why   text;
+begin
+    select * into p from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1;
+    p.committed := coalesce(p.committed, c.start_position - 1);
+    if p_offset <= p.committed then
+        v_state := case when p_mismatch is null then 'read' else 'not_matched' end;
+        v_why := coalesce(p_mismatch, format('the group has committed up to offset %s', p.committed));
+    elsif p_mismatch is not null then
+        v_state := 'not_matched';
+        v_why := p_mismatch;
+    elsif p.member is not null and p_offset <= p.fetched and p.deadline > v_now then
+        v_state := 'leased';
+        v_why := format('fetched by member %L, not committed yet', p.member);
+    elsif p.member is not null and p.deadline > v_now then
+        v_state := 'waiting';
+        v_why := format('%s messages before it; the partition belongs to member %L', p_offset - p.committed - 1, p.member);
+    else
+        v_state := 'waiting';
+        v_why := format('%s messages before it; no member is reading the partition', p_offset - p.committed - 1);
+    end if;
+    return jsonb_build_object('state', v_state, 'reason', v_why, 'consumer', case when p.deadline > v_now then p.member end,
+                              'until', case when v_state = 'leased' then p.deadline end);
+end
+$$;
+
+create or replace function trunkline._explain_queue(c trunkline.cursors, m trunkline.log_row, p_mismatch text) returns jsonb
+language plpgsql stable
+as $$
+declare
+    q         trunkline.queues;
+    s         trunkline.leases;
+    w         trunkline.pending;
+    d         trunkline.dead_letters;
+    x         record;
+    v_now     timestamptz := trunkline.clock();
+    v_state   text;
+    v_why     text;
+    v_until   timestamptz;
+    v_history jsonb;
+    v_holder  record;
+begin
+    select * into q from trunkline.queues where queue_id = c.queue_id;
+    s := trunkline._lease_state(c);
+    select * into w from trunkline.pending where cursor_id = c.cursor_id and log_offset = m.log_offset;
+    select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
+    select jsonb_agg(jsonb_build_object('attempt', y.attempt, 'consumer', y.consumer, 'claimed_at', y.claimed_at, 'settled_at', y.settled_at,
+                                        'outcome', trunkline._outcome(y.kind), 'error', y.error) order by y.claimed_at)
+      into v_history from trunkline._deliveries_of(c, m.log_offset) y;
+    select * into x from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at desc limit 1;
+    -- the open lease of an ordered queue's partition
+    select y.consumer, y.deadline into v_holder from trunkline._live_deliveries(c.queue_id) y
+    where q.ordered and y.source_id = c.cursor_id and y.kind is null and y.deadline > v_now limit 1;
+    if d.dead_id is not null then
+        v_state := 'dead';
+        v_why := format('%s after %s: %s', case d.reason when 'buried' then 'buried' else 'out of attempts' end,
+                        case d.attempts when 1 then '1 attempt' else d.attempts || ' attempts' end, coalesce(d.error, 'no error was given'));
+    elsif w.cursor_id is not null then
+        v_state := case when q.paused then 'paused' when w.due_at > v_now then 'delayed' when v_holder is not null then 'blocked' else 'waiting' end;
+        v_until := case when v_state = 'delayed' then w.due_at when v_state = 'blocked' then v_holder.deadline end;
+        v_why := case v_state when 'paused' then 'the queue is paused'
+                     when 'delayed' then format('comes back after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
+                     when 'blocked' then format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'))
+                     else case when w.attempt = 0 and w.error is null then format('passed over by consumers that did not ask for label %L', w.label)
+                               else format('due again after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
+    elsif m.log_offset >= s.position then
+        if p_mismatch is not null then
+            v_state := 'not_matched';
+            v_why := p_mismatch;
+        elsif q.ttl is not null and m.created_at < v_now - q.ttl then
+            v_state := 'expired';
+            v_why := format('older than the ttl of %s', q.ttl);
+        elsif q.paused then
+            v_state := 'paused';
+            v_why := 'the queue is paused';
+        elsif m.created_at + q.delivery_delay > v_now then
+            v_state := 'delayed';
+            v_until := m.created_at + q.delivery_delay;
+            v_why := format('the queue delivers after %s', q.delivery_delay);
+        elsif v_holder is not null then
+            v_state := 'blocked';
+            v_until := v_holder.deadline;
+            v_why := format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'));
+        else
+            v_state := 'waiting';
+            v_why := format('%s messages before it', m.log_offset - s.position);
+        end if;
+    elsif x.kind is null and x.claimed_at is not null then
+        if x.deadline > v_now then
+            v_state := 'leased';
+            v_until := x.deadline;
+            v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'a consumer without a name'), x.attempt);
+        else
+            v_state := 'waiting';
+            v_why := 'its lease has ended; it comes back at the next look';
+        end if;
+    elsif x.kind = 'a' then
+        v_state := 'acked';
+        v_why := format('acked by %s', coalesce(x.consumer, 'a consumer without a name'));
+    elsif x.kind = 'g' then
+        v_state := 'gone';
+        v_why := 'retention took it before it could be delivered again';
+    elsif x.kind in ('b', 'd') then
+        v_state := 'gone';
+        v_why := 'it was a dead letter, and was redriven or purged';
+    elsif p_mismatch is not null then
+        v_state := 'not_matched';
+        v_why := p_mismatch;
+    elsif x.kind is not null then
+        v_state := 'expired';
+        v_why := format('came back after attempt %s and then passed its ttl or was purged', x.attempt);
+    else
+        s := trunkline._lease_over(c.cursor_id, m.log_offset);
+        if s.position > m.log_offset and s.lease_no > (select min(lease_no) from trunkline.leases where cursor_id = c.cursor_id) then
+            v_state := case when q.ttl is not null and m.created_at < s.claimed_at - q.ttl then 'expired' else 'purged' end;
+            v_why := case v_state when 'expired' then format('older than the ttl of %s when its turn came', q.ttl) else 'purged' end;
+        else
+            v_state := 'gone';
+            v_why := 'settled, expired or purged; the history does not go back so far';
+        end if;
+    end if;
+    return jsonb_build_object('state', v_state, 'reason', v_why, 'until', v_until, 'attempt', coalesce(x.attempt, 0),
+                              'consumer', case when v_state = 'leased' then x.consumer end, 'history', coalesce(v_history, '[]'));
+end
+$$;
+
+create or replace function trunkline._explain_at(p_log int, p_offset bigint) returns jsonb
+language plpgsql stable
+as $$
+declare
+    l         trunkline.logs;
+    t         trunkline.topics;
+    m         trunkline.log_row;
+    v_readers jsonb;
+begin
+    select * into l from trunkline.logs where log = p_log;
+    select * into t from trunkline.topics where topic_id = l.topic_id;
+    select * into m from trunkline._read(t.topic_id, l.partition, t.segment_rows, p_offset, p_offset);
+    select jsonb_agg(jsonb_build_object('kind', s.kind, 'name', coalesce(q.name, s.name)) || case s.kind
+               when 'group' then trunkline._explain_group(c, p_offset, x.mismatch)
+               else trunkline._explain_queue(c, m, x.mismatch) end order by s.kind, coalesce(q.name, s.name))
+      into v_readers
+      from trunkline.cursors c
+      join trunkline.subscriptions s using (subscription_id)
+      left join trunkline.queues q on q.queue_id = s.queue_id
+      cross join lateral (select trunkline._mismatch(c, p_offset, m.routing_key, m.headers) as mismatch) x
+      where c.log = p_log;
+    return jsonb_build_object(
+        'id', m.id, 'state', 'in_log', 'topic', case t.kind when 'topic' then t.name end, 'queue', case t.kind when 'inbox' then t.name end,
+        'partition', l.partition, 'offset', p_offset, 'published_at', m.created_at, 'occurred_at', m.occurred_at, 'key', m.key,
+        'routing_key', m.routing_key, 'label', m.label, 'headers', m.headers, 'content_type', m.content_type, 'size', length(m.payload),
+        'reason', case when v_readers is null then 'no group or queue reads this topic'
+                       when not jsonb_path_exists(v_readers, '$[*] ? (@.state != "not_matched")') then 'no subscription matches it'
+                       else (select string_agg(format('%s %s: %s (%s)', r ->> 'kind', r ->> 'name', r ->> 'state', r ->> 'reason'), '; ')
+                             from jsonb_array_elements(v_readers) r where r ->> 'state' <> 'not_matched') end,
+        'readers', coalesce(v_readers, '[]'));
+end
+$$;
+
+-- Tells where the message at an offset is, for each reader of its topic.
+create or replace function trunkline.explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
+language plpgsql stable
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    l trunkline.logs;
+begin
+    select * into l from trunkline.logs where topic_id = t.topic_id and partition = p_partition;
+    if not found then
+        perform trunkline._fail('TL001', format('topic %L has no partition %s', p_topic, p_partition), format('partitions are 0 to %s', t.partitions - 1));
+    end if;
+    if p_offset is null or p_offset < l.base_offset or p_offset > trunkline._head(l.log) then
+        perform trunkline._fail('TL006', format('offset %s of topic %L partition %s cannot be read', p_offset, p_topic, p_partition),
+                                format('offsets %s to %s can', l.base_offset, trunkline._head(l.log)));
+    end if;
+    return trunkline._explain_at(l.log, p_offset);
+end
+$$;
+
+-- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that
+-- Trunkline makes) wherever they are in the log; of other ids only the newest 20,000 messages of each log are looked at.
+create or replace function trunkline.explain_message(p_id uuid) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_at     timestamptz := trunkline._uuid_time(p_id);
+    v_offset bigint;
+    v_due    record;
+    v_dead   record;
+    l        record;
+begin
+    select s.due_at, t.kind, t.name into v_due from trunkline.scheduled s join trunkline.topics t using (topic_id) where s.id = p_id limit 1;
+    if found then
+        return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
+            'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);
+    end if;
+    for l in select x.log from trunkline.logs x order by x.log loop
+        if v_at is not null then
+            -- the id is made a moment before the row, and the row is sequenced after it
+            v_offset := trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, v_at), 3, p_id);
+        end if;
+        if v_offset is not null then
+            return trunkline._explain_at(l.log, v_offset);
+        end if;
+        if trunkline._is_unsequenced(l.log, p_id) then
+            return (select jsonb_build_object('id', p_id, 'state', 'not_sequenced', 'topic', case t.kind when 'topic' then t.name end,
+                        'queue', case t.kind when 'inbox' then t.name end, 'partition', g.partition,
+                        'reason', 'committed, but without an offset yet: the next claim, fetch or upkeep gives it one', 'readers', '[]'::jsonb)
+                    from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = l.log);
+        end if;
+    end loop;
+    -- the long look: sequenced long after it was made, or an id that carries no time
+    for l in select x.log, (select first_offset from trunkline.ticks where log = x.log order by first_offset desc offset 20 limit 1) as recent
+             from trunkline.logs x order by x.log loop
+        v_offset := case when v_at is null then trunkline._find_in_ticks(l.log, coalesce(l.recent, 0), 21, p_id)
+                         else trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, v_at), 200, p_id) end;
+        if v_offset is not null then
+            return trunkline._explain_at(l.log, v_offset);
+        end if;
+    end loop;
+    select d.topic, d.partition, d.log_offset, d.reason, d.error, d.attempts, q.name into v_dead
+    from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.id = p_id limit 1;
+    if found then
+        return jsonb_build_object('id', p_id, 'state', 'dead', 'queue', v_dead.name, 'topic', nullif(v_dead.topic, ''), 'partition', v_dead.partition, 'offset', v_dead.log_offset,
+            'reason', format('a dead letter of queue %s after %s attempts: %s; the log has let it go', v_dead.name, v_dead.attempts, coalesce(v_dead.error, v_dead.reason)),
+            'readers', '[]'::jsonb);
+    end if;
+    return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
+        'reason', case when v_at is null then 'not among the newest 20,000 messages of any log; if you know its topic and offset, ask explain_offset'
+                       else 'no such message: not committed (yet), or removed by retention' end);
+end
+$$;

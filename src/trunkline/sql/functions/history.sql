@@ -1,0 +1,135 @@
+-- Delivery history: who had which messages when, and what became of them. A lease is written down once, when it is closed
+-- (_check_leases); until then the rows of leases and lease_events tell the same.
+
+create or replace function trunkline._outcome(p_kind "char") returns text
+language sql immutable parallel safe
+as $$
+    select case p_kind when 'a' then 'acked' when 'n' then 'nacked' when 'r' then 'released' when 'b' then 'buried'
+                       when 'd' then 'dead' when 'x' then 'expired' when 'g' then 'gone' end
+$$;
+
+create or replace function trunkline._history_slot(p_at timestamptz) returns smallint
+language sql stable
+as $$ select (floor(extract(epoch from p_at) / 86400)::bigint % 32)::smallint $$;
+
+create or replace function trunkline._record_history(p_cursor_id int, p_leases bigint[]) returns void
+language plpgsql
+as $$
+declare
+    v_queue int;
+begin
+    select queue_id into v_queue from trunkline.queues q join trunkline.cursors c using (queue_id)
+    where c.cursor_id = p_cursor_id and q.history is not null;
+    if not found or p_leases = '{}' then
+        return;
+    end if;
+    insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
+    select trunkline._history_slot(e.at), v_queue, l.source_id, lower(r), upper(r) - 1, l.attempt, l.consumer, l.claimed_at, e.at, e.kind, e.error
+    from unnest(p_leases) z(lease_no)
+    cross join lateral (select * from trunkline.leases where cursor_id = p_cursor_id and lease_no = z.lease_no offset 0) l
+    cross join lateral (select * from trunkline.lease_events where cursor_id = p_cursor_id and lease_no = z.lease_no and kind <> 'e' offset 0) e
+    cross join lateral unnest(e.offsets) r;
+end
+$$;
+
+-- Deliveries that are not in the history yet: open ones, and settled ones of leases that are still to be closed.
+create or replace function trunkline._live_deliveries(p_queue_id int)
+returns table (source_id int, first_offset bigint, last_offset bigint, attempt int, consumer text, claimed_at timestamptz,
+               deadline timestamptz, settled_at timestamptz, kind "char", error text)
+language sql stable
+as $$
+    select l.source_id, lower(r), upper(r) - 1, l.attempt, l.consumer, l.claimed_at, l.deadline, x.at, x.kind, x.error
+    from trunkline.cursors c
+    cross join lateral trunkline._open_leases(c.cursor_id) o
+    cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) l
+    cross join lateral (
+        select e.offsets, e.at, e.kind, e.error from trunkline.lease_events e
+        where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no and e.kind <> 'e'
+        union all
+        select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}'), null, null, null
+        from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no
+    ) x
+    cross join lateral unnest(x.offsets) r
+    where c.queue_id = p_queue_id
+$$;
+
+-- The deliveries of a queue (of all queues: null), newest first: one row per run of adjoining offsets with the same fate; an open one has
+-- no outcome. How far back it goes is the queue's setting `history`.
+create or replace function trunkline.list_deliveries(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
+returns table (queue text, topic text, partition int, first_offset bigint, last_offset bigint, n bigint, attempt int, consumer text,
+               claimed_at timestamptz, settled_at timestamptz, outcome text, error text)
+language plpgsql stable
+as $$
+declare
+    v_since timestamptz := trunkline.clock() - p_since;
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 1000000);
+    if p_queue is not null then
+        perform trunkline._queue(p_queue);
+    end if;
+    return query
+    select q.name, c.topic, c.partition, d.first_offset, d.last_offset, d.last_offset - d.first_offset + 1, d.attempt, d.consumer,
+           d.claimed_at, d.settled_at, trunkline._outcome(d.kind), d.error
+    from trunkline.queues q
+    cross join lateral (
+        select h.source_id, h.first_offset, h.last_offset, h.attempt, h.consumer, h.claimed_at, h.settled_at, h.kind, h.error
+        from trunkline.history h where h.queue_id = q.queue_id and h.settled_at > greatest(v_since, trunkline.clock() - q.history)
+        union all
+        select l.source_id, l.first_offset, l.last_offset, l.attempt, l.consumer, l.claimed_at, l.settled_at, l.kind, l.error
+        from trunkline._live_deliveries(q.queue_id) l where coalesce(l.settled_at, l.claimed_at) > v_since
+    ) d
+    left join trunkline.cursors c on c.cursor_id = d.source_id
+    where p_queue is null or q.name = p_queue
+    order by coalesce(d.settled_at, d.claimed_at) desc, d.first_offset desc limit p_limit;
+end
+$$;
+
+create or replace view trunkline.deliveries as select * from trunkline.list_deliveries(null, '30 days', 1000000);
+
+-- The archive of a queue: messages that were acked, newest first, as long as both the log and the history keep them.
+create or replace function trunkline.list_archive(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
+returns table (queue text, id uuid, payload bytea, content_type text, created_at timestamptz, processed_at timestamptz, attempts int, consumer text,
+               topic text, partition int, log_offset bigint, key text, routing_key text, label text, headers jsonb)
+language plpgsql stable
+as $$
+begin
+    return query
+    select d.queue, m.id, m.payload, m.content_type, m.created_at, d.settled_at, d.attempt, d.consumer,
+           d.topic, d.partition, m.log_offset, m.key, m.routing_key, m.label, m.headers
+    from trunkline.list_deliveries(p_queue, p_since, p_limit) d
+    join trunkline.queues q on q.name = d.queue
+    join trunkline.cursors c on c.queue_id = q.queue_id and c.lane = 'log' and c.topic is not distinct from d.topic and c.partition = d.partition
+    join trunkline.logs l on l.log = c.log and l.base_offset <= d.last_offset
+    cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, greatest(d.first_offset, l.base_offset), d.last_offset) m
+    where d.outcome = 'acked'
+    order by d.settled_at desc, m.log_offset desc limit p_limit;
+end
+$$;
+
+create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
+
+-- Empties the days that no queue keeps any more; also the one that tomorrow writes to.
+create or replace function trunkline._duty_history() returns int
+language plpgsql
+as $$
+declare
+    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
+    v_keep  int := coalesce((select ceil(extract(epoch from max(history)) / 86400) from trunkline.queues), 0);
+    v_any   boolean;
+    v_count int := 0;
+begin
+    for v_age in v_keep + 1 .. 31 loop
+        execute format('select exists (select from trunkline.history_%s)', (v_today - v_age) % 32) into v_any;
+        if v_any then
+            perform set_config('lock_timeout', '50ms', true);
+            begin
+                execute format('truncate trunkline.history_%s', (v_today - v_age) % 32);
+                v_count := v_count + 1;
+            exception when lock_not_available then
+                null;
+            end;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;

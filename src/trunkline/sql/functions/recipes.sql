@@ -1,0 +1,99 @@
+-- The usual queries of a log and a queue in plain SQL, each as one function with plain types, for sqlc, PostgREST and everybody who
+-- generates code from signatures. docs/reference/recipes.sql has them with sqlc's annotations. For topics with one partition; the
+-- verbs behind them (publish_many, fetch, claim ...) can do more.
+
+create or replace function trunkline._single_log(p_topic text, p_verb text) returns trunkline.topics
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+begin
+    if t.partitions > 1 then
+        perform trunkline._fail('TL023', format('%s needs a topic with one partition, %L has %s', p_verb, p_topic, t.partitions),
+                                'use trunkline.fetch and trunkline.commit, or trunkline.claim_range and trunkline.read');
+    end if;
+    return t;
+end
+$$;
+
+-- Publishes a batch, all or none; answers the ids in its order. Offsets are given when the transaction has committed.
+create or replace function trunkline.publish_messages(p_topic text, p_payloads bytea[]) returns setof uuid
+language plpgsql
+as $$
+begin
+    if p_payloads = '{}' then
+        perform trunkline._topic('topic', p_topic);
+        return;
+    end if;
+    return query select p.id from trunkline.publish_many(p_topic, p_payloads, p_content_type => 'application/octet-stream') p order by p.ord;
+end
+$$;
+
+-- Makes the group, to begin at p_start, unless it is there already.
+create or replace function trunkline.init_consumer_group(p_group text, p_topic text, p_start bigint default 1) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._single_log(p_topic, 'init_consumer_group');
+    perform trunkline._check_range('start', p_start, 1, 9e17);
+    -- 1 is the beginning, also when retention has taken the first messages
+    perform trunkline.ensure_group(p_topic, p_group, case p_start when 1 then 'earliest' else p_start::text end);
+end
+$$;
+
+-- Takes the next range of offsets for the group, for good. Nothing new: the end is one below the start. No such group: no row.
+create or replace function trunkline.claim_offsets(p_group text, p_max bigint, p_topic text, out claimed_start_offset bigint, out claimed_end_offset bigint)
+returns setof record
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._single_log(p_topic, 'claim_offsets');
+    c trunkline.cursors;
+begin
+    select k.* into c from trunkline.subscriptions g join trunkline.cursors k using (subscription_id)
+    where g.kind = 'group' and g.topic_id = t.topic_id and g.name = p_group;
+    if not found then
+        return;
+    end if;
+    select r.first_offset, r.last_offset into claimed_start_offset, claimed_end_offset from trunkline.claim_range(p_topic, p_group, p_max) r;
+    if claimed_start_offset is null then
+        claimed_end_offset := (trunkline._position(c)).committed;
+        claimed_start_offset := claimed_end_offset + 1;
+    end if;
+    return next;
+end
+$$;
+
+-- The messages of a range of offsets, at most 100,000; those beyond the head are left out, an empty range has none.
+create or replace function trunkline.get_messages(p_start bigint, p_end bigint, p_topic text)
+returns table (c_offset bigint, payload bytea, created_at timestamptz)
+language plpgsql
+as $$
+begin
+    perform trunkline._single_log(p_topic, 'get_messages');
+    perform trunkline._check_range('start', p_start, 1, 9e17);
+    perform trunkline._check_range('end', p_end, -1, 9e17);
+    if p_end - p_start >= 100000 then
+        perform trunkline._fail('TL004', format('offsets %s to %s are more than 100,000 messages', p_start, p_end), 'read them in several calls');
+    end if;
+    if p_end >= p_start then
+        return query select r.log_offset, r.payload, r.created_at from trunkline.read(p_topic, 0, p_start, (p_end - p_start + 1)::int) r;
+    end if;
+end
+$$;
+
+-- Puts a job into a queue; answers its id.
+create or replace function trunkline.enqueue_job(p_queue text, p_payload bytea) returns uuid
+language sql
+as $$ select id from trunkline.enqueue_bytes(p_queue, p_payload) $$;
+
+-- Takes a job for as long as the queue's lease; no row when there is none. The id is the receipt: only its holder can archive the job.
+create or replace function trunkline.claim_job(p_queue text) returns table (id text, payload bytea, created_at timestamptz)
+language sql
+as $$ select c.receipt, c.payload, c.created_at from trunkline.claim(p_queue, 1) c $$;
+
+-- The job is done: out of the queue, kept in the archive. Answers done; lost (the lease has ended, somebody else may have the job);
+-- unknown (no such job). In the transaction of claim_job, or in a later one.
+create or replace function trunkline.archive_job(p_id text) returns text
+language sql
+as $$ select result from trunkline.ack(array[p_id]) $$;

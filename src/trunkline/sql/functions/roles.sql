@@ -1,0 +1,145 @@
+-- Who may call what. Four roles without a login, to be granted to users: trunkline_publisher, trunkline_consumer, trunkline_reader and
+-- trunkline_owner. They belong to the cluster, their rights to this database. The role that installed the schema needs none of them.
+
+-- The verbs of each role; the owner may call everything.
+create or replace function trunkline._verbs() returns table (role text, verbs text[])
+language sql immutable
+as $$
+    values
+    ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
+        publish_messages,enqueue_job,clock,new_id}'::text[]),
+    ('trunkline_consumer', '{claim,queue_number,ack,ack_lease,nack,bury,release,extend,
+        fetch,commit,heartbeat,leave,claim_range,ensure_group,read,head,
+        init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,clock,new_id}'),
+    ('trunkline_reader', '{list_topics,list_queues,list_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
+        head,read,offset_at,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
+        next_runs,explain_message,explain_offset,list_deliveries,list_archive,clock,new_id}'),
+    ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
+        create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
+        redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
+        run_duty,upkeep,grant_roles}')
+$$;
+
+create or replace function trunkline._has_role(p_role text) returns boolean
+language sql stable
+as $$ select exists (select from pg_roles where rolname = p_role) $$;
+
+-- The functions that topics and queues have of their own: nobody may call them but the owner, and publish and claim those who may
+-- publish and claim. Renewing a function keeps its rights, so there is something to do only for a new one.
+create or replace function trunkline._guard_functions(p_pattern text) returns void
+language plpgsql
+as $$
+declare
+    v_owner regrole := (select relowner from pg_class where oid = 'trunkline.topics'::regclass);
+    v_table text := substring(p_pattern from '^\^(topic_[0-9]+)_');
+    f       record;
+begin
+    for f in select oid::regprocedure as name, proname, proowner from pg_proc
+             where pronamespace = 'trunkline'::regnamespace and proname ~ p_pattern and (proacl is null or proowner <> v_owner) loop
+        if f.proowner <> v_owner then
+            execute format('alter function %s owner to %s', f.name, v_owner);
+        end if;
+        execute format('revoke all on function %s from public', f.name);
+        if f.proname ~ '^topic_[0-9]+_publish$' and trunkline._has_role('trunkline_publisher') then
+            execute format('grant execute on function %s to trunkline_publisher', f.name);
+        elsif f.proname ~ '^queue_[0-9]+_(claim|take)$' and trunkline._has_role('trunkline_consumer') then
+            execute format('grant execute on function %s to trunkline_consumer', f.name);
+        end if;
+        if trunkline._has_role('trunkline_owner') then
+            execute format('grant execute on function %s to trunkline_owner', f.name);
+        end if;
+    end loop;
+    if to_regclass('trunkline.' || v_table) is not null and trunkline._has_role('trunkline_owner')
+       and not has_table_privilege('trunkline_owner', 'trunkline.' || v_table, 'insert') then
+        execute format('grant select, insert on trunkline.%I to trunkline_owner', v_table);
+    end if;
+end
+$$;
+
+-- Makes the roles that are missing, if this role may, and gives each its rights. Runs with every upgrade; call it again when an
+-- administrator has made the roles. Rights that were granted to other roles by hand stay.
+create or replace function trunkline.grant_roles() returns void
+language plpgsql
+as $$
+declare
+    r record;
+    f record;
+begin
+    revoke all on all routines in schema trunkline from public;
+    for r in select v.role, v.verbs from trunkline._verbs() v loop
+        if not trunkline._has_role(r.role) then
+            if not exists (select from pg_roles where rolname = current_user and (rolcreaterole or rolsuper)) then
+                raise notice 'role % is not there and % may not create it', r.role, current_user
+                    using hint = format('as an administrator: create role %I nologin; then select trunkline.grant_roles()', r.role);
+                continue;
+            end if;
+            begin
+                execute format('create role %I nologin', r.role);
+            exception when duplicate_object or unique_violation then
+                -- another database of this cluster was faster
+                null;
+            end;
+        end if;
+        begin
+            execute format('grant usage on schema trunkline to %I', r.role);
+        exception when insufficient_privilege then
+            raise notice 'the owner of schema trunkline must grant its usage to %', r.role;
+        end;
+        -- what an earlier release allowed and this one does not
+        execute format('revoke all on all routines in schema trunkline from %I', r.role);
+        if r.role = 'trunkline_owner' then
+            execute 'grant execute on all routines in schema trunkline to trunkline_owner';
+            execute 'grant all on all tables in schema trunkline to trunkline_owner';
+            execute 'grant all on all sequences in schema trunkline to trunkline_owner';
+        else
+            for f in select oid::regprocedure as name from pg_proc
+                     where pronamespace = 'trunkline'::regnamespace
+                       and (proname = any (r.verbs)
+                            or proname ~ '^topic_[0-9]+_publish$' and r.role = 'trunkline_publisher'
+                            or proname ~ '^queue_[0-9]+_claim' and r.role = 'trunkline_consumer') loop
+                execute format('grant execute on routine %s to %I', f.name, r.role);
+            end loop;
+            execute format('grant select on trunkline.migrations to %I', r.role);
+        end if;
+        if r.role = 'trunkline_reader' then
+            execute 'grant select on trunkline.notices to trunkline_reader';
+            for f in select oid::regclass as name from pg_class where relnamespace = 'trunkline'::regnamespace and relkind = 'v' loop
+                execute format('grant select on %s to trunkline_reader', f.name);
+            end loop;
+        end if;
+    end loop;
+end
+$$;
+
+-- The numbers of the functions that a topic or queue has of its own, for clients that call these directly.
+create or replace function trunkline.topic_number(p_kind text, p_name text) returns int
+language sql
+as $$ select (trunkline._topic(p_kind, p_name)).topic_id $$;
+
+create or replace function trunkline.queue_number(p_queue text) returns int
+language sql
+as $$ select (trunkline._queue(p_queue)).queue_id $$;
+
+-- Everything belongs to the role that installed the first version, whoever upgrades: verbs run with the rights of their owner, and
+-- these should not become those of an administrator.
+do $do$
+declare
+    v_owner regrole := (select relowner from pg_class where oid = 'trunkline.topics'::regclass);
+    v_what  text;
+begin
+    for v_what in
+        select format('%s %s', case relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end, oid::regclass) from pg_class c
+        where relnamespace = 'trunkline'::regnamespace and relowner <> v_owner and relkind in ('r', 'p', 'v', 'S')
+          -- the sequence of a column follows its table
+          and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i') and c.relkind = 'S')
+        union all
+        select format('type %s', t.oid::regtype) from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
+        where t.typnamespace = 'trunkline'::regnamespace and t.typowner <> v_owner
+        union all
+        select format('routine %s', oid::regprocedure) from pg_proc where pronamespace = 'trunkline'::regnamespace and proowner <> v_owner
+    loop
+        execute format('alter %s owner to %s', v_what, v_owner);
+    end loop;
+    perform trunkline.grant_roles();
+end
+$do$;

@@ -1,0 +1,314 @@
+-- Rollups: once a minute the running totals of every topic, group and queue, and a sample of latencies, so that dashboards can show
+-- rates of the last day without looking at messages or leases. No lock is taken and nothing is sequenced here: heads are those of the
+-- last tick, which upkeep cuts about once a second.
+
+-- The first lease of a cursor that was claimed at p_since or later: lease numbers and times grow together, so a search by halves.
+create or replace function trunkline._first_lease(p_cursor_id int, p_since timestamptz) returns bigint
+language plpgsql
+as $$
+declare
+    v_low  bigint := (select lease_no from trunkline.leases where cursor_id = p_cursor_id order by lease_no limit 1);
+    v_high bigint := (select lease_no + 1 from trunkline.leases where cursor_id = p_cursor_id order by lease_no desc limit 1);
+    v_mid  bigint;
+begin
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        if (select claimed_at from trunkline.leases where cursor_id = p_cursor_id and lease_no >= v_mid order by lease_no limit 1) >= p_since then
+            v_high := v_mid;
+        else
+            v_low := v_mid + 1;
+        end if;
+    end loop;
+    return v_low;
+end
+$$;
+
+-- Leases of a queue since p_since: at most about p_want, evenly spread over its cursors and the time.
+create or replace function trunkline._sample_leases(p_queue_id int, p_since timestamptz, p_want int) returns setof trunkline.leases
+language plpgsql
+as $$
+declare
+    v_cursors int[] := array(select cursor_id from trunkline.cursors where queue_id = p_queue_id);
+    v_each    int := greatest(1, p_want / greatest(1, cardinality(v_cursors)));
+    v_cursor  int;
+    v_first   bigint;
+    v_last    bigint;
+begin
+    foreach v_cursor in array v_cursors loop
+        v_first := trunkline._first_lease(v_cursor, p_since);
+        select lease_no into v_last from trunkline.leases where cursor_id = v_cursor order by lease_no desc limit 1;
+        continue when v_first is null or v_last < v_first;
+        return query
+        select l.* from generate_series(v_first, v_last, greatest(1, ceil((v_last - v_first + 1)::numeric / v_each)::bigint)) no
+        cross join lateral (select * from trunkline.leases x where x.cursor_id = v_cursor and x.lease_no = no offset 0) l
+        where l.n > 0;
+    end loop;
+end
+$$;
+
+-- When the message at an offset was published; null when retention took it.
+create or replace function trunkline._published_at(p_cursor_id int, p_offset bigint) returns timestamptz
+language plpgsql
+as $$
+declare
+    c    trunkline.cursors;
+    v_at timestamptz;
+begin
+    select * into c from trunkline.cursors where cursor_id = p_cursor_id;
+    if c.log is null or p_offset < (select base_offset from trunkline.logs where log = c.log) then
+        return null;
+    end if;
+    select m.created_at into v_at from trunkline._read(c.topic_id, c.partition, c.segment_rows, p_offset, p_offset) m;
+    return v_at;
+end
+$$;
+
+-- Adds the latencies of a queue to its row: of about 100 leases claimed since the last rollup, and of those sampled before that were open.
+create or replace function trunkline._queue_latencies(inout r trunkline.rollups, p_last trunkline.rollups)
+language plpgsql
+as $$
+declare
+    v_since timestamptz := coalesce(p_last.at, r.at - interval '1 minute');
+begin
+    with fresh as materialized (
+        select * from trunkline._sample_leases(r.subject, v_since, 100)
+    ), waits as (
+        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, lower(f.offsets)))::float8 as s from fresh f where f.attempt = 1
+    ), sampled as (
+        select f.cursor_id, f.lease_no, f.claimed_at, f.n from fresh f
+        union
+        select l.cursor_id, l.lease_no, l.claimed_at, l.n from unnest(p_last.open_cursors, p_last.open_leases) o(cursor_id, lease_no)
+        cross join lateral (select * from trunkline.leases x where x.cursor_id = o.cursor_id and x.lease_no = o.lease_no offset 0) l
+    ), settled as (
+        select s.cursor_id, s.lease_no, s.n, e.at, e.kind, extract(epoch from e.at - s.claimed_at)::float8 as s, trunkline._size(e.offsets) as size
+        from sampled s
+        left join lateral (select * from trunkline.lease_events x where x.cursor_id = s.cursor_id and x.lease_no = s.lease_no and x.kind <> 'e' offset 0) e on true
+    ), open as (
+        select cursor_id, lease_no from settled group by cursor_id, lease_no, n having coalesce(sum(size), 0) < n order by lease_no limit 200
+    )
+    select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m, o.cursors, o.leases
+      into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max, r.open_cursors, r.open_leases
+      from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from waits) w,
+           -- what a consumer said: not the end of a lease, and not what was looked at before
+           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from settled
+            where kind in ('a', 'n', 'b', 'd', 'r') and at >= v_since) k,
+           (select array_agg(cursor_id) as cursors, array_agg(lease_no) as leases from open) o;
+end
+$$;
+
+create or replace function trunkline._roll_up_queue(q trunkline.queues, p_now timestamptz) returns void
+language plpgsql
+as $$
+declare
+    r      trunkline.rollups;
+    v_last trunkline.rollups;
+    t      record;
+    v_late timestamptz;
+begin
+    r := row('queue', q.queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
+    select count(*) into r.ready from (select from trunkline.pending where queue_id = q.queue_id and due_at <= p_now order by due_at limit 100000) x;
+    select due_at into v_late from trunkline.pending where queue_id = q.queue_id order by due_at limit 1;
+    if v_late > p_now then
+        v_late := null;
+    end if;
+    for t in
+        select c.cursor_id, c.lane, c.start_position, trunkline._head(c.log) as head, o.*, coalesce(o.position, c.start_position) as next_offset
+        from trunkline.cursors c cross join lateral trunkline._lease_totals(c.cursor_id) o where c.queue_id = q.queue_id
+    loop
+        r.delivered := r.delivered + t.delivered;
+        r.acked := r.acked + t.acked;
+        r.returned := r.returned + t.returned;
+        r.dead := r.dead + t.dead;
+        r.expired := r.expired + t.expired;
+        r.leased := r.leased + t.open;
+        if t.lane = 'log' then
+            r.head := r.head + t.head - t.start_position + 1 - t.skipped;
+            if t.head >= t.next_offset then
+                r.ready := r.ready + t.head - t.next_offset + 1;
+                v_late := least(v_late, trunkline._published_at(t.cursor_id, t.next_offset));
+            end if;
+        end if;
+    end loop;
+    r.lag := r.ready;
+    r.oldest_age := coalesce(extract(epoch from p_now - v_late), 0);
+    select * into v_last from trunkline.rollups x where x.kind = 'queue' and x.subject = q.queue_id order by x.at desc limit 1;
+    r := trunkline._queue_latencies(r, v_last);
+    insert into trunkline.rollups select r.* on conflict do nothing;
+end
+$$;
+
+create or replace function trunkline._roll_up_group(p_subscription_id int, p_now timestamptz) returns void
+language plpgsql
+as $$
+declare
+    r       trunkline.rollups;
+    c       trunkline.cursors;
+    s       trunkline.positions;
+    v_head  bigint;
+    v_since timestamptz;
+begin
+    r := row('group', p_subscription_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
+    select x.at into v_since from trunkline.rollups x where x.kind = 'group' and x.subject = p_subscription_id order by x.at desc limit 1;
+    v_since := coalesce(v_since, p_now - interval '1 minute');
+    for c in select * from trunkline.cursors where subscription_id = p_subscription_id loop
+        s := trunkline._position(c);
+        v_head := trunkline._head(c.log);
+        r.head := r.head + v_head;
+        r.delivered := r.delivered + s.fetched;
+        r.acked := r.acked + s.committed;
+        if v_head > s.committed then
+            r.lag := r.lag + v_head - s.committed;
+            r.ready := r.ready + v_head - greatest(s.committed, s.fetched);
+            r.leased := r.leased + greatest(0, s.fetched - s.committed);
+            r.oldest_age := greatest(r.oldest_age, extract(epoch from p_now - trunkline._published_at(c.cursor_id, s.committed + 1)));
+        end if;
+    end loop;
+    -- the newest 100 states of each partition: a fetch is one with more fetched than committed, a commit one after it
+    with states as (
+        select p.*, lag(p.committed) over w as was_committed, lag(p.fetched) over w as was_fetched, lag(p.at) over w as was_at
+        from trunkline.cursors k
+        cross join lateral (select * from trunkline.positions x where x.cursor_id = k.cursor_id order by x.state_no desc limit 100) p
+        where k.subscription_id = p_subscription_id
+        window w as (partition by p.cursor_id order by p.state_no)
+    ), waits as (
+        select extract(epoch from at - trunkline._published_at(cursor_id, committed + 1))::float8 as s from states
+        where fetched > committed and at >= v_since and (was_fetched is null or was_fetched <= committed)
+    ), works as (
+        select extract(epoch from at - was_at)::float8 as s from states where committed > was_committed and was_fetched > was_committed and at >= v_since
+    )
+    select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max
+    from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from waits) w,
+         (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from works) k;
+    insert into trunkline.rollups select r.* on conflict do nothing;
+end
+$$;
+
+-- One that cannot be looked at (a damaged log) must not keep the others waiting.
+create or replace function trunkline._duty_rollups() returns int
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := trunkline.clock();
+    v_count int;
+    q       trunkline.queues;
+    v_group int;
+begin
+    delete from trunkline.rollups where at < v_now - interval '25 hours';
+    insert into trunkline.rollups (kind, subject, at, head)
+    select 'topic', l.topic_id, v_now, sum(trunkline._head(l.log)) from trunkline.logs l join trunkline.topics t using (topic_id)
+    where t.kind = 'topic' group by l.topic_id
+    -- a clock that stands still or goes back adds nothing
+    on conflict do nothing;
+    get diagnostics v_count = row_count;
+    for q in select * from trunkline.queues order by queue_id loop
+        begin
+            perform trunkline._roll_up_queue(q, v_now);
+            v_count := v_count + 1;
+        exception when others then
+            raise warning 'queue % cannot be rolled up: % (%)', q.name, sqlerrm, sqlstate;
+        end;
+    end loop;
+    for v_group in select subscription_id from trunkline.subscriptions where kind = 'group' order by subscription_id loop
+        begin
+            perform trunkline._roll_up_group(v_group, v_now);
+            v_count := v_count + 1;
+        exception when others then
+            raise warning 'group number % cannot be rolled up: % (%)', v_group, sqlerrm, sqlstate;
+        end;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- The rows of one subject in steps, each with the distance to the end of the step before: the newest row of a step stands for it.
+-- Of the latencies in a step: the middle one of the medians, the highest of the others.
+create or replace function trunkline._rollup_steps(p_kind text, p_subject int, p_since interval, p_step interval)
+returns table (step timestamptz, seconds float8, r trunkline.rollups, was trunkline.rollups)
+language plpgsql
+as $$
+declare
+    v_from timestamptz;
+begin
+    perform trunkline._need_duration('since', p_since, '1 minute', '25 hours');
+    perform trunkline._need_duration('step', p_step, '1 minute', '25 hours');
+    v_from := date_bin(p_step, trunkline.clock() - p_since, 'epoch');
+    return query
+    with picked as (
+        -- one step more, as the start of the first
+        select date_bin(p_step, x.at, 'epoch') as step, x as r from trunkline.rollups x
+        where x.kind = p_kind and x.subject = p_subject and x.at >= v_from - greatest(p_step, interval '5 minutes')
+    ), steps as (
+        select p.step, (array_agg(p.r order by (p.r).at desc))[1] as r,
+               percentile_cont(0.5) within group (order by (p.r).wait_p50) as wait_p50, max((p.r).wait_p99) as wait_p99, max((p.r).wait_max) as wait_max,
+               percentile_cont(0.5) within group (order by (p.r).work_p50) as work_p50, max((p.r).work_p99) as work_p99, max((p.r).work_max) as work_max
+        from picked p group by p.step
+    ), pairs as (
+        select s.*, lag(s.r) over (order by s.step) as was from steps s
+    )
+    select p.step, extract(epoch from (p.r).at - (p.was).at)::float8,
+           row((p.r).kind, (p.r).subject, (p.r).at, (p.r).head, (p.r).delivered, (p.r).acked, (p.r).returned, (p.r).dead, (p.r).expired,
+               (p.r).lag, (p.r).ready, (p.r).leased, (p.r).oldest_age,
+               p.wait_p50, p.wait_p99, p.wait_max, p.work_p50, p.work_p99, p.work_max, null, null)::trunkline.rollups,
+           p.was
+    from pairs p where p.step >= v_from order by p.step;
+end
+$$;
+
+-- What a running total grew per second; null in the first step of all. A seek backwards is no negative rate.
+create or replace function trunkline._per_second(p_now bigint, p_was bigint, p_seconds float8) returns float8
+language sql immutable
+as $$ select greatest(0, p_now - p_was) / nullif(p_seconds, 0) $$;
+
+-- Rates of a topic in steps, oldest first: messages published per second.
+create or replace function trunkline.topic_rollups(p_topic text, p_since interval default '1 day', p_step interval default '1 minute')
+returns table (at timestamptz, head bigint, published_per_second float8)
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+begin
+    return query
+    select x.step, (x.r).head, trunkline._per_second((x.r).head, (x.was).head, x.seconds)
+    from trunkline._rollup_steps('topic', t.topic_id, p_since, p_step) x;
+end
+$$;
+
+-- Rates, depth and latencies of a queue in steps, oldest first. wait: seconds from publish to claim; work: from claim to settle.
+-- ready counts what waits in the logs as a whole: also what a filter will pass over or a delivery delay holds back.
+create or replace function trunkline.queue_rollups(p_queue text, p_since interval default '1 day', p_step interval default '1 minute')
+returns table (at timestamptz, accepted_per_second float8, delivered_per_second float8, acked_per_second float8, returned_per_second float8,
+               dead_per_second float8, expired_per_second float8, accepted bigint, delivered bigint, acked bigint, returned bigint, dead bigint,
+               expired bigint, ready bigint, leased bigint, oldest_age float8,
+               wait_p50 float8, wait_p99 float8, wait_max float8, work_p50 float8, work_p99 float8, work_max float8)
+language plpgsql
+as $$
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    return query
+    select x.step, trunkline._per_second((x.r).head, (x.was).head, x.seconds), trunkline._per_second((x.r).delivered, (x.was).delivered, x.seconds),
+           trunkline._per_second((x.r).acked, (x.was).acked, x.seconds), trunkline._per_second((x.r).returned, (x.was).returned, x.seconds),
+           trunkline._per_second((x.r).dead, (x.was).dead, x.seconds), trunkline._per_second((x.r).expired, (x.was).expired, x.seconds),
+           (x.r).head, (x.r).delivered, (x.r).acked, (x.r).returned, (x.r).dead, (x.r).expired, (x.r).ready, (x.r).leased, (x.r).oldest_age,
+           (x.r).wait_p50, (x.r).wait_p99, (x.r).wait_max, (x.r).work_p50, (x.r).work_p99, (x.r).work_max
+    from trunkline._rollup_steps('queue', q.queue_id, p_since, p_step) x;
+end
+$$;
+
+-- Rates, lag and latencies of a group in steps, oldest first. wait: seconds from publish to fetch; work: from fetch to commit.
+create or replace function trunkline.group_rollups(p_topic text, p_group text, p_since interval default '1 day', p_step interval default '1 minute')
+returns table (at timestamptz, published_per_second float8, committed_per_second float8, head bigint, committed bigint, lag bigint, oldest_age float8,
+               wait_p50 float8, wait_p99 float8, wait_max float8, work_p50 float8, work_p99 float8, work_max float8)
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
+begin
+    return query
+    select x.step, trunkline._per_second((x.r).head, (x.was).head, x.seconds), trunkline._per_second((x.r).acked, (x.was).acked, x.seconds),
+           (x.r).head, (x.r).acked, (x.r).lag, (x.r).oldest_age,
+           (x.r).wait_p50, (x.r).wait_p99, (x.r).wait_max, (x.r).work_p50, (x.r).work_p99, (x.r).work_max
+    from trunkline._rollup_steps('group', g.subscription_id, p_since, p_step) x;
+end
+$$;
