@@ -73,14 +73,14 @@ begin
     with fresh as materialized (
         select * from trunkline._sample_leases(r.subject, v_since, 100)
     ), waits as (
-        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, lower(f.offsets)))::float8 as s from fresh f where f.attempt = 1
+        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, lower(f.offsets)))::float8 as took from fresh f where f.attempt = 1
     ), sampled as (
         select f.cursor_id, f.lease_no, f.claimed_at, f.n from fresh f
         union
         select l.cursor_id, l.lease_no, l.claimed_at, l.n from unnest(p_last.open_cursors, p_last.open_leases) o(cursor_id, lease_no)
         cross join lateral (select * from trunkline.leases x where x.cursor_id = o.cursor_id and x.lease_no = o.lease_no offset 0) l
     ), settled as (
-        select s.cursor_id, s.lease_no, s.n, e.at, e.kind, extract(epoch from e.at - s.claimed_at)::float8 as s, trunkline._size(e.offsets) as size
+        select s.cursor_id, s.lease_no, s.n, e.at, e.kind, extract(epoch from e.at - s.claimed_at)::float8 as took, trunkline._size(e.offsets) as size
         from sampled s
         left join lateral (select * from trunkline.lease_events x where x.cursor_id = s.cursor_id and x.lease_no = s.lease_no and x.kind <> 'e' offset 0) e on true
     ), open as (
@@ -88,9 +88,9 @@ begin
     )
     select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m, o.cursors, o.leases
       into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max, r.open_cursors, r.open_leases
-      from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from waits) w,
+      from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from waits) w,
            -- what a consumer said: not the end of a lease, and not what was looked at before
-           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from settled
+           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from settled
             where kind in ('a', 'n', 'b', 'd', 'r') and at >= v_since) k,
            (select array_agg(cursor_id) as cursors, array_agg(lease_no) as leases from open) o;
 end
@@ -171,14 +171,14 @@ begin
         where k.subscription_id = p_subscription_id
         window w as (partition by p.cursor_id order by p.state_no)
     ), waits as (
-        select extract(epoch from at - trunkline._published_at(cursor_id, committed + 1))::float8 as s from states
+        select extract(epoch from at - trunkline._published_at(cursor_id, committed + 1))::float8 as took from states
         where fetched > committed and at >= v_since and (was_fetched is null or was_fetched <= committed)
     ), works as (
-        select extract(epoch from at - was_at)::float8 as s from states where committed > was_committed and was_fetched > was_committed and at >= v_since
+        select extract(epoch from at - was_at)::float8 as took from states where committed > was_committed and was_fetched > was_committed and at >= v_since
     )
     select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max
-    from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from waits) w,
-         (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by s) as p, max(s) as m from works) k;
+    from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from waits) w,
+         (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from works) k;
     insert into trunkline.rollups select r.* on conflict do nothing;
 end
 $$;

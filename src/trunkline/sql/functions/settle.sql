@@ -189,7 +189,6 @@ declare
     v_offsets int8multirange;
     v_same    boolean;
     v_now     timestamptz;
-    v_waits   boolean;
     l         record;
 begin
     -- The short way, for receipts of one lease of which nothing was settled or extended yet. All else goes the long way.
@@ -203,13 +202,12 @@ begin
             if current_setting('synchronous_commit') = 'off' then
                 perform set_config('synchronous_commit', 'on', true);
             end if;
-            v_waits := trunkline._wait_ten_seconds();
+            -- if the lease is being ended at this moment, the long way waits for it
             select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-            where cursor_id = split_part(v_lease, '.', 2)::int and lease_no = split_part(v_lease, '.', 3)::bigint for key share;
-            perform trunkline._wait_as_before(v_waits);
+            where cursor_id = split_part(v_lease, '.', 2)::int and lease_no = split_part(v_lease, '.', 3)::bigint for key share skip locked;
             v_now := trunkline.clock();
             if l.token::text = split_part(v_lease, '.', 4) and l.deadline > v_now and v_offsets <@ l.offsets then
-                -- a statement of its own: it sees what was settled while we waited for the row
+                -- a statement of its own: it sees what was settled before the row was ours
                 insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
                 select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, v_now from trunkline.epoch e
                 where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && v_offsets);
@@ -232,7 +230,6 @@ as $$
 declare
     v_offsets int8multirange;
     v_now     timestamptz;
-    v_waits   boolean;
     l         record;
 begin
     if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_offsets) = 1 and cardinality(p_offsets) <= 10000
@@ -243,13 +240,11 @@ begin
             if current_setting('synchronous_commit') = 'off' then
                 perform set_config('synchronous_commit', 'on', true);
             end if;
-            v_waits := trunkline._wait_ten_seconds();
             select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-            where cursor_id = split_part(p_lease, '.', 1)::int and lease_no = split_part(p_lease, '.', 2)::bigint for key share;
-            perform trunkline._wait_as_before(v_waits);
+            where cursor_id = split_part(p_lease, '.', 1)::int and lease_no = split_part(p_lease, '.', 2)::bigint for key share skip locked;
             v_now := trunkline.clock();
             if l.token::text = split_part(p_lease, '.', 3) and l.deadline > v_now and v_offsets <@ l.offsets then
-                -- a statement of its own: it sees what was settled while we waited for the row
+                -- a statement of its own: it sees what was settled before the row was ours
                 insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
                 select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, v_now from trunkline.epoch e
                 where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && v_offsets);
