@@ -251,6 +251,22 @@ def test_history_of_a_message_is_told(conn: Connection, clock: Clock) -> None:
     assert len(reader(conn, message)["history"]) == 2, "closing a lease neither hides nor doubles it"
 
 
+def test_redriven(conn: Connection, clock: Clock) -> None:
+    """The same id is in the log twice: the answer is about its newest place."""
+    message = buried(conn, clock)
+    conn.execute("select trunkline.redrive('q')")
+    assert explain(conn, message)["state"] == "not_sequenced"
+    duty(conn, "sequence")
+    assert reader(conn, message)["state"] == "waiting"
+    claim(conn, "q", 1, p_consumer="anna")
+    told = reader(conn, message)
+    assert (told["state"], told["attempt"], told["consumer"]) == ("leased", 1, "anna")
+    assert explain(conn, message)["redriven_at"]
+    clock.advance(31 * 86400)
+    duty(conn, "windows")
+    assert value(conn, "select count(*) from trunkline.redriven") == 0
+
+
 def test_before_it_has_an_offset(conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     [message] = publish(conn, "t", 1)

@@ -30,6 +30,7 @@ FUNCTION_FILES = (
     "rollups.sql",
     "outbox.sql",
     "recipes.sql",
+    "doors.sql",
     "roles.sql",
     "pin.sql",
 )

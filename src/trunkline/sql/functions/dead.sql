@@ -65,7 +65,9 @@ begin
                array_agg(occurred_at order by dead_id) as occurred_ats,
                -- in a queue with priorities the partition is the priority
                case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities
-        from taken)
+        from taken),
+    places as (
+        insert into trunkline.redriven (id, topic_id, at) select id, t.topic_id, trunkline.clock() from taken)
     select count(p.*) into v_count
     from many cross join lateral trunkline._append(t.topic_id, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities) p
     where payloads is not null;

@@ -336,6 +336,15 @@ begin
 end
 $$;
 
+create or replace function trunkline._explain_unsequenced(p_log int, p_id uuid) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object('id', p_id, 'state', 'not_sequenced', 'topic', case t.kind when 'topic' then t.name end,
+        'queue', case t.kind when 'inbox' then t.name end, 'partition', g.partition,
+        'reason', 'committed, but without an offset yet: the next claim, fetch or upkeep gives it one', 'readers', '[]'::jsonb)
+    from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = p_log
+$$;
+
 -- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that
 -- Trunkline makes) wherever they are in the log; of other ids only the newest 20,000 messages of each log are looked at.
 create or replace function trunkline.explain_message(p_id uuid) returns jsonb
@@ -353,6 +362,16 @@ begin
         return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
             'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);
     end if;
+    -- redriven: what counts is its newest place
+    for l in select x.log, r.at from (select * from trunkline.redriven where id = p_id order by at desc limit 1) r join trunkline.logs x using (topic_id) loop
+        if trunkline._is_unsequenced(l.log, p_id) then
+            return trunkline._explain_unsequenced(l.log, p_id);
+        end if;
+        v_offset := trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, l.at), 200, p_id);
+        if v_offset is not null then
+            return trunkline._explain_at(l.log, v_offset) || jsonb_build_object('redriven_at', l.at);
+        end if;
+    end loop;
     for l in select x.log from trunkline.logs x order by x.log loop
         if v_at is not null then
             -- the id is made a moment before the row, and the row is sequenced after it
@@ -362,10 +381,7 @@ begin
             return trunkline._explain_at(l.log, v_offset);
         end if;
         if trunkline._is_unsequenced(l.log, p_id) then
-            return (select jsonb_build_object('id', p_id, 'state', 'not_sequenced', 'topic', case t.kind when 'topic' then t.name end,
-                        'queue', case t.kind when 'inbox' then t.name end, 'partition', g.partition,
-                        'reason', 'committed, but without an offset yet: the next claim, fetch or upkeep gives it one', 'readers', '[]'::jsonb)
-                    from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = l.log);
+            return trunkline._explain_unsequenced(l.log, p_id);
         end if;
     end loop;
     -- the long look: sequenced long after it was made, or an id that carries no time

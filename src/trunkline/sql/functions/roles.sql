@@ -96,7 +96,7 @@ begin
                      where pronamespace = 'trunkline'::regnamespace
                        and (proname = any (r.verbs)
                             or proname ~ '^topic_[0-9]+_publish$' and r.role = 'trunkline_publisher'
-                            or proname ~ '^queue_[0-9]+_claim' and r.role = 'trunkline_consumer') loop
+                            or proname ~ '^queue_[0-9]+_(claim|take)$' and r.role = 'trunkline_consumer') loop
                 execute format('grant execute on routine %s to %I', f.name, r.role);
             end loop;
             execute format('grant select on trunkline.migrations to %I', r.role);

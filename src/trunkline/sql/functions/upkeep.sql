@@ -437,7 +437,7 @@ begin
 end
 $$;
 
--- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word.
+-- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
 create or replace function trunkline._duty_windows() returns int
 language plpgsql
 as $$
@@ -447,6 +447,7 @@ declare
     v_any  boolean;
 begin
     delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
+    delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
     execute format('select exists (select from trunkline.idempotency_%s)', v_slot) into v_any;
     if v_any then
         perform set_config('lock_timeout', '50ms', true);

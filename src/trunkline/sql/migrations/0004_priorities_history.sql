@@ -46,3 +46,12 @@ create type trunkline.taken as (
     payload bytea, content_type text, occurred_at timestamptz, created_at timestamptz
 );
 create index on trunkline.scheduled (id);
+
+-- A redriven message has the same id at a second place; this tells where to look for it. Kept for 30 days.
+create table trunkline.redriven (
+    id       uuid        not null,
+    topic_id int         not null references trunkline.topics on delete cascade,
+    at       timestamptz not null
+);
+create index on trunkline.redriven (id);
+create index on trunkline.redriven (at);
