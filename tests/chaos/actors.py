@@ -15,6 +15,7 @@ import psycopg
 
 from tests.chaos.consumers import GroupMember, GroupMemberSpec, QueueConsumer, QueueConsumerSpec, TailReader, TailReaderSpec
 from tests.chaos.publisher import Publisher, PublisherSpec
+from tests.chaos.redrives import Redriver, RedriverSpec
 from tests.chaos.session import Session
 
 
@@ -27,7 +28,7 @@ class AuditorSpec(msgspec.Struct, frozen=True, tag="auditor"):
     every: float = 1.0
 
 
-Spec = PublisherSpec | QueueConsumerSpec | GroupMemberSpec | TailReaderSpec | UpkeepSpec | AuditorSpec
+Spec = PublisherSpec | QueueConsumerSpec | GroupMemberSpec | TailReaderSpec | RedriverSpec | UpkeepSpec | AuditorSpec
 
 
 class Upkeep:
@@ -90,6 +91,7 @@ _ACTORS: dict[Any, Callable[[Session, Any], Runner]] = {
     QueueConsumerSpec: QueueConsumer,
     GroupMemberSpec: GroupMember,
     TailReaderSpec: TailReader,
+    RedriverSpec: Redriver,
     UpkeepSpec: Upkeep,
     AuditorSpec: Auditor,
 }

@@ -12,6 +12,7 @@ from tests.chaos.group_rules import check_groups
 from tests.chaos.history import Op
 from tests.chaos.log_rules import check_log, collect_logs
 from tests.chaos.queue_rules import check_queues
+from tests.chaos.redrives import collect_redriven
 from tests.chaos.report import Report
 
 # What a crash, a lock time-out and a serialization failure look like; anything else is a finding.
@@ -27,9 +28,10 @@ def check(history: Iterable[Op]) -> Report:
         if op.result.get("code") not in (None, *FAULTS):
             report.add("error", f"{op.proc} {op.f}: {op.result['code']} {op.result.get('message')}")
     logs = collect_logs(by_call["final_log"], report)
-    check_log(logs, by_call, report)
+    redriven = collect_redriven(by_call, report)
+    check_log(logs, by_call, redriven, report)
     check_groups(logs, by_call, report)
-    check_queues(logs, by_call, report)
+    check_queues(logs, by_call, redriven, report)
     report.totals["calls"] = sum(len(ops) for ops in by_call.values())
     report.totals["calls without answer"] = sum(op.outcome == "info" for ops in by_call.values() for op in ops)
     report.totals["rotations"] = len({op.result["rotated"] for op in by_call["upkeep"] if op.outcome == "ok"})

@@ -20,6 +20,8 @@ class QueueConsumerSpec(msgspec.Struct, frozen=True, tag="queue_consumer"):
     backoff_base: float = 0.1
     jitter: float = 0.1
     ordered: bool = False
+    # asks for some of these labels only, now and then
+    labels: tuple[str, ...] = ()
     # calm: only acks, and sends poison back at once
     calm: bool = False
 
@@ -36,13 +38,20 @@ class QueueConsumer:
         while not self.session.stopped:
             limit = 100 if self.spec.calm else self.random.choice((1, 10, 50, 100))
             lease = self.spec.lease * self.random.choice((1, 2))
-            rows = self.session.claim(self.spec.queue, limit, lease, relaxed=self.random.random() < 0.3)
+            labels = self._labels()
+            rows = self.session.claim(self.spec.queue, limit, lease, relaxed=self.random.random() < 0.3, labels=labels)
             if not rows:
                 time.sleep(_IDLE_SECONDS)
             elif self.spec.calm:
                 self._calm(rows)
             else:
                 self._handle(rows)
+
+    def _labels(self) -> list[str] | None:
+        labels = self.spec.labels
+        if not labels or self.random.random() < 0.7:
+            return None
+        return self.random.sample(labels, self.random.randint(1, len(labels)))
 
     def _calm(self, rows: list[list[Any]]) -> None:
         good = [row[0] for row in rows if not row[3].endswith("x")]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from tests.chaos.history import Op
+from tests.chaos.redrives import Redriven
 from tests.chaos.report import Report
 
 # (target, partition) -> contents in offset order; a target is "topic:<name>" or "queue:<name>"
@@ -33,44 +34,54 @@ def collect_logs(finals: list[Op], report: Report) -> Logs:
     return logs
 
 
-def check_log(logs: Logs, by_call: dict[str, list[Op]], report: Report) -> None:
-    check_publishes(logs, by_call["publish"], report)
+def check_log(logs: Logs, by_call: dict[str, list[Op]], redriven: Redriven, report: Report) -> None:
+    check_publishes(logs, by_call["publish"], redriven, report)
     check_reads(logs, by_call["read"] + by_call["head"], report)
 
 
-def check_publishes(logs: Logs, publishes: list[Op], report: Report) -> None:
-    """Accepted: there once. Failed: absent. Unknown: all of it or nothing."""
-    places: dict[tuple[str, str], tuple[int, int]] = {}
+def check_publishes(logs: Logs, publishes: list[Op], redriven: Redriven, report: Report) -> None:
+    """Accepted: there once. Failed: absent. Unknown: all of it or nothing. And once more for each redrive."""
+    found_at: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for (target, partition), values in logs.items():
         for offset, value in enumerate(values, 1):
-            before = places.setdefault((target, value), (partition, offset))
-            if before != (partition, offset):
-                report.add("duplicate", f"{value} in {target} at {before} and {(partition, offset)}")
+            found_at[target, value].append((partition, offset))
+    again = {(f"queue:{queue}", value): count for queue in redriven.lives for value, count in redriven.again(queue).items()}
+    for (target, value), count in again.items():
+        if len(found_at[target, value]) < count:
+            report.add("lost", f"{value} was redriven {count} times and is in {target} at {found_at[target, value]}")
+    places: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for (target, value), found in found_at.items():
+        published = len(found) - again.get((target, value), 0)
+        if published > 1:
+            report.add("duplicate", f"{value} in {target} at {found}, and redriven {len(found) - published} times")
+        if published > 0:
+            places[target, value] = found
     sent: set[tuple[str, str]] = set()
     last: dict[tuple[str, str, int], int] = {}
     for op in publishes:
-        found = total = 0
+        arrived = total = 0
         for part in op.args["parts"]:
             target = part["target"]
             for value in part["values"]:
                 total += 1
                 sent.add((target, value))
-                place = places.get((target, value))
-                if place is None:
+                if (target, value) not in places:
                     if op.outcome == "ok":
                         report.add("lost", f"{value} of {op.proc} is not in {target}")
                     continue
-                found += 1
+                arrived += 1
+                # of several, nobody knows which one is the first
+                place, *redrives = places[target, value]
                 if op.outcome == "fail":
                     report.add("unexpected", f"{value} of {op.proc} failed and is in {target} at {place}")
-                elif op.outcome == "ok" and not part.get("delay"):
+                elif op.outcome == "ok" and not part.get("delay") and not redrives:
                     writer = (op.proc, target, place[0])
                     if place[1] < last.get(writer, 0):
                         report.add("order", f"{value} of {op.proc} is in {target} at {place}, before an earlier one")
                     last[writer] = place[1]
-        if op.outcome == "info" and 0 < found < total:
+        if op.outcome == "info" and 0 < arrived < total:
             report.add(
-                "torn", f"{found} of {total} messages of a publish by {op.proc}, first {op.args['parts'][0]['values'][0]}"
+                "torn", f"{arrived} of {total} messages of a publish by {op.proc}, first {op.args['parts'][0]['values'][0]}"
             )
         report.totals[f"messages {_WORDS[op.outcome]}"] += total
     for target, value in places.keys() - sent:

@@ -97,9 +97,12 @@ def publish(session: Session, *values: str) -> None:
     Publish(session, values).commit()
 
 
-def enqueue(session: Session, *values: str) -> None:
-    op = session.recorder.invoke("publish", parts=[{"target": "queue:q", "values": list(values)}])
-    session.rows("select count(*) from trunkline.enqueue_many('q', %s)", ([value.encode() for value in values],))
+def enqueue(session: Session, *values: str, label: str | None = None) -> None:
+    op = session.recorder.invoke("publish", parts=[{"target": "queue:q", "values": list(values), "label": label}])
+    session.rows(
+        "select count(*) from trunkline.enqueue_many('q', %s, p_labels => %s::text[])",
+        ([value.encode() for value in values], [label] * len(values)),
+    )
     session.recorder.done(op, "ok")
 
 

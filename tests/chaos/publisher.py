@@ -20,6 +20,7 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     keys: int = 0
     routing_keys: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     delays: bool = False
     readback: bool = False
 
@@ -66,6 +67,8 @@ class Publisher:
         part: dict[str, Any] = {"target": target.log, "values": values}
         if target.routing_keys:
             part["routing_key"] = self.random.choice(target.routing_keys)
+        if target.labels and self.random.random() < 0.8:
+            part["label"] = self.random.choice(target.labels)
         if target.keys:
             part["keys"] = [f"k{self.random.randrange(target.keys)}" for _ in values]
         if target.delays and self.random.random() < 0.15:
@@ -80,19 +83,23 @@ class Publisher:
         once = [f"once {value}" for value in values] if idempotent else None
         if len(values) == 1:
             verb = "publish_bytes" if kind == "topic" else "enqueue_bytes"
-            call = "(%s, %s, p_key => %s, p_routing_key => %s, p_idempotency_key => %s, p_delay => %s::interval)"
+            call = (
+                "(%s, %s, p_key => %s, p_routing_key => %s, p_label => %s, p_idempotency_key => %s, p_delay => %s::interval)"
+            )
             key = part["keys"][0] if "keys" in part else None
-            args: tuple[Any, ...] = (name, values[0].encode(), key, part.get("routing_key"), once and once[0], delay)
+            fields = (part.get("routing_key"), part.get("label"), once and once[0], delay)
+            args: tuple[Any, ...] = (name, values[0].encode(), key, *fields)
         else:
             verb = "publish_many" if kind == "topic" else "enqueue_many"
             call = (
-                "(%s, %s, p_keys => %s::text[], p_routing_keys => %s::text[], p_idempotency_keys => %s::text[],"
-                " p_delays => %s::interval[])"
+                "(%s, %s, p_keys => %s::text[], p_routing_keys => %s::text[], p_labels => %s::text[],"
+                " p_idempotency_keys => %s::text[], p_delays => %s::interval[])"
             )
             many = len(values)
             routing_keys = [part["routing_key"]] * many if "routing_key" in part else None
+            labels = [part["label"]] * many if "label" in part else None
             payloads = [value.encode() for value in values]
-            args = (name, payloads, part.get("keys"), routing_keys, once, [delay] * many if delay else None)
+            args = (name, payloads, part.get("keys"), routing_keys, labels, once, [delay] * many if delay else None)
         query = f"select extract(epoch from trunkline.clock())::float8, (select count(*) from trunkline.{verb}{call})"
         before, count = self.session.rows(query, args)[0]
         assert count == len(values)

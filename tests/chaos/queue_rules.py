@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from tests.chaos.history import Op
 from tests.chaos.log_rules import Logs
+from tests.chaos.redrives import Life, Redriven, life_of
 from tests.chaos.report import Report
 
 # Times go through floats: a microsecond of the database is not exact.
@@ -38,6 +39,7 @@ class Settle:
 class Grant:
     """One delivery of one message."""
 
+    value: str
     receipt: str
     attempt: int
     claimed: float
@@ -56,10 +58,10 @@ class Grant:
 
 @dataclass
 class Queue:
-    """All that clients know of one queue."""
+    """All that clients know of one queue. A message is known by its place: one that was redriven has several."""
 
     name: str
-    grants: dict[str, list[Grant]] = field(default_factory=lambda: defaultdict(list))
+    grants: dict[Life, list[Grant]] = field(default_factory=lambda: defaultdict(list))
     leases: dict[tuple[str, float, str], list[Grant]] = field(default_factory=lambda: defaultdict(list))
     due: dict[str, float] = field(default_factory=dict)
     # starts of claims without an answer: they may have delivered anything
@@ -69,30 +71,31 @@ class Queue:
     max_attempts: int = 0
 
 
-def check_queues(logs: Logs, by_call: dict[str, list[Op]], report: Report) -> None:
+def check_queues(logs: Logs, by_call: dict[str, list[Op]], redriven: Redriven, report: Report) -> None:
     queues = _collect(by_call)
-    keys = _routing_keys(by_call["publish"])
+    keys = _fields(by_call["publish"], "routing_key")
+    _check_labels(by_call, report)
     for op in by_call["audit"]:
         if op.outcome == "ok":
             _check_sum(op.args["queue"], op.result["audit"], report)
     for final in by_call["final_queue"]:
         queue = queues[final.args["queue"]]
         queue.ordered, queue.max_attempts = final.args["ordered"], final.args["max_attempts"]
-        for value, grants in queue.grants.items():
+        for grants in queue.grants.values():
             grants.sort(key=lambda g: g.claimed)
-            _check_message(queue, value, grants, report)
+            _check_message(queue, grants, report)
             report.totals["queue deliveries"] += len(grants)
         if queue.ordered:
             _check_order(queue, report)
-        expected = [
-            value
+        expected = {
+            (f"{target.partition(':')[2] if target.startswith('topic:') else ''}/{partition}", offset): value
             for target, wanted in final.args["feeds"]
-            for (log, _), values in logs.items()
+            for (log, partition), values in logs.items()
             if log == target
-            for value in values
+            for offset, value in enumerate(values, 1)
             if wanted is None or keys.get((target, value)) in wanted
-        ]
-        _check_end(queue, expected, final.args["dead"], final.args["audit"], report)
+        }
+        _check_end(queue, expected, final.args["dead"], redriven.lives[queue.name], final.args["audit"], report)
 
 
 def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
@@ -112,9 +115,9 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
             continue
         for receipt, attempt, deadline, value, place, offset in op.result["rows"]:
             claimed = deadline - op.args["lease"]
-            grant = Grant(receipt, attempt, claimed, deadline, place, offset, op.args["relaxed"], op.proc)
+            grant = Grant(value, receipt, attempt, claimed, deadline, place, offset, op.args["relaxed"], op.proc)
             grants[receipt] = grant
-            queue.grants[value].append(grant)
+            queue.grants[place, offset].append(grant)
             queue.leases[grant.lease].append(grant)
     for queue in queues.values():
         queue.unknown.sort()
@@ -139,13 +142,22 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
     return queues
 
 
-def _routing_keys(publishes: list[Op]) -> dict[tuple[str, str], str | None]:
+def _fields(publishes: list[Op], name: str) -> dict[tuple[str, str], str | None]:
     return {
-        (part["target"], value): part.get("routing_key")
-        for op in publishes
-        for part in op.args["parts"]
-        for value in part["values"]
+        (part["target"], value): part.get(name) for op in publishes for part in op.args["parts"] for value in part["values"]
     }
+
+
+def _check_labels(by_call: dict[str, list[Op]], report: Report) -> None:
+    """Who asks for labels gets no others. A content is published once, so it has one label."""
+    labels = {value: label for (_, value), label in _fields(by_call["publish"], "label").items()}
+    for op in by_call["claim"]:
+        if op.outcome != "ok" or "labels" not in op.args:
+            continue
+        report.totals["deliveries by label"] += len(op.result["rows"])
+        for _, _, _, value, _, _ in op.result["rows"]:
+            if labels.get(value) not in op.args["labels"]:
+                report.add("unexpected", f"{op.proc} asked for {op.args['labels']} and got {value}: {labels.get(value)}")
 
 
 def _returned(queue: Queue, grant: Grant, verbs: tuple[str, ...] = _RETURNS) -> float:
@@ -178,9 +190,9 @@ def _forgotten(queue: Queue, grant: Grant) -> float:
     return float("inf")
 
 
-def _check_message(queue: Queue, value: str, grants: list[Grant], report: Report) -> None:
-    who = f"{value} of queue {queue.name}"
-    due = queue.due.get(value)
+def _check_message(queue: Queue, grants: list[Grant], report: Report) -> None:
+    who = f"{grants[0].value} of queue {queue.name}"
+    due = queue.due.get(grants[0].value)
     if due is not None and grants[0].claimed < due - _EPSILON:
         report.add("early", f"{who} was delivered {due - grants[0].claimed:.6f} s early to {grants[0].proc}")
     for number, grant in enumerate(grants):
@@ -266,46 +278,54 @@ def _check_order(queue: Queue, report: Report) -> None:
                 newest, highest = settle.after, offset
 
 
-def _check_end(queue: Queue, expected: list[str], dead_rows: list[list[Any]], audit: dict[str, int], report: Report) -> None:
-    """After the drain each message is acked or dead, never both, never neither."""
-    dead = {value: (attempts, reason) for value, attempts, reason in dead_rows}
-    for value, count in Counter(value for value, _, _ in dead_rows).items():
-        if count > 1:
-            report.add("duplicate", f"{value} is {count} dead letters of queue {queue.name}")
+def _check_end(
+    queue: Queue,
+    expected: dict[Life, str],
+    dead_rows: list[list[Any]],
+    redriven: dict[Life, list[Any]],
+    audit: dict[str, int],
+    report: Report,
+) -> None:
+    """After the drain each message is acked, dead, or was dead and redriven: exactly one of these."""
+    dead = {life_of(letter): letter for letter in dead_rows}
+    if len(dead) < len(dead_rows):
+        report.add("duplicate", f"queue {queue.name} has {len(dead_rows)} dead letters of {len(dead)} messages")
     acked = maybe = 0
-    for value in expected:
-        settles = [s for g in queue.grants.get(value, ()) for s in g.settles]
+    for life, value in expected.items():
+        settles = [s for g in queue.grants.get(life, ()) for s in g.settles]
         is_acked = any(s.verb == "ack" and s.sure for s in settles)
         may_be = any(s.verb == "ack" for s in settles)
         acked += is_acked
         maybe += may_be and not is_acked
-        if value in dead:
+        died = dead.get(life) or redriven.get(life)
+        if died:
             if is_acked:
-                report.add("conservation", f"{value} of queue {queue.name} is acked and a dead letter")
-            _check_dead(queue, value, *dead[value], report)
+                report.add("conservation", f"{value} of queue {queue.name} is acked and was a dead letter")
+            if died[0] != value:
+                report.add("divergent", f"{life} of queue {queue.name} is {value}, and died as {died[0]}")
+            _check_dead(queue, life, died, report)
         elif any(s.verb == "bury" and s.sure for s in settles):
             report.add("lost", f"{value} of queue {queue.name} was buried and is no dead letter")
         elif not may_be:
             report.add("lost", f"{value} of queue {queue.name} is neither acked nor a dead letter")
-    for value in (queue.grants.keys() | dead.keys()) - set(expected):
-        report.add("unexpected", f"queue {queue.name} delivered {value}, which is not in its logs")
+    for life, grants in queue.grants.items():
+        for value in {grant.value for grant in grants} - {expected.get(life)}:
+            report.add("unexpected", f"queue {queue.name} delivered {value} as {life}, which its logs do not have there")
+    for life in (dead.keys() | redriven.keys()) - expected.keys():
+        report.add("unexpected", f"queue {queue.name} has or had a dead letter {life}, which is not in its logs")
     _check_sum(queue.name, audit, report)
-    if (
-        audit["accepted"] != len(expected)
-        or audit["dead"] != len(dead_rows)
-        or audit["acked"] + audit["dead"] != len(expected)
-    ):
-        report.add(
-            "conservation", f"queue {queue.name}: {len(expected)} messages, {len(dead_rows)} dead letters, and {audit}"
-        )
+    deaths = len(dead_rows) + len(redriven)
+    if audit["accepted"] != len(expected) or audit["dead"] != deaths or audit["acked"] + deaths != len(expected):
+        report.add("conservation", f"queue {queue.name}: {len(expected)} messages, {deaths} dead letters, and {audit}")
     elif not acked <= audit["acked"] <= acked + maybe:
         report.add("conservation", f"queue {queue.name}: {acked} to {acked + maybe} acks, and {audit}")
     report.totals["queue messages"] += len(expected)
     report.totals["dead letters"] += len(dead_rows)
 
 
-def _check_dead(queue: Queue, value: str, attempts: int, reason: str, report: Report) -> None:
-    grants = queue.grants.get(value, [])
+def _check_dead(queue: Queue, life: Life, letter: list[Any], report: Report) -> None:
+    value, attempts, reason, *_ = letter
+    grants = queue.grants.get(life, [])
     buried = [g.attempt for g in grants for s in g.settles if s.verb == "bury"]
     right = attempts in buried if reason == "buried" else attempts == queue.max_attempts
     if not right or any(g.attempt > attempts for g in grants):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 RULES = {
     "lost": "accepted, but not in the log, never given to a group, or never finished by its queue",
     "duplicate": "one message at two places, or one effect twice",
-    "unexpected": "there although its publish failed or was rolled back, or never sent",
+    "unexpected": "there although its publish failed or was rolled back, never sent, or of a label that was not asked for",
     "torn": "a transaction of which only a part arrived",
     "gap": "an offset that is missing between two others",
     "divergent": "one offset with two contents, or seen and gone later",

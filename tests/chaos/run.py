@@ -214,7 +214,8 @@ def _read_queue(session: Session, queue: Queue) -> None:
     dead: list[list[Any]] = []
     after = 0
     while page := session.rows(
-        "select dead_id, convert_from(payload, 'UTF8'), attempts, reason from trunkline.list_dead_letters(%s, %s, 10000)",
+        "select dead_id, convert_from(payload, 'UTF8'), attempts, reason, topic || '/' || partition, log_offset"
+        " from trunkline.list_dead_letters(%s, %s, 10000)",
         (queue.name, after),
     ):
         after = page[-1][0]

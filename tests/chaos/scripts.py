@@ -6,6 +6,7 @@ import time
 
 from tests.chaos.nemesis import crash
 from tests.chaos.planted import Background, Publish, World, commit, enqueue, fetch, finish_group, finish_queue, publish
+from tests.chaos.redrives import redrive
 from tests.chaos.session import Session
 from trunkline.db.embedded import EmbeddedServer
 
@@ -176,6 +177,26 @@ def buried_message(world: World) -> None:
     world.main.settle("ack", [rows[1][0]])
     world.advance(2)
     world.main.rows("select trunkline.run_duty('expire')")
+    finish_queue(world)
+
+
+def claim_by_label(world: World) -> None:
+    """Messages of another label are passed over, and come to who asks for them or for all."""
+    enqueue(world.main, "a", "b", label="mail")
+    enqueue(world.main, "c", label="pdf")
+    rows = world.main.claim("q", 10, 10.0, labels=["pdf"])
+    assert rows
+    world.main.settle("ack", [row[0] for row in rows])
+    finish_queue(world)
+
+
+def redrive_of_buried_messages(world: World) -> None:
+    enqueue(world.main, "a", "b", "c")
+    rows = world.main.claim("q", 3, 10.0)
+    assert rows
+    world.main.settle("bury", [row[0] for row in rows])
+    redrive(world.session("undecided"), "q", limit=2, keep=False)
+    redrive(world.session("one"), "q", limit=2)
     finish_queue(world)
 
 

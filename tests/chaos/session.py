@@ -97,15 +97,19 @@ class Session:
         self.recorder.done(op, "ok", head=head)
         return head
 
-    def claim(self, queue: str, limit: int, lease: float, *, relaxed: bool = False) -> list[list[Any]] | None:
+    def claim(
+        self, queue: str, limit: int, lease: float, *, relaxed: bool = False, labels: Sequence[str] | None = None
+    ) -> list[list[Any]] | None:
         """Rows of receipt, attempt, deadline (seconds by the database's clock), content, partition and offset."""
-        op = self.recorder.invoke("claim", queue=queue, lease=lease, relaxed=relaxed)
+        asked = {"labels": list(labels)} if labels else {}
+        op = self.recorder.invoke("claim", queue=queue, lease=lease, relaxed=relaxed, **asked)
         try:
             found = self.rows(
                 "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8'),"
                 " coalesce(topic, '') || '/' || partition, log_offset"
-                " from trunkline.claim(%s, %s::int, make_interval(secs => %s), p_consumer => %s, p_relaxed => %s)",
-                (queue, limit, lease, self.proc, relaxed),
+                " from trunkline.claim(%s, %s::int, make_interval(secs => %s), p_consumer => %s, p_relaxed => %s,"
+                " p_labels => %s::text[])",
+                (queue, limit, lease, self.proc, relaxed, asked.get("labels")),
             )
         except psycopg.Error as error:
             self.settle_outcome(op, error)

@@ -46,4 +46,7 @@ def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedSe
     # the paths that only upkeep takes were taken too
     assert outcome.report.totals["rotations"] > 3
     assert outcome.report.totals["sealed segments"] > 0
+    if name == "queue":
+        assert outcome.report.totals["redriven"] > 0
+        assert outcome.report.totals["deliveries by label"] > 0
     shutil.rmtree(outcome.directory)

@@ -58,10 +58,12 @@ def final_group(effects: list[list[int]] | None = None) -> Op:
     return op("final_group", topic="t", group="g", effects=effects)
 
 
-def claim(receipt: str, value: str, *, at: float, attempt: int = 1, lease: float = 1.0, relaxed: bool = False) -> Op:
+def claim(
+    receipt: str, value: str, *, at: float, attempt: int = 1, lease: float = 1.0, relaxed: bool = False, **asked: Any
+) -> Op:
     """The last number of a receipt is the offset."""
     rows = [[receipt, attempt, at + lease, value, "/0", int(receipt[-1])]]
-    return op("claim", at=at, proc=receipt, queue="q", lease=lease, relaxed=relaxed, result={"rows": rows})
+    return op("claim", at=at, proc=receipt, queue="q", lease=lease, relaxed=relaxed, result={"rows": rows}, **asked)
 
 
 def settle(
@@ -73,9 +75,15 @@ def settle(
 
 def final_queue(*values: str, dead: tuple[list[Any], ...] = (), ordered: bool = False, **audit: int) -> list[Op]:
     states = dict.fromkeys(("ready", "pending", "leased", "expired", "purged"), 0)
-    counts = {"accepted": len(values), "acked": len(values) - len(dead), "dead": len(dead)} | states | audit
+    deaths = audit.pop("deaths", len(dead))
+    counts = {"accepted": len(values), "acked": len(values) - deaths, "dead": deaths} | states | audit
     args: dict[str, Any] = {"queue": "q", "feeds": [["queue:q", None]], "dead": list(dead), "audit": counts}
     return [*final_log(*values, target="queue:q"), op("final_queue", max_attempts=3, ordered=ordered, **args)]
+
+
+def redrive(*letters: list[Any], outcome: str = "ok", count: int | None = None) -> Op:
+    result = {"count": len(letters) if count is None else count} if outcome == "ok" else {}
+    return op("redrive", at=3, outcome=outcome, queue="q", letters=list(letters), result=result)
 
 
 def enqueue(*values: str, **part: Any) -> Op:
@@ -91,6 +99,12 @@ LOG = [publish("a", "b"), *final_log("a", "b")]
 GROUP = [*LOG, final_group()]
 QUEUE = [enqueue("a"), *final_queue("a")]
 DONE = [claim(A, "a", at=1), settle("ack", A, at=1.5)]
+# buried at offset 1, redriven, and acked at offset 2
+BURIED = ["a", 1, "buried", "/0", 1]
+SECOND = "1.4.token.2"
+BURY = [enqueue("a"), claim(A, "a", at=1), settle("bury", A, at=1.5)]
+TWICE = [*BURY, claim(SECOND, "a", at=4), settle("ack", SECOND, at=4.5)]
+TWICE_END = final_queue("a", "a", deaths=1)
 
 CLEAN: dict[str, list[Op]] = {
     "accepted and there": LOG,
@@ -156,14 +170,19 @@ CLEAN: dict[str, list[Op]] = {
     "dead after all attempts": [
         enqueue("a"),
         *(claim(f"1.{n}.token.1", "a", at=n, attempt=n, lease=0.5) for n in (1, 2, 3)),
-        *final_queue("a", dead=(["a", 3, "attempts"],)),
+        *final_queue("a", dead=(["a", 3, "attempts", "/0", 1],)),
     ],
     "buried": [
         enqueue("a"),
         claim(A, "a", at=1),
         settle("bury", A, at=1.5),
-        *final_queue("a", dead=(["a", 1, "buried"],)),
+        *final_queue("a", dead=(["a", 1, "buried", "/0", 1],)),
     ],
+    "redriven": [*TWICE, redrive(BURIED), *TWICE_END],
+    "redriven without answer": [*TWICE, redrive(BURIED, outcome="info"), *TWICE_END],
+    "redrive taken back": [*BURY, redrive(BURIED, outcome="fail"), *final_queue("a", dead=(BURIED,))],
+    "redrive that did not happen": [*BURY, redrive(BURIED, outcome="info"), *final_queue("a", dead=(BURIED,))],
+    "asked for its label": [enqueue("a", label="l"), *final_queue("a"), claim(A, "a", at=1, labels=["l"]), DONE[1]],
     "in order": [
         enqueue("a", "b"),
         *final_queue("a", "b", ordered=True),
@@ -183,7 +202,36 @@ BROKEN: list[tuple[str, str, list[Op]]] = [
     ("lost", "buried and gone", [*QUEUE, claim(A, "a", at=1), settle("bury", A, at=1.5)]),
     ("duplicate", "at two offsets", [publish("a"), *final_log("a", "a")]),
     ("duplicate", "effect twice", [*GROUP[:-1], fetch("g1", 1, "a", "b"), final_group([[0, 1, 2], [0, 2, 2]])]),
-    ("duplicate", "dead twice", [enqueue("a"), *final_queue("a", dead=(["a", 3, "attempts"], ["a", 3, "attempts"]))]),
+    ("duplicate", "redriven and still dead", [*TWICE, redrive(BURIED), *final_queue("a", "a", dead=(BURIED,))]),
+    ("duplicate", "redriven twice", [*TWICE, redrive(BURIED), redrive(BURIED), *TWICE_END]),
+    ("duplicate", "redriven once and there three times", [*TWICE, redrive(BURIED), *final_queue("a", "a", "a", deaths=1)]),
+    ("duplicate", "back without a redrive", [*TWICE, redrive(BURIED, outcome="fail"), *TWICE_END]),
+    ("lost", "redriven and gone", [*BURY, redrive(BURIED), *final_queue("a", deaths=1)]),
+    ("lost", "perhaps redriven and gone", [*BURY, redrive(BURIED, outcome="info"), *final_queue("a", deaths=1)]),
+    ("lost", "redriven and never delivered", [*BURY, redrive(BURIED), *TWICE_END]),
+    ("conservation", "redrive of fewer", [*TWICE, redrive(BURIED, count=0), *TWICE_END]),
+    ("conservation", "acked and redriven", [enqueue("a"), *DONE, *TWICE[3:], redrive(BURIED), *TWICE_END]),
+    (
+        "attempts",
+        "redriven before its last attempt",
+        [*TWICE, redrive(["a", 2, "attempts", "/0", 1]), *TWICE_END],
+    ),
+    (
+        "attempts",
+        "not counted afresh after a redrive",
+        [*BURY, claim(SECOND, "a", at=4, attempt=2), settle("ack", SECOND, at=4.5), redrive(BURIED), *TWICE_END],
+    ),
+    (
+        "unexpected",
+        "another label",
+        [enqueue("a", label="l"), *final_queue("a"), claim(A, "a", at=1, labels=["m"]), DONE[1]],
+    ),
+    ("unexpected", "at another offset", [enqueue("a", "b"), *final_queue("b", "a"), *DONE]),
+    (
+        "duplicate",
+        "dead twice",
+        [enqueue("a"), *final_queue("a", dead=(["a", 3, "attempts", "/0", 1], ["a", 3, "attempts", "/0", 1]))],
+    ),
     ("unexpected", "rolled back and there", [publish("a", outcome="fail"), *final_log("a")]),
     ("unexpected", "never sent", final_log("a")),
     ("torn", "half of a transaction", [publish("a", "b", outcome="info"), *final_log("a")]),
@@ -271,8 +319,12 @@ BROKEN: list[tuple[str, str, list[Op]]] = [
             settle("ack", "1.4.token.1", at=4.2),
         ],
     ),
-    ("attempts", "dead too early", [enqueue("a"), claim(A, "a", at=1), *final_queue("a", dead=(["a", 1, "attempts"],))]),
-    ("conservation", "acked and dead", [enqueue("a"), *DONE, *final_queue("a", dead=(["a", 3, "attempts"],))]),
+    (
+        "attempts",
+        "dead too early",
+        [enqueue("a"), claim(A, "a", at=1), *final_queue("a", dead=(["a", 1, "attempts", "/0", 1],))],
+    ),
+    ("conservation", "acked and dead", [enqueue("a"), *DONE, *final_queue("a", dead=(["a", 3, "attempts", "/0", 1],))]),
     ("conservation", "states do not add up", [enqueue("a"), *DONE, *final_queue("a", acked=0)]),
     (
         "conservation",

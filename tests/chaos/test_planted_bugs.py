@@ -38,7 +38,7 @@ BUGS = {
     "row id before transaction id": Bug(
         (
             Change("_write_functions", "case when pg_current_xact_id() is not null", "case when true"),
-            Change("_write_functions", "v_xid := pg_current_xact_id();", ""),
+            Change("_write_functions", "if pg_current_xact_id() is not null and current_setting", "if current_setting"),
         ),
         TOPIC,
         scripts.late_transaction_id,
@@ -126,6 +126,36 @@ BUGS = {
     ),
     "dead letters not counted": Bug(
         (Change("_check_leases", "k.dead := k.dead + r.dead;", ""),), QUEUE, scripts.buried_message, ("conservation",)
+    ),
+    "claim by label takes any": Bug(
+        (Change("_scan", "p_labels is null or coalesce(r.label = any (p_labels), false) as wanted", "true as wanted"),),
+        QUEUE,
+        scripts.claim_by_label,
+        ("unexpected",),
+    ),
+    "message of another label forgotten": Bug(
+        (Change("_scan", "and hit and not old and not wanted\n            returning 1", "and false returning 1"),),
+        QUEUE,
+        scripts.claim_by_label,
+        ("lost",),
+    ),
+    "redrive keeps the dead letter": Bug(
+        (
+            Change(
+                "redrive",
+                "trunkline._take_dead_letters(p_queue, p_ids, p_limit)",
+                "trunkline.list_dead_letters(p_queue) where id = any (p_ids)",
+            ),
+        ),
+        QUEUE,
+        scripts.redrive_of_buried_messages,
+        ("duplicate",),
+    ),
+    "redrive drops the message": Bug(
+        (Change("redrive", "where payloads is not null", "where false"),),
+        QUEUE,
+        scripts.redrive_of_buried_messages,
+        ("lost",),
     ),
     "former owner may commit": Bug(
         (

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from tests.chaos.actors import Spec
 from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec, TailReaderSpec
 from tests.chaos.publisher import Target
+from tests.chaos.redrives import RedriverSpec
 
 # Small segments and frequent rotation: both happen many times in a run of a minute.
 SEGMENT_ROWS = 4096
 MAX_ATTEMPTS = 6
 _KEYS = ("order.new", "order.paid", "user.new")
+_LABELS = ("mail", "pdf", "sms")
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,11 @@ LOG = Workload(
 QUEUE = Workload(
     name="queue",
     queues=(Queue("work"), Queue("many", partitions=4)),
-    targets=(Target("queue", "work", delays=True), Target("queue", "many", keys=50, delays=True)),
-    consumers=tuple(
-        (f"{queue}.{number}", QueueConsumerSpec(queue))
-        for queue, count in (("work", 4), ("many", 3))
-        for number in range(count)
+    targets=(Target("queue", "work", delays=True, labels=_LABELS), Target("queue", "many", keys=50, delays=True)),
+    consumers=(
+        *((f"work.{number}", QueueConsumerSpec("work", labels=_LABELS if number < 2 else ())) for number in range(4)),
+        *((f"many.{number}", QueueConsumerSpec("many")) for number in range(3)),
+        *((f"redrive.{number}", RedriverSpec(("work", "many"))) for number in range(2)),
     ),
 )
 

@@ -17,17 +17,21 @@ from tests.sql.verbs import (
     call,
     claim,
     claim_all,
+    commit,
     contents,
     duty,
     enqueue,
     fetch,
     head,
+    now,
     publish,
     queue_stats,
     read,
     refused,
     rows,
+    run_together,
     settle,
+    settle_all,
     upkeep,
     value,
 )
@@ -45,7 +49,7 @@ def test_t01_commit_order_loses_nothing(conn: Connection, connect: Connect) -> N
     publish(second, "t", "second")
     batch = fetch(conn, "t")
     assert contents(batch) == ["second"]
-    assert call(conn, "commit", "t", "g", 0, batch[0].generation, 1)[0][0] == "done"
+    assert commit(conn, "t", batch) == "done"
     [delivery] = claim(conn, "q")
     settle(conn, "ack", delivery.receipt)
     first.execute("commit")
@@ -67,21 +71,13 @@ def test_t02_members_of_a_group_get_disjoint_messages(conn: Connection, connect:
             batch = fetch(mine, "t", member=member, p_max=10)
             if batch:
                 got[member] += contents(batch)
-                call(mine, "commit", "t", "g", batch[-1].partition, batch[-1].generation, batch[-1].log_offset)
+                commit(mine, "t", batch)
 
-    run([threading.Thread(target=pull, args=(member, connect())) for member in got])
+    run_together([threading.Thread(target=pull, args=(member, connect())) for member in got])
     while batch := fetch(conn, "t", member="a") or fetch(conn, "t", member="b"):
         got["a"] += contents(batch)
     assert not set(got["a"]) & set(got["b"])
     assert sorted(got["a"] + got["b"]) == list(range(200))
-
-
-def run(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
 
 
 def test_t03_a_dead_members_messages_come_back(conn: Connection, connect: Connect, clock: Clock) -> None:
@@ -150,7 +146,7 @@ def test_t07_an_acked_message_never_returns(conn: Connection, connect: Connect, 
             named = {} if verb == "ack" else {"p_delay": "0"}
             answers[verb] += settle(mine, verb, receipt, **named)
 
-    run([threading.Thread(target=answer, args=(verb, connect())) for verb in answers])
+    run_together([threading.Thread(target=answer, args=(verb, connect())) for verb in answers])
     outcome = list(zip(answers["ack"], answers["nack"], strict=True))
     assert set(outcome) <= {("done", "lost"), ("lost", "done")}
     returned = [n for n, pair in enumerate(outcome) if pair == ("lost", "done")]
@@ -211,7 +207,7 @@ def test_t17_odd_names_work(conn: Connection, name: str) -> None:
     publish(conn, name, 2)
     deliveries = claim(conn, name)
     assert sorted(contents(deliveries)) == [1, 2]
-    assert settle(conn, "ack", *[delivery.receipt for delivery in deliveries]) == ["done", "done"]
+    assert settle_all(conn, "ack", deliveries) == ["done", "done"]
     assert contents(fetch(conn, name, name, name)) == [2]
     upkeep(conn)
     call(conn, "delete_queue", name)
@@ -241,7 +237,7 @@ def pages(conn: Connection, query: str) -> int:
 def finish(conn: Connection, batches: int) -> None:
     for _ in range(batches):
         call(conn, "enqueue_many", "q", [b"1"] * 1000)
-        settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q", 1000)])
+        settle_all(conn, "ack", claim(conn, "q", 1000))
 
 
 def test_t25_finished_messages_do_not_slow_a_claim(conn: Connection) -> None:
@@ -251,7 +247,7 @@ def test_t25_finished_messages_do_not_slow_a_claim(conn: Connection) -> None:
     call(conn, "enqueue_many", "q", [b"1"] * 100)
     claim(conn, "q", 1)
     before = pages(conn, "select * from trunkline.claim('q', 10)")
-    settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q", 100)])
+    settle_all(conn, "ack", claim(conn, "q", 100))
     finish(conn, 200)
     call(conn, "enqueue_many", "q", [b"1"] * 100)
     claim(conn, "q", 1)
@@ -266,7 +262,7 @@ def test_t26_retention_runs_by_itself_in_bounded_steps(conn: Connection, clock: 
     for _ in range(5):
         call(conn, "publish_many", "t", [b"1"] * 100)
         call(conn, "enqueue_many", "q", [b"1"] * 100)
-    settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q", 1000)])
+    settle_all(conn, "ack", claim(conn, "q", 1000))
     upkeep(conn, 10)
     clock.advance(2 * 3600)
     upkeep(conn, 10)
@@ -297,10 +293,10 @@ def test_t28_a_group_replays_from_an_offset_or_a_time(conn: Connection, clock: C
     call(conn, "create_topic", "t")
     publish(conn, "t", 1, 2)
     clock.advance(60)
-    middle = value(conn, "select trunkline.clock()::text")
+    middle = now(conn)
     publish(conn, "t", 3, 4)
     batch = fetch(conn, "t")
-    call(conn, "commit", "t", "g", 0, batch[0].generation, 4)
+    commit(conn, "t", batch)
     call(conn, "seek", "t", "g", "2")
     assert contents(fetch(conn, "t")) == [2, 3, 4]
     call(conn, "seek", "t", "g", middle)
@@ -311,7 +307,7 @@ def test_t29_dead_letters_are_listed_and_redriven(conn: Connection) -> None:
     """DLQ list and redrive."""
     call(conn, "create_queue", "q", p_max_attempts=1)
     ids = enqueue(conn, "q", 1, 2)
-    settle(conn, "nack", *[d.receipt for d in claim(conn, "q")], p_error="no")
+    settle_all(conn, "nack", claim(conn, "q"), p_error="no")
     dead = call(conn, "list_dead_letters", "q")
     assert [(letter.id, letter.error) for letter in dead] == [(ids[0], "no"), (ids[1], "no")]
     assert value(conn, "select trunkline.redrive('q', %s)", [ids[1]]) == 1
@@ -350,8 +346,7 @@ def smoke(conn: Connection) -> None:
     publish(conn, "t", 1, p_key="k", p_idempotency_key="i")
     enqueue(conn, "q", 2, p_delay="1 hour")
     batch = fetch(conn, "t")
-    args = ("t", "g", batch[0].partition, batch[0].generation, 1)
-    assert call(conn, "commit", *args)[0][0] == "done"
+    assert commit(conn, "t", batch) == "done"
     assert len(call(conn, "seek", "t", "g", "earliest")) == 2
     [delivery] = claim(conn, "q")
     assert settle(conn, "bury", delivery.receipt) == ["done"]

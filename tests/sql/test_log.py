@@ -10,27 +10,23 @@ from tests.sql.verbs import (
     assert_conserved,
     call,
     claim,
+    commit,
     contents,
     duty,
     fetch,
     head,
+    now,
+    offsets,
     publish,
     queue_stats,
     read,
     refused,
     rows,
+    seal,
     settle,
+    settle_all,
     value,
 )
-
-
-def offsets(messages: list) -> list[int]:
-    return [message.log_offset for message in messages]
-
-
-def seal(conn: Connection, segments: int) -> None:
-    """A segment takes two runs: one notes who may still write to it, the next finds that they are gone."""
-    duty(conn, "segments", segments + 2)
 
 
 def test_offsets_are_dense_over_rollbacks(conn: Connection) -> None:
@@ -132,7 +128,7 @@ def test_seek_by_earliest_latest_offset_and_time(conn: Connection, clock: Clock)
     call(conn, "create_topic", "t")
     publish(conn, "t", 1, 2)
     clock.advance(60)
-    middle = value(conn, "select trunkline.clock()::text")
+    middle = now(conn)
     publish(conn, "t", 3, 4)
     call(conn, "create_group", "t", "g", "latest")
     for place, expected in (("earliest", 1), ("4", 4), (middle, 3), ("latest", 5), ("5", 5), ("1", 1)):
@@ -219,15 +215,15 @@ def test_retention_waits_for_the_slowest_reader(conn: Connection, clock: Clock) 
     call(conn, "subscribe", "q", "t")
     publish(conn, "t", *range(1, 101))
     first = claim(conn, "q", 1)
-    settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q", 99)])
+    settle_all(conn, "ack", claim(conn, "q", 99))
     batch = fetch(conn, "t", p_max=40)
-    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 40)", batch[0].generation) == "done"
+    assert commit(conn, "t", batch) == "done"
     seal(conn, 6)
     clock.advance(7200)
     assert duty(conn, "retention") == [0]
     assert contents(claim(conn, "q", 1)) == contents(first) == [1]
     clock.advance(31)
-    settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q", 1)])
+    settle_all(conn, "ack", claim(conn, "q", 1))
     duty(conn, "expire", 2)
     assert duty(conn, "retention") == [2]
     assert contents(fetch(conn, "t")) == list(range(41, 101))

@@ -11,6 +11,7 @@ from tests.sql.verbs import (
     call,
     claim,
     claim_all,
+    commit,
     contents,
     digest,
     duty,
@@ -21,7 +22,9 @@ from tests.sql.verbs import (
     read,
     refused,
     rows,
+    seal,
     settle,
+    settle_all,
     upkeep,
     value,
 )
@@ -120,10 +123,10 @@ def test_rotation_keeps_open_leases_and_their_receipts(conn: Connection, clock: 
     assert settle(conn, "ack", retried.receipt) == ["done"]
     clock.advance(31)
     assert settle(conn, "ack", extended.receipt) == ["done"]
-    assert settle(conn, "ack", *[d.receipt for d in rest]) == ["lost", "lost"]
+    assert settle_all(conn, "ack", rest) == ["lost", "lost"]
     again = claim_all(conn, "q")
     assert sorted(contents(again)) == [1, 4, 5]
-    settle(conn, "ack", *[delivery.receipt for delivery in again])
+    settle_all(conn, "ack", again)
     duty(conn, "rotate", 3)
     assert queue_stats(conn, "q").acked == assert_conserved(conn, "q").acked == 6
     assert claim(conn, "q") == []
@@ -133,12 +136,12 @@ def test_rotation_keeps_positions_and_generations(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     publish(conn, "t", *range(1, 11))
     batch = fetch(conn, "t", p_max=6)
-    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 4)", batch[0].generation) == "done"
+    assert commit(conn, "t", batch, 4) == "done"
     duty(conn, "rotate", 3)
-    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 5)", batch[0].generation) == "done"
+    assert commit(conn, "t", batch, 5) == "done"
     duty(conn, "rotate", 3)
     assert call(conn, "group_stats", "t", "g")[0].next_offset == 6
-    assert value(conn, "select trunkline.commit('t', 'g', 0, %s, 6)", batch[0].generation) == "done"
+    assert commit(conn, "t", batch, 6) == "done"
     duty(conn, "rotate", 3)
     assert contents(fetch(conn, "t")) == [7, 8, 9, 10]
 
@@ -147,7 +150,7 @@ def test_rotation_leaves_nothing_old_behind(conn: Connection) -> None:
     call(conn, "create_queue", "q")
     for n in range(50):
         enqueue(conn, "q", n)
-        settle(conn, "ack", *[delivery.receipt for delivery in claim(conn, "q")])
+        settle_all(conn, "ack", claim(conn, "q"))
     duty(conn, "expire")
     duty(conn, "rotate", 2)
     assert value(conn, "select count(*) from trunkline.leases") <= 4
@@ -187,7 +190,7 @@ def test_rotation_gives_way_to_an_open_transaction(conn: Connection, connect: Co
 def test_retention_gives_way_to_an_open_reader(conn: Connection, connect: Connect, clock: Clock) -> None:
     call(conn, "create_topic", "t", p_segment_rows=16, p_retention="1 hour")
     publish(conn, "t", *range(40))
-    duty(conn, "segments", 4)
+    seal(conn, 2)
     clock.advance(7200)
     reader = connect()
     reader.execute("begin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,9 +50,20 @@ def fetch(conn: Connection, topic: str, group: str = "g", member: str = "m", **n
     return call(conn, "fetch", topic, group, member, **named)
 
 
+def commit(conn: Connection, topic: str, batch: list[Any], upto: int | None = None, group: str = "g") -> str:
+    """Commit what was fetched, all of it or up to an offset; answers done or lost."""
+    last = batch[-1]
+    offset = last.log_offset if upto is None else upto
+    return str(call(conn, "commit", topic, group, last.partition, last.generation, offset)[0][0])
+
+
 def settle(conn: Connection, verb: str, *receipts: str, **named: Any) -> list[str]:
     """The answer per receipt."""
     return [row.result for row in call(conn, verb, list(receipts), **named)]
+
+
+def settle_all(conn: Connection, verb: str, deliveries: Iterable[Any], **named: Any) -> list[str]:
+    return settle(conn, verb, *[delivery.receipt for delivery in deliveries], **named)
 
 
 def publish(conn: Connection, topic: str, *values: Any, **named: Any) -> list[Any]:
@@ -69,6 +81,10 @@ def contents(messages: Iterable[Any]) -> list[Any]:
     return [json.loads(message.payload) for message in messages]
 
 
+def offsets(messages: Iterable[Any]) -> list[int]:
+    return [message.log_offset for message in messages]
+
+
 def read(conn: Connection, topic: str, first: int = 1, limit: int = 1000, partition: int = 0) -> list[Any]:
     return call(conn, "read", topic, partition, first, limit)
 
@@ -80,6 +96,11 @@ def head(conn: Connection, topic: str, partition: int = 0) -> int:
 def duty(conn: Connection, name: str, times: int = 1) -> list[int | None]:
     """Run one duty of upkeep; answers what each run said."""
     return [value(conn, "select trunkline.run_duty(%s)", name) for _ in range(times)]
+
+
+def seal(conn: Connection, segments: int) -> None:
+    """A segment takes two runs: one notes who may still write to it, the next finds that they are gone."""
+    duty(conn, "segments", segments + 2)
 
 
 def upkeep(conn: Connection, times: int = 1) -> None:
@@ -104,6 +125,19 @@ def assert_conserved(conn: Connection, queue: str) -> Any:
         [audit] = call(conn, "audit_queue", queue)
     assert audit.accepted == sum(audit[1:]), audit
     return audit
+
+
+def now(conn: Connection) -> str:
+    """The database's time, as a place for seek."""
+    return str(value(conn, "select trunkline.clock()::text"))
+
+
+def run_together(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive()
 
 
 @contextmanager

@@ -1,0 +1,15 @@
+"""The table of features runs on the oldest and the newest Postgres that we support."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def _name(version: int) -> str:
+    return f"pg{version}"
+
+
+@pytest.fixture(params=[18, 15], ids=_name)
+def pg_version(request: pytest.FixtureRequest) -> int:
+    version: int = request.param
+    return version

@@ -1,0 +1,222 @@
+"""Features of the field, part A: objects and administration. The number in a name is the row of the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Clock, Connection
+from tests.sql.verbs import (
+    assert_conserved,
+    call,
+    claim,
+    claim_all,
+    commit,
+    contents,
+    duty,
+    enqueue,
+    fetch,
+    publish,
+    queue_stats,
+    read,
+    refused,
+    rows,
+    settle,
+    settle_all,
+    value,
+)
+
+ODD_NAMES = ["order", "select", "My-Queue", "x_dead_letter", "a.b", "q" * 63, "q" * 64, "q" * 200]
+
+
+def test_row_01_create_named_topic(conn: Connection) -> None:
+    """One call, by name; nothing else is needed to publish and read."""
+    [topic] = call(conn, "create_topic", "orders")
+    assert (topic.name, topic.partitions) == ("orders", 1)
+    [id_] = publish(conn, "orders", 1)
+    assert [message.id for message in read(conn, "orders")] == [id_]
+
+
+def test_row_02_topic_creation_both_ways(conn: Connection) -> None:
+    """Ensure: again and again the same topic. Create: a conflict. Neither touches what is in it."""
+    [first] = call(conn, "create_topic", "t", 3)
+    publish(conn, "t", 1, p_key="k")
+    assert call(conn, "ensure_topic", "t") == call(conn, "ensure_topic", "t", 3) == [first]
+    with refused("TL020", "'t'"):
+        call(conn, "create_topic", "t")
+    with refused("TL020", "3 partitions"):
+        call(conn, "ensure_topic", "t", 4)
+    assert sum(row.head for row in call(conn, "topic_stats", "t")) == 1
+    assert [topic.name for topic in call(conn, "ensure_topic", "new")] == ["new"]
+
+
+def test_row_03_get_list_delete_topic(conn: Connection) -> None:
+    """With its groups and their lag."""
+    for name in ("b", "a"):
+        call(conn, "create_topic", name)
+    publish(conn, "a", *range(5))
+    assert commit(conn, "a", fetch(conn, "a", p_max=2)) == "done"
+    assert [topic.name for topic in call(conn, "list_topics")] == ["a", "b"]
+    [stats] = call(conn, "topic_stats", "a")
+    assert (stats.lowest_offset, stats.head) == (1, 5)
+    [group] = call(conn, "group_stats", "a")
+    assert (group.group_name, group.next_offset, group.lag, group.member) == ("g", 3, 3, "m")
+    with refused("TL021", "group g"):
+        call(conn, "delete_topic", "a")
+    call(conn, "delete_topic", "a", True)
+    call(conn, "delete_topic", "b")
+    assert call(conn, "list_topics") == call(conn, "group_stats") == []
+    with refused("TL010"):
+        read(conn, "a")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_row_04_create_named_queue_at_run_time(conn: Connection, name: str) -> None:
+    """Any legal name, reserved words too; two names that begin alike are two queues."""
+    call(conn, "create_queue", name)
+    other = name[:-1] + "z"
+    call(conn, "create_queue", other)
+    enqueue(conn, name, 1)
+    assert claim(conn, other) == []
+    [delivery] = claim(conn, name)
+    assert settle(conn, "bury", delivery.receipt) == ["done"]
+    assert len(call(conn, "list_dead_letters", name)) == 1
+    assert call(conn, "list_dead_letters", other) == []
+
+
+def test_row_05_update_queue_settings(conn: Connection, clock: Clock) -> None:
+    """What is given changes, at once and for messages that are there already; the rest stays."""
+    [before] = call(conn, "create_queue", "q", p_max_attempts=7)
+    enqueue(conn, "q", 1)
+    [after] = call(conn, "alter_queue", "q", p_lease="2 hours", p_max_attempts=1, p_delivery_delay="1 minute")
+    assert (after.max_attempts, after.backoff_cap, after.ordered) == (1, before.backoff_cap, before.ordered)
+    assert claim(conn, "q") == []
+    clock.advance(61)
+    [delivery] = claim(conn, "q")
+    clock.advance(3600)
+    assert settle(conn, "nack", delivery.receipt) == ["done"]
+    assert queue_stats(conn, "q").dead == 1
+    with refused("TL005", "lease"):
+        call(conn, "alter_queue", "q", p_lease="-1 second")
+    assert call(conn, "list_queues")[0].max_attempts == 1
+
+
+def test_row_06_get_and_list_queues(conn: Connection) -> None:
+    """In the order of their names, so that pages of any size visit each once; the total is a count."""
+    names = [f"q{n:02}" for n in range(25)]
+    for name in reversed(names):
+        call(conn, "create_queue", name)
+    seen: list[str] = []
+    while page := rows(conn, "select name from trunkline.list_queues() where name > %s limit 10", seen[-1] if seen else ""):
+        assert len(page) <= 10
+        seen += [row.name for row in page]
+    assert seen == names
+    assert value(conn, "select count(*) from trunkline.list_queues()") == 25
+    [one] = rows(conn, "select * from trunkline.list_queues() where name = 'q07'")
+    assert (one.max_attempts, one.paused) == (20, False)
+
+
+def test_row_07_delete_queue_with_messages_and_routes(conn: Connection, clock: Clock) -> None:
+    """And nothing of it stays behind; a schedule that fed it is paused with a notice, not fired for ever."""
+    call(conn, "create_topic", "t")
+    relations = value(conn, "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace")
+    functions = value(conn, "select count(*) from pg_proc where pronamespace = 'trunkline'::regnamespace")
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t")
+    enqueue(conn, "q", 1, 2, 3)
+    enqueue(conn, "q", 4, p_delay="1 hour")
+    publish(conn, "t", 5)
+    first, second, *_ = claim(conn, "q", 2)
+    settle(conn, "nack", first.receipt)
+    settle(conn, "bury", second.receipt)
+    call(conn, "create_schedule", "tick", "* * * * *", p_queue="q")
+    with refused("TL021", "dead letters"):
+        call(conn, "delete_queue", "q")
+    call(conn, "delete_queue", "q", True)
+    assert call(conn, "list_subscriptions") == call(conn, "list_queues") == []
+    for table in ("pending", "scheduled", "dead_letters", "cursors"):
+        assert value(conn, f"select count(*) from trunkline.{table}") == 0, table
+    assert value(conn, "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace") == relations
+    assert value(conn, "select count(*) from pg_proc where pronamespace = 'trunkline'::regnamespace") == functions
+    clock.advance(120)
+    assert duty(conn, "schedules", 2) == [0, 0]
+    assert [schedule.paused for schedule in call(conn, "list_schedules")] == [True]
+    assert value(conn, "select detail ->> 'schedule' from trunkline.notices where kind = 'schedule_paused'") == "tick"
+    assert contents(read(conn, "t")) == [5]
+
+
+def test_row_08_purge_queue(conn: Connection) -> None:
+    """In bounded steps, with the count; what is out with a consumer stays out."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", *range(30))
+    [kept, *back] = claim(conn, "q", 13)
+    settle_all(conn, "nack", back)
+    counts = []
+    while counts[-1:] != [0]:
+        counts.append(value(conn, "select trunkline.purge_queue('q', 5)"))
+    assert sum(counts) == 29
+    assert len(counts) > 2
+    stats = queue_stats(conn, "q")
+    assert (stats.ready, stats.delayed, stats.leased, stats.purged) == (0, 0, 1, 29)
+    assert settle(conn, "ack", kept.receipt) == ["done"]
+    assert_conserved(conn, "q")
+    enqueue(conn, "q", "next")
+    assert contents(claim(conn, "q")) == ["next"]
+
+
+def test_row_09_subscription_of_a_queue_to_a_topic(conn: Connection) -> None:
+    """One queue from several topics and its own inbox, one topic to several queues; no copy is made."""
+    for topic in ("orders", "users"):
+        call(conn, "create_topic", topic)
+    for queue in ("mail", "audit"):
+        call(conn, "create_queue", queue)
+        call(conn, "subscribe", queue, "orders")
+    call(conn, "subscribe", "mail", "users", "user.*", '{"country": ["de", "fr"]}')
+    publish(conn, "orders", "order")
+    publish(conn, "users", "user", p_routing_key="user.new", p_headers='{"country": "fr"}')
+    publish(conn, "users", "filtered", p_routing_key="user.new", p_headers='{"country": "us"}')
+    publish(conn, "users", "other key", p_routing_key="user.new.twice", p_headers='{"country": "fr"}')
+    enqueue(conn, "mail", "own")
+    assert sorted(contents(claim_all(conn, "mail"))) == ["order", "own", "user"]
+    assert contents(claim_all(conn, "audit")) == ["order"]
+    assert sum(row.head for row in call(conn, "topic_stats")) == 4
+
+
+def test_row_10_get_list_delete_subscription(conn: Connection) -> None:
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t", "a.*", '{"x": "1"}', p_name="first")
+    call(conn, "subscribe", "q", "t", "b.*", p_name="second")
+    found = call(conn, "list_subscriptions", "q")
+    assert [(s.name, s.topic, s.pattern, s.filter) for s in found] == [
+        ("first", "t", "a.*", {"x": "1"}),
+        ("second", "t", "b.*", None),
+    ]
+    call(conn, "unsubscribe", "q", "first")
+    publish(conn, "t", 1, p_routing_key="a.x", p_headers='{"x": "1"}')
+    publish(conn, "t", 2, p_routing_key="b.x")
+    assert contents(claim_all(conn, "q")) == [2]
+    with refused("TL013", "first"):
+        call(conn, "unsubscribe", "q", "first")
+    assert [s.name for s in call(conn, "list_subscriptions")] == ["second"]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 201, "a b", "a/b", "ä", "a;b", "'", "a\n", None])
+def test_row_11_rule_for_names(conn: Connection, name: str | None) -> None:
+    """One rule for all things with a name, with a limit of length; the error says the rule."""
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    for verb, args in (
+        ("create_topic", [name]),
+        ("ensure_topic", [name]),
+        ("create_queue", [name]),
+        ("ensure_queue", [name]),
+        ("create_group", ["t", name]),
+        ("fetch", ["t", "g", name]),
+        ("create_schedule", [name, "* * * * *", "t"]),
+    ):
+        with refused("TL002", "1 to 200 characters of letters, digits"):
+            call(conn, verb, *args)
+    if name is not None:
+        with refused("TL002"):
+            call(conn, "subscribe", "q", "t", p_name=name)
+    assert [topic.name for topic in call(conn, "list_topics")] == ["t"]
