@@ -33,6 +33,8 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> list[str
 @click.option("--seconds", type=click.FloatRange(1), help="Seconds of one measurement [8; 3 with --quick].")
 @click.option("--minutes", type=click.FloatRange(0.05), help="Minutes with a held xmin [10; 1 with --quick].")
 @click.option("--deep", type=click.IntRange(10_000), help="Messages of the deep backlog [10 million; 1 with --quick].")
+@click.option("--samples", type=click.IntRange(20), help="Samples of each latency [300; 100 with --quick].")
+@click.option("--disconnects", type=click.IntRange(1), help="Forced disconnects of a listener [200; 20 with --quick].")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes.")
 def main(
@@ -42,10 +44,12 @@ def main(
     seconds: float | None,
     minutes: float | None,
     deep: int | None,
+    samples: int | None,
+    disconnects: int | None,
     output: str,
     save: Path | None,
 ) -> None:
-    """Measure Trunkline next to a SKIP LOCKED table, a counter-row log and plain tables, on one embedded Postgres.
+    """Measure Trunkline next to a SKIP LOCKED table, a counter-row log, plain tables and other queues, on one Postgres.
 
     A run of all workloads is kept in bench/results; one with --only is kept where --save says.
     """
@@ -55,6 +59,8 @@ def main(
         seconds=seconds or (3 if quick else 8),
         minutes=minutes or (1 if quick else 10),
         deep=deep or (1_000_000 if quick else 10_000_000),
+        samples=samples or (100 if quick else 300),
+        disconnects=disconnects or (20 if quick else 200),
     )
     rows: list[Row] = []
     began = time.monotonic()

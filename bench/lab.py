@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,14 @@ from trunkline.sql.migrate import migrate
 class Lab:
     """The server's addresses and one connection for preparing and cleaning up."""
 
-    def __init__(self, directory: Path, url: str, tcp_url: str, conn: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, directory: Path, url: str, tcp_url: str, conn: psycopg.Connection[Any], upkeep_process: BaseProcess
+    ) -> None:
         self.directory = directory
         self.url = url
         self.tcp_url = tcp_url
         self.conn = conn
+        self._upkeep_process = upkeep_process
 
     def value(self, query: str, *args: Any) -> Any:
         row = self.conn.execute(query.encode(), args).fetchone()
@@ -38,6 +44,23 @@ class Lab:
             self.conn.execute(f"vacuum (analyze) {table}".encode())
         self.conn.execute("checkpoint")
 
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Neither upkeep nor autovacuum: whatever the server does now, the measured program asked for it."""
+        pid = self._upkeep_process.pid
+        assert pid is not None
+        self._autovacuum("off")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            self._autovacuum("on")
+
+    def _autovacuum(self, state: str) -> None:
+        self.conn.execute(f"alter system set autovacuum = {state}".encode())
+        self.conn.execute("select pg_reload_conf()")
+
 
 @contextmanager
 def open_lab() -> Iterator[Lab]:
@@ -47,20 +70,20 @@ def open_lab() -> Iterator[Lab]:
     try:
         with EmbeddedServer(home / "data") as server:
             migrate(server.url)
-            with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url):
+            with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url) as upkeep_process:
                 conn.execute("create schema bench")
-                yield Lab(home, server.url, server.tcp_url, conn)
+                yield Lab(home, server.url, server.tcp_url, conn, upkeep_process)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
-def _upkeep(url: str) -> Iterator[None]:
+def _upkeep(url: str) -> Iterator[BaseProcess]:
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=_run_upkeep, args=(url,), daemon=True)
     process.start()
     try:
-        yield
+        yield process
         if not process.is_alive():
             raise RuntimeError("upkeep stopped during the run: the figures do not count")
     finally:

@@ -17,3 +17,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     publishers: int = 64
     consumers: int = 16
     copiers: int = 4
+    # Samples of each latency, and forced disconnects.
+    samples: int = 300
+    disconnects: int = 200

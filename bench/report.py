@@ -57,7 +57,7 @@ def print_table(machine: dict[str, Any], rows: Sequence[Row]) -> None:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.workload,
-        f"{row.payload} B",
+        f"{row.payload} B" if row.payload else "",
         row.name,
         f"{row.value:,.0f}" if row.value >= 100 or row.value == int(row.value) else f"{row.value:,.2f}",
         row.unit,

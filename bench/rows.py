@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 
 import msgspec
 
@@ -90,3 +90,31 @@ def compare(
             )
         )
     return rows
+
+
+def figure(
+    workload: str,
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    payload: int = 0,
+    rounds: Sequence[float] = (),
+    goal: Goal | None = None,
+    note: str = "",
+) -> Row:
+    """A row that stands for itself: its goal is one for its value."""
+    return Row(
+        workload=workload,
+        payload=payload,
+        name=name,
+        value=value,
+        unit=unit,
+        rounds=list(rounds) or [value],
+        goal=goal,
+        note=note,
+    )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]

@@ -10,12 +10,16 @@ from bench.rows import Row
 from bench.workloads import (
     claim_ack_batch,
     claim_ack_single,
+    client,
     deep_backlog,
     fanout_cost,
     five_groups,
     held_xmin,
+    lateness,
+    peers,
     publish_batch,
     publish_single,
+    wakeup,
 )
 
 WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
@@ -27,4 +31,8 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "deep_backlog": deep_backlog.run,
     "five_groups": five_groups.run,
     "held_xmin": held_xmin.run,
+    "peers": peers.run,
+    "client": client.run,
+    "wakeup": wakeup.run,
+    "lateness": lateness.run,
 }

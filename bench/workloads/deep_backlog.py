@@ -20,14 +20,22 @@ _SMALL = 1000
 def run(lab: Lab, plan: Plan) -> list[Row]:
     numbers = {name: ours.make_queue(lab, name) for name in ("deep", "small")}
     say(f"  deep_backlog: loading {plan.deep:,} messages")
+    began = time.monotonic()
     _load_deep(lab, plan, numbers["deep"])
+    loaded = time.monotonic()
     ours.load(lab, numbers["small"], messages=_SMALL, payload=_PAYLOAD)
     for number in numbers.values():
         _sequence(lab, number)
+    sequenced = time.monotonic()
     ours.calm(lab, numbers["deep"])
     ours.calm(lab, numbers["small"])
+    say(
+        f"  deep_backlog: loaded in {loaded - began:.0f} s, sequenced in {sequenced - loaded:.0f} s,"
+        f" vacuumed in {time.monotonic() - sequenced:.0f} s"
+    )
     rows: list[Row] = []
-    for batch in (1, 100):
+    # The batches first: single claims leave ticks of one message behind, and only the small queue would meet them again.
+    for batch in (100, 1):
         deep, small = f"{plan.deep:,} behind", f"{_SMALL:,} behind"
         measured: dict[str, list[float]] = {deep: [], small: []}
         tails: dict[str, list[float]] = {deep: [], small: []}
@@ -98,8 +106,9 @@ def _take_turns(lab: Lab, numbers: dict[str, int], batch: int, seconds: float) -
         for name, step in steps.items():
             refill[name]()
             _sequence(lab, numbers[name])
-            if step() != batch:
-                raise RuntimeError(f"queue {name} gave fewer than {batch} messages")
+            # A claim may take less than it was asked for: it may end where a tick ends.
+            if step() == 0:
+                raise RuntimeError(f"queue {name} gave nothing")
     session.close()
     other.close()
     return {name: step.latencies for name, step in steps.items()}

@@ -53,7 +53,7 @@ def test_run_up_to_a_version_stops_there(empty_db: str, monkeypatch: pytest.Monk
     add(monkeypatch, SqlFile(last + 1, f"{last + 1:04}_more.sql", "create table trunkline.more (x int)"))
     assert migrate(empty_db, upto=last).version == last
     assert "more" not in tables(empty_db)
-    assert migrate(empty_db).applied == [f"{last + 1:04}_more.sql"]
+    assert migrate(empty_db).applied[0] == f"{last + 1:04}_more.sql"
     assert "more" in tables(empty_db)
 
 

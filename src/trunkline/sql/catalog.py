@@ -25,6 +25,7 @@ FUNCTION_FILES = (
     "upkeep.sql",
     "history.sql",
     "explain.sql",
+    "poll.sql",
     "stats.sql",
     "schedules.sql",
     "rollups.sql",

@@ -8,7 +8,7 @@ as $$
     values
     ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
         publish_messages,enqueue_job,clock,new_id}'::text[]),
-    ('trunkline_consumer', '{claim,queue_number,ack,ack_lease,nack,bury,release,extend,
+    ('trunkline_consumer', '{poll,claim,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,read,head,
         init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,clock,new_id}'),
     ('trunkline_reader', '{list_topics,list_queues,list_subscriptions,list_schedules,list_dead_letters,get_dead_letter,

@@ -129,8 +129,10 @@ begin
         v_part_many := 'coalesce(u.priority, 0)';
     end if;
     -- as they were before priorities
-    execute format('drop function if exists trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id);
-    execute format('drop function if exists trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', p_topic_id);
+    if to_regprocedure(format('trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id)) is not null then
+        execute format('drop function trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id);
+        execute format('drop function trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', p_topic_id);
+    end if;
 
     execute format($x$
 create or replace function trunkline.topic_%1$s_publish(

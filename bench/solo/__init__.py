@@ -1,0 +1,1 @@
+"""Contestants that run alone in one process of their own, each through its own library."""

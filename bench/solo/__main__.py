@@ -1,0 +1,27 @@
+"""`python -m bench.solo NAME ACTION OPTIONS`: one contestant, alone in one process.
+
+The database is in DATABASE_URL, the options are JSON, and the answer is one line of JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+
+import msgspec
+
+from bench.solo.contract import ACTIONS, Contestant, Options
+
+
+async def _main(name: str, action: str, options: Options) -> None:
+    url = os.environ["DATABASE_URL"]
+    contestant: Contestant = importlib.import_module(f"bench.solo.with_{name}").make(url)
+    async with contestant:
+        answer = await ACTIONS[action](contestant, url, options)
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3], type=Options)))

@@ -1,0 +1,71 @@
+"""Claiming from a backlog: the same set-up for all contestants. What empties it belongs to the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from bench.lab import Lab
+from bench.peers import counter_log, ours, skip_locked
+from bench.plan import Plan
+from bench.rounds import interleave
+from bench.rows import Goal, Row, compare
+
+
+class Drains(msgspec.Struct, frozen=True):
+    """How fast each contestant empties its backlog: a queue of that name, the table (claims relaxed or not), the log."""
+
+    queue: Callable[[str], float]
+    table: Callable[[bool], float]
+    log: Callable[[], float]
+
+
+def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, goal: Goal) -> list[Row]:
+    """All contestants in interleaved rounds, each with `messages` of its own in front of it."""
+    rows: list[Row] = []
+    for payload in plan.payloads:
+
+        def queue(payload: int = payload) -> float:
+            number = ours.make_queue(lab, workload)
+            ours.load(lab, number, messages=messages, payload=payload)
+            ours.calm(lab, number)
+            rate = drains.queue(workload)
+            lab.value("select trunkline.delete_queue(%s)", workload)
+            return rate
+
+        def table(relaxed: bool, payload: int = payload) -> float:
+            skip_locked.make(lab)
+            skip_locked.load(lab, messages=messages, payload=payload)
+            skip_locked.calm(lab)
+            return drains.table(relaxed)
+
+        def log(payload: int = payload) -> float:
+            counter_log.make(lab)
+            counter_log.load(lab, messages=messages, payload=payload)
+            counter_log.calm(lab)
+            return drains.log()
+
+        measured = interleave(
+            f"{workload} {payload} B",
+            "msg/s",
+            {
+                ours.NAME: queue,
+                skip_locked.NAME: lambda: table(False),
+                skip_locked.RELAXED: lambda: table(True),
+                counter_log.NAME: log,
+            },
+            rounds=plan.rounds,
+        )
+        rows += compare(
+            workload,
+            payload,
+            "msg/s",
+            measured,
+            goals={skip_locked.NAME: goal},
+            notes={
+                skip_locked.RELAXED: "claim not flushed, as ours",
+                counter_log.NAME: "claim is final: no ack, no redelivery",
+            },
+        )
+    return rows
