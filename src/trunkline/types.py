@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import force_setattr
 
+T = TypeVar("T")
 Result = Literal["done", "lost", "unknown"]
 Headers = dict[str, Any]
+Duration = timedelta | str
+"""A `timedelta`, or text such as `500ms`, `30s`, `5m`, `2h`, `7d`."""
+Place = str | int | datetime
+"""A place in a log: `"earliest"`, `"latest"`, an offset, or a time."""
+
+
+def _as_sent(payload: bytes, content_type: str) -> Any:
+    return payload
+
+
+# Publishing
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to publish. `payload` is kept byte for byte."""
+    """A message to publish. A body of bytes is kept byte for byte; everything else becomes JSON."""
 
-    payload: bytes
-    content_type: str = "application/json"
-    id: UUID | None = None
+    body: Any
     key: str | None = None
     routing_key: str | None = None
     label: str | None = None
     headers: Headers | None = None
+    id: UUID | None = None
     occurred_at: datetime | None = None
     idempotency_key: str | None = None
-    delay: timedelta | None = None
+    delay: Duration | None = None
     deliver_at: datetime | None = None
+    content_type: str | None = None
+    """None: application/octet-stream for bytes, application/json for everything else."""
+    priority: int | None = None
+    """Only for queues that have priorities: 0 is the lowest."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -35,7 +52,10 @@ class Published(msgspec.Struct, frozen=True):
     duplicate: bool
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+# Messages
+
+
+class Message(msgspec.Struct, Generic[T], frozen=True, kw_only=True, eq=False):
     """A message as it stands in a log."""
 
     partition: int
@@ -49,9 +69,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str
     occurred_at: datetime | None
     created_at: datetime
+    _decode: Callable[[bytes, str], Any] = _as_sent
+    _body: Any = msgspec.UNSET
+
+    @property
+    def body(self) -> T:
+        """The payload, decoded when first asked for; `InvalidBody` when it does not fit the type asked for."""
+        if self._body is msgspec.UNSET:
+            force_setattr(self, "_body", self._decode(self.payload, self.content_type))
+        value: T = self._body
+        return value
+
+    def __repr__(self) -> str:
+        shown = (name for name in self.__struct_fields__ if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
-class Delivery(Message, frozen=True, kw_only=True):
+class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
     """A message claimed from a queue until `deadline` by the database's clock. `topic` is None for the queue's own inbox."""
 
     receipt: str
@@ -60,17 +94,13 @@ class Delivery(Message, frozen=True, kw_only=True):
     topic: str | None
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of one partition, fetched for a group; commit the last offset with the generation."""
+class Waiting(Message[T], frozen=True, kw_only=True, eq=False):
+    """A message that waits in a queue, as `peek` shows it. `due_at` is None for one that was never delivered."""
 
-    partition: int
-    generation: UUID
-    deadline: datetime
-    messages: list[Message]
-
-    @property
-    def last_offset(self) -> int:
-        return self.messages[-1].offset
+    topic: str | None
+    attempt: int
+    due_at: datetime | None
+    error: str | None
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -81,26 +111,113 @@ class Range(msgspec.Struct, frozen=True):
     last: int
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
     """A message that will not be delivered again by itself, with why."""
 
     dead_id: int
-    id: UUID
     topic: str
-    partition: int
-    offset: int
-    key: str | None
-    routing_key: str | None
-    label: str | None
-    headers: Headers | None
-    payload: bytes
-    content_type: str
-    occurred_at: datetime | None
-    created_at: datetime
     attempts: int
     error: str | None
     reason: str
     dead_at: datetime
+
+
+# Things with a name
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A named publish target with a log of one or more partitions."""
+
+    name: str
+    partitions: int
+    retention: timedelta
+    retention_bytes: int | None
+    hard_retention: timedelta | None
+    max_payload: int
+    created_at: datetime
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """A mailbox with one delivery policy."""
+
+    name: str
+    lease: timedelta
+    max_attempts: int
+    backoff_base: timedelta
+    backoff_factor: float
+    backoff_cap: timedelta
+    backoff_jitter: float
+    ttl: timedelta | None
+    delivery_delay: timedelta
+    ordered: bool
+    paused: bool
+    partitions: int
+    retention: timedelta
+    max_payload: int
+    created_at: datetime
+    updated_at: datetime
+    priorities: int = 1
+    history: timedelta | None = None
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """An ordered reader of one topic."""
+
+    topic: str
+    name: str
+    pattern: str | None
+    headers: Headers | None
+    created_at: datetime
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """What feeds a queue from a topic."""
+
+    queue: str
+    name: str
+    topic: str
+    pattern: str
+    headers: Headers | None
+    created_at: datetime
+
+
+class Reader(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who reads a topic, and whether a message asked about would be for them."""
+
+    kind: Literal["queue", "group"]
+    name: str
+    subscription: str
+    pattern: str | None
+    headers: Headers | None
+    matches: bool
+
+
+CatchUp = Literal["skip", "one", "all"]
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is published again and again, at the times of a cron line."""
+
+    name: str
+    topic: str | None
+    queue: str | None
+    cron: str
+    timezone: str
+    catch_up: CatchUp
+    payload: bytes
+    content_type: str
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: Headers | None
+    paused: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_id: UUID | None
+    created_at: datetime
+
+
+# Numbers and reasons
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -138,3 +255,30 @@ class QueueStats(msgspec.Struct, frozen=True):
     purged: int
     oldest_age: float
     paused: bool
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Everything there is to count."""
+
+    topics: list[TopicStats]
+    groups: list[GroupStats]
+    queues: list[QueueStats]
+
+
+class Explanation(dict[str, Any]):
+    """Where a message is, who holds it and why it is not delivered now: the document of `trunkline.explain_message`."""
+
+    @property
+    def state(self) -> str:
+        """not_sequenced, scheduled, in_log or unknown."""
+        return str(self["state"])
+
+    @property
+    def reason(self) -> str | None:
+        reason = self.get("reason")
+        return None if reason is None else str(reason)
+
+    @property
+    def readers(self) -> list[dict[str, Any]]:
+        """For each queue and group of the topic: kind, name, state, reason, history ..."""
+        return list(self.get("readers") or [])

@@ -1,4 +1,4 @@
-"""The thin client: every verb once, errors as classes, and life goes on after the server was restarted."""
+"""The client's life: old ways that still work, errors as classes, and going on after the server was restarted."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.client import Client
+from trunkline import Client, NewMessage
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
 from trunkline.sql.migrate import migrate
-from trunkline.types import NewMessage
 
 
 async def test_topic_and_group(db: str) -> None:
     async with Client(db) as client:
-        await client.ensure_topic("orders")
+        await client.topics.ensure("orders")
         sent = await client.publish("orders", b"one", key="k", headers={"a": 1}, routing_key="order.created")
-        many = await client.publish_many("orders", [NewMessage(payload=b"two"), NewMessage(payload=b"three", label="x")])
+        many = await client.publish_many("orders", [b"two", NewMessage(body=b"three", label="x")])
         batch = await client.fetch("orders", "billing", member="me")
         assert batch is not None
         assert [message.payload for message in batch.messages] == [b"one", b"two", b"three"]
@@ -30,19 +29,19 @@ async def test_topic_and_group(db: str) -> None:
         assert batch.messages[0].headers == {"a": 1}
         assert await client.commit("orders", "billing", batch) == "done"
         assert await client.fetch("orders", "billing", member="me") is None
-        assert (await client.group_stats("orders", "billing"))[0].lag == 0
-        assert await client.seek("orders", "billing", "earliest") == {0: 1}
+        assert (await client.groups.stats("orders", "billing"))[0].lag == 0
+        assert await client.groups.seek("orders", "billing", "earliest") == {0: 1}
         assert await client.commit("orders", "billing", batch) == "lost"
         taken = await client.claim_range("orders", "audit")
         assert taken is not None
         assert (taken.first, taken.last) == (1, 3)
-        assert await client.head("orders") == 3
-        assert [message.offset for message in await client.read("orders", 0, start=2)] == [2, 3]
+        assert await client.topics.head("orders") == 3
+        assert [message.offset for message in await client.topics.read("orders", 0, start=2)] == [2, 3]
 
 
 async def test_queue(db: str) -> None:
     async with Client(db) as client:
-        await client.ensure_queue("mail")
+        await client.queues.ensure("mail")
         await client.enqueue("mail", b"1", idempotency_key="once")
         assert (await client.enqueue("mail", b"1", idempotency_key="once")).duplicate
         with pytest.raises(IdempotencyConflict):
@@ -53,14 +52,14 @@ async def test_queue(db: str) -> None:
         [again] = await client.claim("mail", labels=None)
         assert again.attempt == 2
         assert await client.bury([again.receipt], error="broken") == ["done"]
-        assert [dead.error for dead in await client.dead_letters("mail")] == ["broken"]
-        assert await client.redrive("mail") == 1
+        assert [dead.error for dead in await client.dead.list("mail")] == ["broken"]
+        assert await client.dead.redrive("mail") == 1
         [back] = await client.claim("mail")
         assert (back.id, back.attempt) == (first.id, 1)
         assert await client.release([back.receipt]) == ["done"]
         [last] = await client.claim("mail")
         assert await client.ack([last.receipt, first.receipt]) == ["done", "lost"]
-        stats = (await client.queue_stats("mail"))[0]
+        stats = (await client.queues.stats("mail"))[0]
         assert (stats.ready, stats.leased, stats.dead) == (0, 0, 0)
 
 
@@ -76,12 +75,12 @@ async def test_errors_are_classes(db: str) -> None:
 
 async def test_a_topic_made_again_under_its_name_is_found(db: str) -> None:
     async with Client(db) as client:
-        await client.ensure_topic("t")
+        await client.topics.ensure("t")
         await client.publish("t", b"old")
-        await client.delete_topic("t")
-        await client.ensure_topic("t")
+        await client.topics.delete("t")
+        await client.topics.ensure("t")
         await client.publish("t", b"new")
-        assert [message.payload for message in await client.read("t", 0, start=1)] == [b"new"]
+        assert [message.payload for message in await client.topics.read("t", 0, start=1)] == [b"new"]
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 async def test_client_goes_on_after_the_server_was_killed_and_started(server: EmbeddedServer) -> None:
     async with Client(server.url) as client:
-        await client.ensure_queue("mail")
+        await client.queues.ensure("mail")
         await client.enqueue("mail", b"before")
         os.kill(server.postmaster_pid, signal.SIGKILL)
         server.start()
@@ -105,4 +104,4 @@ async def test_client_goes_on_after_the_server_was_killed_and_started(server: Em
             except (DatabaseUnavailable, OutcomeUnknown):
                 assert time.monotonic() < deadline
         assert b"before" in [delivery.payload for delivery in deliveries]
-        assert await client.ack([delivery.receipt for delivery in deliveries]) == ["done"] * len(deliveries)
+        assert await deliveries.ack() == ["done"] * len(deliveries)

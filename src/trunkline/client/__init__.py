@@ -1,5 +1,8 @@
 """What an application imports."""
 
 from trunkline.client.client import Client
+from trunkline.client.refusals import LeaseLost, TransactionMisuse
+from trunkline.client.sync.client import SyncClient
+from trunkline.db.codec import InvalidBody
 
-__all__ = ["Client"]
+__all__ = ["Client", "InvalidBody", "LeaseLost", "SyncClient", "TransactionMisuse"]

@@ -1,129 +1,345 @@
-"""The client: the kernel's verbs on a pool of connections.
-
-Thin on purpose: every method is one call of `trunkline.db.calls` on a connection of its own. To put a publish, an ack
-or a commit into your own transaction, call `trunkline.db.calls` with your own connection.
-"""
+"""The client: every noun and verb, on a pool of connections of its own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-import psycopg
-
+from trunkline.client import consuming
+from trunkline.client.batches import Batch
+from trunkline.client.consuming import Claims, GroupReader
+from trunkline.client.dead import DeadLetters
+from trunkline.client.deliveries import Deliveries
+from trunkline.client.groups import Groups
+from trunkline.client.lending import Lender
+from trunkline.client.publishing import PerBody, Publisher, new_messages
+from trunkline.client.queues import Queues
+from trunkline.client.runtime import Runtime
+from trunkline.client.schedules import Schedules
+from trunkline.client.settling import Settler
+from trunkline.client.subscriptions import Subscriptions
+from trunkline.client.topics import Topics
 from trunkline.db import calls
-from trunkline.db.pool import Connection, Pool
-from trunkline.types import (
-    Batch,
-    DeadLetter,
-    Delivery,
-    GroupStats,
-    Message,
-    NewMessage,
-    Published,
-    QueueStats,
-    Range,
-    Result,
-    TopicStats,
-)
+from trunkline.db.codec import duration, place
+from trunkline.db.pool import Connection
+from trunkline.errors import SettingsError
+from trunkline.settings import Settings
+from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
+_LEASE = timedelta(seconds=30)
 
 
-class Client:
-    """An async client; `async with Client(url) as client:`. Safe for concurrent use by many tasks of one event loop."""
+class _Life:
+    """What an open client has in this process."""
 
-    def __init__(self, database_url: str, *, max_connections: int = 10) -> None:
-        self._pool = Pool(database_url, max_size=max_connections)
-        self._numbers: dict[tuple[str, str], int] = {}
+    def __init__(self, conninfo: str, max_connections: int, prepare: bool) -> None:
+        self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare)
+        self.publisher = Publisher(self.runtime)
+        self.settler = Settler(self.runtime)
+
+
+class Client(Lender):
+    """A client of one database: `async with Client(url) as mq:`.
+
+    Safe for concurrent use by many tasks of one event loop. Without a URL it takes TRUNKLINE_DATABASE_URL. It connects when
+    it is first used, and again when the server was restarted. In a forked child it opens connections of its own.
+
+    Besides `max_connections` it has one connection for polls and hints, and one to listen when it has consumers.
+    `prepare=False` is for a transaction pooler that does not follow prepared statements (PgBouncer before 1.21).
+    """
+
+    def __init__(self, url: str | None = None, *, max_connections: int = 10, prepare: bool = True) -> None:
+        self._url = url or Settings.load().database_url
+        if self._url is None:
+            raise SettingsError("there is no database URL", hint="pass it to the client, or set TRUNKLINE_DATABASE_URL")
+        self._max_connections = max_connections
+        self._prepare = prepare
+        self._life: _Life | None = None
+        self.topics = Topics(self._runtime)
+        self.queues = Queues(self._runtime)
+        self.groups = Groups(self._runtime)
+        self.subscriptions = Subscriptions(self._runtime)
+        self.dead = DeadLetters(self._runtime)
+        self.schedules = Schedules(self._runtime)
 
     async def __aenter__(self) -> Self:
-        await self._pool.open()
+        self._living()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for what is being published, then close all connections."""
+        life, self._life = self._life, None
+        if life is not None and life.runtime.pid == os.getpid():
+            await life.publisher.drain()
+            await life.settler.drain()
+            await life.runtime.close()
+
+    def _living(self) -> _Life:
+        # a forked child must not touch what its parent opened, nor wait for threads that it does not have
+        if self._life is None or self._life.runtime.pid != os.getpid():
+            assert self._url is not None  # noqa: S101
+            self._life = _Life(self._url, self._max_connections, self._prepare)
+        return self._life
+
+    def _runtime(self) -> Runtime:
+        return self._living().runtime
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """One of the client's own connections, in autocommit mode."""
-        async with self._pool.connection() as conn:
+        async with self._runtime().connection() as conn:
             yield conn
-
-    # Topics
-
-    async def create_topic(self, name: str, *, partitions: int = 1, retention: timedelta = timedelta(days=7)) -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.create_topic(conn, name, partitions=partitions, retention=retention)
-
-    async def ensure_topic(self, name: str, *, partitions: int | None = None) -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.ensure_topic(conn, name, partitions=partitions)
-
-    async def delete_topic(self, name: str, *, force: bool = False) -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.delete_topic(conn, name, force=force)
 
     # Publishing
 
-    async def publish(self, topic: str, payload: bytes, **fields: Any) -> Published:
-        """Publish one message; `fields` are those of `NewMessage`. On disk when this returns."""
-        message = NewMessage(payload=payload, **fields)
-        if message.idempotency_key is not None or message.delay is not None or message.deliver_at is not None:
-            return (await self.publish_many(topic, [message]))[0]
-        async with self._pool.connection(writing=True) as conn:
-            number = partial(calls.topic_number, conn, "topic", topic)
-            id = await self._own_function(("topic", topic), number, lambda n: calls.publish_one(conn, n, message))
-            return Published(id=id, duplicate=False)
+    async def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> Published:
+        """The message is on disk when this returns.
 
-    async def _own_function(
-        self, name: tuple[str, str], resolve: Callable[[], Awaitable[int]], call: Callable[[int], Awaitable[T]]
-    ) -> T:
-        """Call the function that a topic or queue has of its own; its number is looked up once."""
-        number = self._numbers.get(name)
-        if number is not None:
-            try:
-                return await call(number)
-            except psycopg.errors.UndefinedFunction:
-                pass  # deleted and made again under the same name: it has another number now
-        self._numbers[name] = await resolve()
-        return await call(self._numbers[name])
+        Calls made at the same time share one statement; each gets its own answer, and a message that is refused fails only
+        its own caller. A call that is cancelled while its message was under way published it or did not.
+        """
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+        )
+        return await self._living().publisher.publish("topic", topic, message)
 
-    async def publish_many(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
-        """Publish all or none; answers in input order."""
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.publish_many(conn, topic, messages)
+    async def enqueue(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+        priority: int | None = None,
+    ) -> Published:
+        """`publish`, straight into a queue; `priority` for queues that have them, 0 is the lowest."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+            priority=priority,
+        )
+        return await self._living().publisher.publish("inbox", queue, message)
 
-    async def enqueue(self, queue: str, payload: bytes, **fields: Any) -> Published:
-        return (await self.enqueue_many(queue, [NewMessage(payload=payload, **fields)]))[0]
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """All of them are on disk when this returns, or none; answers in input order.
 
-    async def enqueue_many(self, queue: str, messages: Sequence[NewMessage]) -> list[Published]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.enqueue_many(conn, queue, messages)
+        Takes any iterable of bodies or `NewMessage`s, of any length: it is sent in batches of at most 1,000 messages and
+        8 MiB, all in one transaction. So a bad body anywhere leaves nothing behind, and nobody sees the first message before
+        the last one was sent. `key`, `routing_key` and `label` are one value for all, or a function of the body; a
+        `NewMessage` keeps its own.
+        """
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        return await self._living().publisher.publish_many("topic", topic, messages)
 
-    # The log
+    async def enqueue_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """`publish_many`, straight into a queue."""
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        return await self._living().publisher.publish_many("inbox", queue, messages)
 
-    async def head(self, topic: str, partition: int = 0) -> int:
-        async with self._pool.connection() as conn:
-            return await calls.head(conn, topic, partition)
+    def wake(self) -> None:
+        """Tell consumers everywhere to look now: for after a commit of your own in which `on(conn)` published something."""
+        self._runtime().wakeup.tell_all()
 
-    async def read(self, topic: str, partition: int, *, start: int, limit: int = 100) -> list[Message]:
-        async with self._pool.connection() as conn:
-            return await calls.read(conn, topic, partition, start=start, limit=limit)
+    # Queues
 
-    async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
-        async with self._pool.connection() as conn:
-            return await calls.offset_at(conn, topic, partition, at)
+    def queue(self, name: str) -> QueueHandle:
+        """One queue, to claim from and to fill."""
+        return QueueHandle(self, name)
+
+    @overload
+    async def claim(
+        self,
+        queue: str,
+        *,
+        max_messages: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: None = None,
+    ) -> Deliveries[Any]: ...
+    @overload
+    async def claim(
+        self,
+        queue: str,
+        *,
+        max_messages: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: type[T],
+    ) -> Deliveries[T]: ...
+    async def claim(
+        self,
+        queue: str,
+        *,
+        max_messages: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: Any = None,
+    ) -> Deliveries[Any]:
+        """Up to `max_messages` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
+        life = self._living()
+        return await consuming.claim(
+            life.runtime,
+            life.settler,
+            queue,
+            max_messages=max_messages,
+            lease=duration(lease),
+            labels=labels,
+            consumer=consumer,
+            type=type,
+        )
+
+    async def ack(self, receipts: Sequence[str]) -> list[Result]:
+        """These are done and never delivered again; `lost` for those whose lease ended or was replaced."""
+        return await self._living().settler.ack_many(receipts)
+
+    async def nack(
+        self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
+    ) -> list[Result]:
+        """Deliver these again after `delay` (by default the queue's backoff), or never after their last attempt."""
+        return await self._living().settler.nack(receipts, delay=delay, error=error)
+
+    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
+        """These go to the dead letters at once."""
+        return await self._living().settler.bury(receipts, error=error)
+
+    async def release(self, receipts: Sequence[str]) -> list[Result]:
+        """These go back at once, as if they had not been delivered."""
+        return await self._living().settler.release(receipts)
+
+    async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
+        """Keep these for `lease` from now."""
+        return await self._living().settler.extend(receipts, lease=lease)
 
     # Groups
 
-    async def ensure_group(self, topic: str, group: str, *, start: str = "earliest") -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.ensure_group(conn, topic, group, start=start)
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        type: None = None,
+        *,
+        group: str,
+        start: Place = "earliest",
+        batch: int = 100,
+        lease: Duration = _LEASE,
+        member: str | None = None,
+    ) -> GroupReader[Any]: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        type: type[T],
+        *,
+        group: str,
+        start: Place = "earliest",
+        batch: int = 100,
+        lease: Duration = _LEASE,
+        member: str | None = None,
+    ) -> GroupReader[T]: ...
+    def subscribe(
+        self,
+        topic: str,
+        type: Any = None,
+        *,
+        group: str,
+        start: Place = "earliest",
+        batch: int = 100,
+        lease: Duration = _LEASE,
+        member: str | None = None,
+    ) -> GroupReader[Any]:
+        """Read a topic as a member of a group: a context, and in it batches as they come.
+
+        Each group gets every message at least once, in order within a partition. Members share the partitions. A new group
+        starts at `start`. Bodies are decoded into `type`.
+        """
+        return GroupReader(
+            self._runtime(),
+            topic,
+            group,
+            start=place(start),
+            batch=batch,
+            lease=duration(lease) or _LEASE,
+            member=member,
+            type=type,
+        )
 
     async def fetch(
         self,
@@ -132,121 +348,113 @@ class Client:
         *,
         member: str,
         max_messages: int = 100,
-        lease: timedelta = timedelta(seconds=30),
-    ) -> Batch | None:
+        lease: Duration = _LEASE,
+        type: Any = None,
+    ) -> Batch[Any] | None:
         """The next messages of a partition that is leased to this member, or None."""
-        async with self._pool.connection() as conn:
-            return await calls.fetch(conn, topic, group, member=member, max_messages=max_messages, lease=lease, relaxed=True)
-
-    async def commit(self, topic: str, group: str, batch: Batch, *, offset: int | None = None) -> Result:
-        """Everything of the batch (or up to `offset`) is done."""
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.commit(
+        runtime = self._runtime()
+        span = duration(lease) or _LEASE
+        async with runtime.connection() as conn:
+            return await calls.fetch(
                 conn,
+                partial(Batch, runtime, topic, group, lease=span),
                 topic,
                 group,
-                partition=batch.partition,
-                generation=batch.generation,
-                offset=batch.last_offset if offset is None else offset,
+                member=member,
+                max_messages=max_messages,
+                lease=span,
+                type=type,
             )
 
+    async def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
+        """Everything of the batch (or up to `offset`) is done: `batch.commit()`."""
+        if (batch.topic, batch.group) != (topic, group):
+            raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
+        return await batch.commit(offset)
+
+    async def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = _LEASE) -> int:
+        """Keep the member's partitions for `lease` from now; answers how many it still has."""
+        async with self._runtime().connection(writing=True) as conn:
+            return await calls.heartbeat(conn, topic, group, member=member, lease=duration(lease) or _LEASE)
+
     async def leave(self, topic: str, group: str, *, member: str) -> int:
-        async with self._pool.connection(writing=True) as conn:
+        """The member gives its partitions back, so that others need not wait for its lease to end."""
+        async with self._runtime().connection(writing=True) as conn:
             return await calls.leave(conn, topic, group, member=member)
 
     async def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
-        async with self._pool.connection(writing=True) as conn:
+        """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
+        async with self._runtime().connection(writing=True) as conn:
             return await calls.claim_range(conn, topic, group, max_messages=max_messages)
 
-    async def seek(self, topic: str, group: str, to: str, *, partition: int | None = None) -> dict[int, int]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.seek(conn, topic, group, to, partition=partition)
+    # Reasons and numbers
 
-    # Queues
+    async def explain(self, id: UUID) -> Explanation:
+        """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
+        async with self._runtime().connection() as conn:
+            return await calls.explain_message(conn, id)
 
-    async def ensure_queue(self, name: str) -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.ensure_queue(conn, name)
+    async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
+        """The same for an offset of a topic."""
+        async with self._runtime().connection() as conn:
+            return await calls.explain_offset(conn, topic, partition, offset)
 
-    async def subscribe(
-        self,
-        queue: str,
-        topic: str,
-        *,
-        pattern: str = "#",
-        headers: dict[str, Any] | None = None,
-        start: str = "latest",
-    ) -> None:
-        async with self._pool.connection(writing=True) as conn:
-            await calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=start)
-
-    async def claim(
-        self,
-        queue: str,
-        *,
-        max_messages: int = 1,
-        lease: timedelta | None = None,
-        labels: Sequence[str] | None = None,
-        consumer: str | None = None,
-    ) -> list[Delivery]:
-        """Up to `max_messages` messages for the time of the lease; empty when there are none."""
-        async with self._pool.connection() as conn:
-            return await self._own_function(
-                ("queue", queue),
-                partial(calls.queue_number, conn, queue),
-                lambda n: calls.claim(
-                    conn, n, max_messages=max_messages, lease=lease, labels=labels, consumer=consumer, relaxed=True
-                ),
+    async def stats(self) -> Stats:
+        """The numbers of all topics, groups and queues."""
+        async with self._runtime().connection() as conn:
+            return Stats(
+                topics=await calls.topic_stats(conn),
+                groups=await calls.group_stats(conn),
+                queues=await calls.queue_stats(conn),
             )
 
-    async def ack(self, receipts: Sequence[str]) -> list[Result]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.ack(conn, receipts)
 
-    async def nack(
-        self, receipts: Sequence[str], *, delay: timedelta | None = None, error: str | None = None
-    ) -> list[Result]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.nack(conn, receipts, delay=delay, error=error)
+class QueueHandle:
+    """One queue: `client.queue(name)`."""
 
-    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.bury(conn, receipts, error=error)
+    def __init__(self, client: Client, name: str) -> None:
+        self.name = name
+        self._client = client
 
-    async def release(self, receipts: Sequence[str]) -> list[Result]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.release(conn, receipts)
+    @overload
+    def claims(
+        self,
+        *,
+        slots: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: None = None,
+    ) -> Claims[Any]: ...
+    @overload
+    def claims(
+        self,
+        *,
+        slots: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: type[T],
+    ) -> Claims[T]: ...
+    def claims(
+        self,
+        *,
+        slots: int = 1,
+        lease: Duration | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: Any = None,
+    ) -> Claims[Any]:
+        """Deliveries as they come: a context, and in it one delivery after the other, at most `slots` held at once.
 
-    async def extend(self, receipts: Sequence[str], *, lease: timedelta) -> list[Result]:
-        async with self._pool.connection(writing=True) as conn:
-            return await calls.extend(conn, receipts, lease=lease)
-
-    # Dead letters
-
-    async def dead_letters(self, queue: str, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        async with self._pool.connection() as conn:
-            return await calls.list_dead_letters(conn, queue, after=after, limit=limit)
-
-    async def redrive(self, queue: str, *, ids: Sequence[UUID] | None = None, to: str | None = None) -> int:
-        """All dead letters of the queue (or those named), in bounded steps; answers how many went back."""
-        total = 0
-        while True:
-            async with self._pool.connection(writing=True) as conn:
-                step = await calls.redrive(conn, queue, ids=ids, to=to)
-            total += step
-            if step == 0:
-                return total
-
-    # Stats
-
-    async def topic_stats(self, topic: str | None = None) -> list[TopicStats]:
-        async with self._pool.connection() as conn:
-            return await calls.topic_stats(conn, topic)
-
-    async def group_stats(self, topic: str | None = None, group: str | None = None) -> list[GroupStats]:
-        async with self._pool.connection() as conn:
-            return await calls.group_stats(conn, topic, group)
-
-    async def queue_stats(self, queue: str | None = None) -> list[QueueStats]:
-        async with self._pool.connection() as conn:
-            return await calls.queue_stats(conn, queue)
+        They are renewed while you work, so `lease` only says how soon others get them when this process dies. Settle each.
+        """
+        return Claims(
+            self._client._runtime(),
+            self.name,
+            slots=slots,
+            lease=duration(lease),
+            labels=labels,
+            consumer=consumer,
+            type=type,
+        )

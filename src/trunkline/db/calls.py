@@ -1,82 +1,119 @@
 """One typed call per SQL function. The only SQL text of the Python side; nothing here changes a row by itself.
 
-Every call takes the connection to use and never commits: who opened the transaction ends it. Psycopg prepares a
-statement after a few uses by itself; behind a transaction pooler set `prepare_threshold=None` on the connection.
+Every call takes the connection to use and never commits: who opened the transaction ends it. It depends on no setting of
+the connection (row factory, cursor class, adapters), because that may be the caller's own. Psycopg prepares a statement
+after a few uses by itself; behind a transaction pooler set `prepare_threshold=None` on the connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from psycopg.types.json import Jsonb
+import psycopg
+from psycopg.rows import tuple_row
 
+from trunkline.db.codec import Encoded, decoder, headers_json
+from trunkline.db.copying import COLUMNS, new_ids
+from trunkline.db.copying import rows as copy_rows
 from trunkline.db.pool import Connection
 from trunkline.types import (
-    Batch,
     DeadLetter,
-    Delivery,
+    Explanation,
+    Group,
     GroupStats,
     Headers,
     Message,
-    NewMessage,
     Published,
+    Queue,
     QueueStats,
     Range,
+    Reader,
     Result,
+    Schedule,
+    Subscription,
+    Topic,
     TopicStats,
+    Waiting,
 )
 
-_MESSAGE = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
+S = TypeVar("S")
+Row = tuple[Any, ...]
+_FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
 
 
-async def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    async with conn.cursor(binary=True) as cursor:
-        await cursor.execute(query.encode(), args)
-        return await cursor.fetchall()
+async def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    await cursor.execute(query.encode(), args, binary=True)
+    return await cursor.fetchall()
 
 
 async def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
     return (await _rows(conn, query, args))[0][0]
 
 
-def _jsonb(headers: Headers | None) -> Jsonb | None:
-    return None if headers is None else Jsonb(headers)
+async def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
+    """Rows as records, by the names of the columns; columns that this version does not know are left out."""
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    await cursor.execute(query.encode(), args, binary=True)
+    known = set(kind.__struct_fields__)  # type: ignore[attr-defined]
+    names = [(number, column.name) for number, column in enumerate(cursor.description or ()) if column.name in known]
+    return [kind(**{name: row[number] for number, name in names}) for row in await cursor.fetchall()]
 
 
-def _message(row: Sequence[Any]) -> Message:
-    return Message(
-        partition=row[0],
-        offset=row[1],
-        id=row[2],
-        key=row[3],
-        routing_key=row[4],
-        label=row[5],
-        headers=row[6],
-        payload=row[7],
-        content_type=row[8],
-        occurred_at=row[9],
-        created_at=row[10],
-    )
+def _named(settings: Mapping[str, Any], types: Mapping[str, str]) -> tuple[str, list[Any]]:
+    """`, p_name => %b::type` for each setting that was given, so that the rest keeps the defaults of the function."""
+    given = [(name, value) for name, value in settings.items() if value is not None]
+    return "".join(f", p_{name} => %b::{types[name]}" for name, _ in given), [value for _, value in given]
+
+
+def message_fields(row: Row) -> dict[str, Any]:
+    """The fields of a `Message` from the columns that start such a row."""
+    return {
+        "partition": row[0],
+        "offset": row[1],
+        "id": row[2],
+        "key": row[3],
+        "routing_key": row[4],
+        "label": row[5],
+        "headers": row[6],
+        "payload": row[7],
+        "content_type": row[8],
+        "occurred_at": row[9],
+        "created_at": row[10],
+    }
 
 
 # Topics
 
+_TOPIC_SETTINGS = {
+    "partitions": "int",
+    "retention": "interval",
+    "retention_bytes": "bigint",
+    "hard_retention": "interval",
+    "max_payload": "int",
+    "segment_rows": "int",
+}
 
-async def create_topic(
-    conn: Connection, name: str, *, partitions: int = 1, retention: timedelta = timedelta(days=7)
-) -> None:
-    await _rows(
-        conn,
-        "select from trunkline.create_topic(%b, p_partitions => %b::int, p_retention => %b)",
-        (name, partitions, retention),
-    )
+
+async def create_topic(conn: Connection, name: str, **settings: Any) -> Topic:
+    named, values = _named(settings, _TOPIC_SETTINGS)
+    return (await _records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
-async def ensure_topic(conn: Connection, name: str, *, partitions: int | None = None) -> None:
-    await _rows(conn, "select from trunkline.ensure_topic(%b, p_partitions => %b::int)", (name, partitions))
+async def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
+    named, values = _named(settings, _TOPIC_SETTINGS)
+    return (await _records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+
+
+async def get_topic(conn: Connection, name: str) -> Topic:
+    return (await _records(conn, Topic, "select * from trunkline._topic('topic', %b)", (name,)))[0]
+
+
+async def list_topics(conn: Connection) -> list[Topic]:
+    return await _records(conn, Topic, "select * from trunkline.list_topics()")
 
 
 async def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
@@ -85,51 +122,49 @@ async def delete_topic(conn: Connection, name: str, *, force: bool = False) -> N
 
 async def topic_number(conn: Connection, kind: str, name: str) -> int:
     """The number that the topic's own publish functions carry in their names."""
-    return int(await _value(conn, "select topic_id from trunkline._topic(%b, %b)", (kind, name)))
+    return int(await _value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
 # Publishing
 
 
-async def publish_one(conn: Connection, topic_number: int, message: NewMessage) -> UUID:
-    """The fast path for one message: the topic's own function, whose insert is a cached plan."""
+async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
+    """The fast path for one plain message: the topic's own function, whose insert is a cached plan."""
     value = await _value(
         conn,
-        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b, %b, %b, %b)",
+        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
         (
             message.payload,
             message.key,
             message.routing_key,
             message.label,
-            _jsonb(message.headers),
+            message.headers,
             message.content_type,
             message.id,
             message.occurred_at,
         ),
     )
-    return UUID(str(value))
+    return Published(value, False)
 
 
-async def publish_many(conn: Connection, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
-    return await _publish(conn, "publish_many", topic, messages)
+async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
+    """Into a topic, or into the inbox of a queue: all or none, answers in input order."""
 
-
-async def enqueue_many(conn: Connection, queue: str, messages: Sequence[NewMessage]) -> list[Published]:
-    return await _publish(conn, "enqueue_many", queue, messages)
-
-
-async def _publish(conn: Connection, function: str, name: str, messages: Sequence[NewMessage]) -> list[Published]:
     def column(attribute: str) -> list[Any] | None:
         """The values of one field, or nothing when no message has one: then it costs nothing."""
         values = [getattr(message, attribute) for message in messages]
         return values if any(value is not None for value in values) else None
 
-    headers = column("headers")
     kinds = {message.content_type for message in messages}
+    priorities = column("priority")
+    if priorities is not None and kind == "topic":
+        raise TypeError("a topic has no priorities; queues have")
+    lanes = "" if priorities is None else ", p_priorities => %b::int[]"
     rows = await _rows(
         conn,
-        f"select id, duplicate from trunkline.{function}(%b, %b::bytea[], %b::uuid[], %b::text[], %b::text[], %b::text[],"  # noqa: S608
-        " %b::jsonb[], %b::text[], %b, %b::timestamptz[], %b::text[], %b::interval[], %b::timestamptz[])",
+        f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
+        " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
+        f" %b::text[], %b::interval[], %b::timestamptz[]{lanes})",
         (
             name,
             [message.payload for message in messages],
@@ -137,16 +172,57 @@ async def _publish(conn: Connection, function: str, name: str, messages: Sequenc
             column("key"),
             column("routing_key"),
             column("label"),
-            None if headers is None else [_jsonb(value) for value in headers],
+            column("headers"),
             [message.content_type for message in messages] if len(kinds) > 1 else None,
             next(iter(kinds), "application/json"),
             column("occurred_at"),
             column("idempotency_key"),
             column("delay"),
             column("deliver_at"),
+            *([] if priorities is None else [priorities]),
         ),
     )
-    return [Published(id=row[0], duplicate=row[1]) for row in rows]
+    return [Published(*row) for row in rows]
+
+
+class CopyTarget(NamedTuple):
+    """A topic's table, if this connection may write to it, and the longest payload it takes."""
+
+    number: int
+    max_payload: int
+
+
+async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
+    number = await topic_number(conn, kind, name)
+    table = f"trunkline.topic_{number}"
+    rows = await _rows(
+        conn,
+        "select case when has_table_privilege(%b, 'insert') then"
+        " (select max_payload from trunkline.topics where topic_id = %b::int) end"
+        " where has_table_privilege('trunkline.topics', 'select')",
+        (table, number),
+    )
+    return CopyTarget(number, rows[0][0]) if rows and rows[0][0] is not None else None
+
+
+async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
+    """Stream plain messages into a topic's table. Only inside a transaction: it draws the row ids and writes them apart."""
+    keys = [message.key for message in messages]
+    partitions, row_ids, at = (
+        await _rows(
+            conn,
+            f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608
+            "(%b::int, %b::text[]) d",
+            (len(messages), keys if any(key is not None for key in keys) else None),
+        )
+    )[0]
+    made = iter(new_ids(sum(message.id is None for message in messages), at))
+    ids = [next(made) if message.id is None else message.id for message in messages]
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    statement = f"copy trunkline.topic_{int(target.number)} ({COLUMNS}) from stdin (format binary)"
+    async with cursor.copy(statement.encode()) as copy:
+        await copy.write(copy_rows(messages, partitions, row_ids, ids, at))
+    return [Published(id, False) for id in ids]
 
 
 # The log
@@ -156,69 +232,113 @@ async def head(conn: Connection, topic: str, partition: int) -> int:
     return int(await _value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
 
 
-async def read(conn: Connection, topic: str, partition: int, *, start: int, limit: int = 100) -> list[Message]:
+async def read(
+    conn: Connection, topic: str, partition: int, *, start: int, limit: int = 100, type: Any = None
+) -> list[Message[Any]]:
     rows = await _rows(
         conn,
-        f"select {_MESSAGE} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
+        f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
         (topic, partition, start, limit),
     )
-    return [_message(row) for row in rows]
+    decode = decoder(type)
+    return [Message(**message_fields(row), _decode=decode) for row in rows]
 
 
 async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int:
     return int(await _value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
+async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
+    """The next offset from a place on: 'earliest', 'latest', an offset or a time."""
+    return int(
+        await _value(
+            conn, "select trunkline._place(t, %b::int, %b) from trunkline._topic('topic', %b) t", (partition, place, topic)
+        )
+    )
+
+
 # Groups
 
 
-async def ensure_group(conn: Connection, topic: str, group: str, *, start: str = "earliest") -> None:
-    await _rows(conn, "select from trunkline.ensure_group(%b, %b, %b)", (topic, group, start))
-
-
-async def fetch(
+async def create_group(
     conn: Connection,
     topic: str,
     group: str,
     *,
+    start: str,
+    pattern: str | None = None,
+    headers: Headers | None = None,
+    ensure: bool = False,
+) -> None:
+    named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
+    verb = "ensure_group" if ensure else "create_group"
+    await _rows(conn, f"select from trunkline.{verb}(%b, %b, %b{named})", (topic, group, start, *values))
+
+
+async def list_groups(conn: Connection, topic: str | None = None, group: str | None = None) -> list[Group]:
+    return await _records(
+        conn,
+        Group,
+        "select t.name as topic, s.name, s.pattern, s.filter as headers, s.created_at"
+        " from trunkline.subscriptions s join trunkline.topics t using (topic_id)"
+        " where s.kind = 'group' and (%b::text is null or t.name = %b::text) and (%b::text is null or s.name = %b::text)"
+        " order by t.name, s.name",
+        (topic, topic, group, group),
+    )
+
+
+async def delete_group(conn: Connection, topic: str, group: str) -> None:
+    await _rows(conn, "select trunkline.delete_group(%b, %b)", (topic, group))
+
+
+async def fetch(
+    conn: Connection,
+    make: Callable[..., S],
+    topic: str,
+    group: str,
+    *,
     member: str,
-    max_messages: int = 100,
-    lease: timedelta = timedelta(seconds=30),
-    relaxed: bool = False,
-) -> Batch | None:
-    """The next messages of one partition, or None when there is nothing for this member."""
+    max_messages: int,
+    lease: timedelta,
+    generation: UUID | None = None,
+    type: Any = None,
+) -> S | None:
+    """The next messages of one partition, made into a batch, or None when there is nothing for this member.
+
+    Asks for a relaxed commit: it is always a statement of its own.
+    """
     rows = await _rows(
         conn,
-        f"select generation, deadline, {_MESSAGE}"  # noqa: S608
-        " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => %b)",
-        (topic, group, member, max_messages, lease, relaxed),
+        f"select {_FIELDS}, generation, deadline"  # noqa: S608
+        " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
+        (topic, group, member, max_messages, lease, generation),
     )
     if not rows:
         return None
-    return Batch(
-        partition=rows[0][2],
-        generation=rows[0][0],
-        deadline=rows[0][1],
-        messages=[_message(row[2:]) for row in rows],
-    )
+    decode = decoder(type)
+    messages: list[Message[Any]] = [Message(**message_fields(row), _decode=decode) for row in rows]
+    return make(generation=rows[0][11], deadline=rows[0][12], messages=messages)
 
 
-async def commit(conn: Connection, topic: str, group: str, *, partition: int, generation: UUID, offset: int) -> Result:
-    answer: Result = await _value(
-        conn,
-        "select trunkline.commit(%b, %b, %b::int, %b, %b::bigint)",
-        (topic, group, partition, generation, offset),
-    )
-    return answer
+async def commit(
+    conn: Connection, topic: str, group: str, *, partition: int, generation: UUID, offset: int
+) -> tuple[Result, str]:
+    """The answer, and the number of the transaction it was given in."""
+    row = (
+        await _rows(
+            conn,
+            "select trunkline.commit(%b, %b, %b::int, %b, %b::bigint), pg_current_xact_id()::text",
+            (topic, group, partition, generation, offset),
+        )
+    )[0]
+    return row[0], row[1]
 
 
 async def leave(conn: Connection, topic: str, group: str, *, member: str) -> int:
     return int(await _value(conn, "select trunkline.leave(%b, %b, %b)", (topic, group, member)))
 
 
-async def heartbeat(
-    conn: Connection, topic: str, group: str, *, member: str, lease: timedelta = timedelta(seconds=30)
-) -> int:
+async def heartbeat(conn: Connection, topic: str, group: str, *, member: str, lease: timedelta) -> int:
     return int(await _value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
 
 
@@ -243,9 +363,49 @@ async def seek(conn: Connection, topic: str, group: str, to: str, *, partition: 
 
 # Queues
 
+_QUEUE_SETTINGS = {
+    "lease": "interval",
+    "max_attempts": "int",
+    "backoff_base": "interval",
+    "backoff_factor": "float8",
+    "backoff_cap": "interval",
+    "backoff_jitter": "float8",
+    "ttl": "interval",
+    "delivery_delay": "interval",
+    "ordered": "boolean",
+    "partitions": "int",
+    "priorities": "int",
+    "history": "interval",
+    "retention": "interval",
+    "max_payload": "int",
+    "segment_rows": "int",
+}
+# a queue and what it has from its inbox; a record of columns that both tables have is taken from the first
+_QUEUE = (
+    "select q.*, t.partitions, t.retention, t.max_payload, coalesce((to_jsonb(t) ->> 'priorities')::int, 1) as priorities"
+)
 
-async def ensure_queue(conn: Connection, name: str) -> None:
-    await _rows(conn, "select from trunkline.ensure_queue(%b)", (name,))
+
+async def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
+    named, values = _named(settings, _QUEUE_SETTINGS)
+    await _rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
+    return await get_queue(conn, name)
+
+
+async def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
+    named, values = _named(settings, _QUEUE_SETTINGS)
+    await _rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
+    return await get_queue(conn, name)
+
+
+async def get_queue(conn: Connection, name: str) -> Queue:
+    query = f"{_QUEUE} from trunkline._queue(%b) q join trunkline.topics t on t.topic_id = q.inbox_id"
+    return (await _records(conn, Queue, query, (name,)))[0]
+
+
+async def list_queues(conn: Connection) -> list[Queue]:
+    query = f"{_QUEUE} from trunkline.list_queues() q join trunkline.topics t on t.topic_id = q.inbox_id order by q.name"
+    return await _records(conn, Queue, query)
 
 
 async def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:
@@ -257,75 +417,115 @@ async def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
     await _rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
-async def purge_queue(conn: Connection, name: str) -> int:
-    return int(await _value(conn, "select trunkline.purge_queue(%b)", (name,)))
+async def purge_queue(conn: Connection, name: str, *, limit: int = 10_000) -> int:
+    """One bounded step: how many were removed."""
+    return int(await _value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
 
 
-async def subscribe(
-    conn: Connection,
-    queue: str,
-    topic: str,
-    *,
-    pattern: str = "#",
-    headers: dict[str, Any] | None = None,
-    start: str = "latest",
-    name: str | None = None,
-) -> None:
-    await _rows(
+async def cleanup_queue(conn: Connection, name: str) -> int:
+    """Gives back the disk of finished messages: how many segments were emptied."""
+    return int(await _value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
+
+
+async def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = None) -> list[Waiting[Any]]:
+    """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
+    rows = await _rows(
         conn,
-        "select from trunkline.subscribe(%b, %b, %b, %b, %b, %b)",
-        (queue, topic, pattern, _jsonb(headers), start, name),
+        f"""
+        with q as materialized (select * from trunkline._queue(%b)),
+        again as (
+            select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
+            from q
+            cross join lateral (select * from trunkline.pending where queue_id = q.queue_id order by due_at limit %b::int) p
+            join trunkline.cursors c on c.cursor_id = p.cursor_id
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
+        ),
+        fresh as (
+            select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
+            from q join trunkline.cursors c on c.queue_id = q.queue_id and c.lane = 'log'
+            cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id
+                                                 order by l.lease_no desc limit 1), c.start_position) as position,
+                                       trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
+                                               least(s.head, s.position + greatest(%b::int, 1000) - 1)) r
+            where (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
+              and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{{}}')))
+        )
+        select {_FIELDS}, topic, attempt, due_at, error
+        from (select * from again union all select * from fresh) x
+        order by round, due_at, created_at, log_offset limit %b::int
+        """,  # noqa: S608
+        (queue, limit, limit, limit),
     )
-
-
-async def unsubscribe(conn: Connection, queue: str, name: str) -> None:
-    await _rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
+    decode = decoder(type)
+    return [
+        Waiting(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
+        for row in rows
+    ]
 
 
 async def queue_number(conn: Connection, queue: str) -> int:
     """The number that the queue's own claim function carries in its name."""
-    return int(await _value(conn, "select queue_id from trunkline._queue(%b)", (queue,)))
+    return int(await _value(conn, "select trunkline.queue_number(%b)", (queue,)))
 
 
 async def claim(
     conn: Connection,
+    make: Callable[..., S],
     queue_number: int,
     *,
     max_messages: int = 1,
     lease: timedelta | None = None,
     labels: Sequence[str] | None = None,
     consumer: str | None = None,
-    relaxed: bool = False,
-) -> list[Delivery]:
+    type: Any = None,
+) -> list[S]:
+    """Asks for a relaxed commit: it is always a statement of its own."""
     rows = await _rows(
         conn,
-        f"select receipt, attempt, deadline, topic, {_MESSAGE}"  # noqa: S608
-        f" from trunkline.queue_{int(queue_number)}_claim(%b::int, %b::interval, %b::text[], %b::text, %b)",
-        (max_messages, lease, None if labels is None else list(labels), consumer, relaxed),
+        f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608
+        f" from trunkline.queue_{int(queue_number)}_take(%b::int, %b::interval, %b::text[], %b::text, true)",
+        (max_messages, lease, None if labels is None else list(labels), consumer),
     )
-    return [
-        Delivery(
-            receipt=row[0],
-            attempt=row[1],
-            deadline=row[2],
-            topic=row[3],
-            partition=row[4],
-            offset=row[5],
-            id=row[6],
-            key=row[7],
-            routing_key=row[8],
-            label=row[9],
-            headers=row[10],
-            payload=row[11],
-            content_type=row[12],
-            occurred_at=row[13],
-            created_at=row[14],
+    decode = decoder(type)
+    made: list[S] = []
+    held = ""
+    for row in rows:
+        # named where it begins, for all rows up to the next one
+        held = row[11] or held
+        made.append(
+            make(
+                partition=row[0],
+                offset=row[1],
+                id=row[2],
+                key=row[3],
+                routing_key=row[4],
+                label=row[5],
+                headers=row[6],
+                payload=row[7],
+                content_type=row[8],
+                occurred_at=row[9],
+                created_at=row[10],
+                receipt=f"{row[1]}.{held}",
+                attempt=row[12],
+                deadline=row[13],
+                topic=row[14],
+                _decode=decode,
+            )
         )
-        for row in rows
-    ]
+    return made
 
 
 async def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
+    offset, _, lease = receipts[0].partition(".") if receipts else ("", "", "")
+    # the short way, for receipts of one lease; what does not look like one goes the long way and is answered there
+    if offset.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
+        offsets = [receipt.partition(".")[0] for receipt in receipts]
+        if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in offsets):
+            answers = await _value(
+                conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in offsets])
+            )
+            return ["done"] * len(receipts) if answers is None else answers
     rows = await _rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
@@ -356,28 +556,96 @@ async def extend(conn: Connection, receipts: Sequence[str], *, lease: timedelta)
     return [row[0] for row in rows]
 
 
+async def transaction_number(conn: Connection) -> str:
+    """Which transaction this is: to see whether it still is the same one later."""
+    return str(await _value(conn, "select pg_current_xact_id()::text"))
+
+
+# Subscriptions
+
+
+async def subscribe(
+    conn: Connection,
+    queue: str,
+    topic: str,
+    *,
+    pattern: str = "#",
+    headers: Headers | None = None,
+    start: str = "latest",
+    name: str | None = None,
+) -> None:
+    await _rows(
+        conn,
+        "select from trunkline.subscribe(%b, %b, %b, %b::jsonb, %b, %b)",
+        (queue, topic, pattern, headers_json(headers), start, name),
+    )
+
+
+async def unsubscribe(conn: Connection, queue: str, name: str) -> None:
+    await _rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
+
+
+async def list_subscriptions(conn: Connection, queue: str | None, topic: str | None) -> list[Subscription]:
+    return await _records(
+        conn,
+        Subscription,
+        "select queue, name, topic, pattern, filter as headers, created_at from trunkline.list_subscriptions(%b::text)"
+        " where %b::text is null or topic = %b::text",
+        (queue, topic, topic),
+    )
+
+
+async def readers(conn: Connection, topic: str, *, routing_key: str | None, headers: Headers | None) -> list[Reader]:
+    """Who reads the topic, and whether a message with this routing key and these headers would be for them."""
+    return await _records(
+        conn,
+        Reader,
+        "select s.kind, coalesce(q.name, s.name) as name, s.name as subscription, s.pattern, s.filter as headers,"
+        " (s.pattern_regex is null or coalesce(%b::text, '') ~ s.pattern_regex)"
+        "  and (s.filter is null or trunkline._filter_matches(s.filter, coalesce(%b::jsonb, '{}'))) as matches"
+        " from trunkline._topic('topic', %b) t join trunkline.subscriptions s on s.topic_id = t.topic_id"
+        " left join trunkline.queues q on q.queue_id = s.queue_id order by s.kind, 2, 3",
+        (routing_key, headers_json(headers), topic),
+    )
+
+
 # Dead letters
 
 
-async def list_dead_letters(conn: Connection, queue: str, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+def _dead_letter(row: Row, decode: Callable[[bytes, str], Any]) -> DeadLetter[Any]:
+    return DeadLetter(
+        **message_fields(row),
+        dead_id=row[11],
+        topic=row[12],
+        attempts=row[13],
+        error=row[14],
+        reason=row[15],
+        dead_at=row[16],
+        _decode=decode,
+    )
+
+
+_DEAD = f"{_FIELDS}, dead_id, topic, attempts, error, reason, dead_at"
+
+
+async def list_dead_letters(
+    conn: Connection, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
+) -> list[DeadLetter[Any]]:
     rows = await _rows(
         conn,
-        "select dead_id, id, topic, partition, log_offset, key, routing_key, label, headers, payload, content_type,"
-        " occurred_at, created_at, attempts, error, reason, dead_at"
-        " from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",
+        f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608
         (queue, after, limit),
     )
-    fields = DeadLetter.__struct_fields__
-    return [DeadLetter(**dict(zip(fields, row, strict=True))) for row in rows]
+    return [_dead_letter(row, decoder(type)) for row in rows]
+
+
+async def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None) -> DeadLetter[Any]:
+    rows = await _rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
+    return _dead_letter(rows[0], decoder(type))
 
 
 async def redrive(
-    conn: Connection,
-    queue: str,
-    *,
-    ids: Sequence[UUID] | None = None,
-    to: str | None = None,
-    limit: int = 1000,
+    conn: Connection, queue: str, *, ids: Sequence[UUID] | None = None, to: str | None = None, limit: int = 1000
 ) -> int:
     """One bounded step: how many went back."""
     return int(
@@ -399,7 +667,55 @@ async def purge_dead_letters(conn: Connection, queue: str, *, ids: Sequence[UUID
     )
 
 
-# Stats and upkeep
+# Schedules
+
+_SCHEDULE_SETTINGS = {
+    "topic": "text",
+    "queue": "text",
+    "payload": "jsonb",
+    "key": "text",
+    "routing_key": "text",
+    "label": "text",
+    "headers": "jsonb",
+    "timezone": "text",
+    "catch_up": "text",
+}
+
+
+async def create_schedule(conn: Connection, name: str, cron: str, *, ensure: bool = False, **settings: Any) -> Schedule:
+    named, values = _named(settings, _SCHEDULE_SETTINGS)
+    verb = "ensure_schedule" if ensure else "create_schedule"
+    query = f"select * from trunkline.{verb}(%b, %b{named})"  # noqa: S608
+    return (await _records(conn, Schedule, query, (name, cron, *values)))[0]
+
+
+async def list_schedules(conn: Connection) -> list[Schedule]:
+    return await _records(conn, Schedule, "select * from trunkline.list_schedules()")
+
+
+async def pause_schedule(conn: Connection, name: str, *, paused: bool) -> None:
+    verb = "pause_schedule" if paused else "resume_schedule"
+    await _rows(conn, f"select trunkline.{verb}(%b)", (name,))
+
+
+async def delete_schedule(conn: Connection, name: str) -> None:
+    await _rows(conn, "select trunkline.delete_schedule(%b)", (name,))
+
+
+async def run_schedule(conn: Connection, name: str) -> UUID:
+    return UUID(str(await _value(conn, "select trunkline.run_schedule(%b)", (name,))))
+
+
+async def next_runs(
+    conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+) -> list[datetime]:
+    rows = await _rows(
+        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
+    )
+    return [row[0] for row in rows]
+
+
+# Stats, reasons and upkeep
 
 
 async def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
@@ -415,6 +731,70 @@ async def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueS
     return [QueueStats(*row) for row in await _rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
 
 
+async def explain_message(conn: Connection, id: UUID) -> Explanation:
+    return Explanation(await _value(conn, "select trunkline.explain_message(%b)", (id,)))
+
+
+async def explain_offset(conn: Connection, topic: str, partition: int, offset: int) -> Explanation:
+    return Explanation(
+        await _value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset))
+    )
+
+
 async def upkeep(conn: Connection) -> None:
     """Run the duties that are due. Not inside a transaction: each duty commits by itself."""
     await conn.execute("call trunkline.upkeep()")
+
+
+# Waking up
+
+CHANNEL = "trunkline"
+
+
+async def listen(conn: Connection) -> None:
+    await conn.execute(f"listen {CHANNEL}")
+
+
+async def notify(conn: Connection, payload: str = "") -> None:
+    """Tell all listeners that there is something new. A hint: it need not be on disk."""
+    await _rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
+
+
+class Poll(NamedTuple):
+    """What has something to take: queues, groups (topic, group, member), and topics with the sum of their heads.
+
+    `seconds` until the next lease ends or delayed message is due for them; None when nothing is foreseen.
+    """
+
+    queues: set[str]
+    groups: set[tuple[str, str, str]]
+    topics: dict[str, int]
+    seconds: float | None
+
+
+async def poll(
+    conn: Connection,
+    *,
+    queues: Sequence[str],
+    groups: Sequence[tuple[str, str, str]],
+    topics: Sequence[str],
+) -> Poll:
+    """One statement for all waiting consumers of a process; it also ends overdue leases and lets in what is due for them."""
+    rows = await _rows(
+        conn,
+        "select kind, name, group_name, member, head, seconds"
+        " from trunkline.poll(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[])",
+        (
+            list(queues),
+            [group[0] for group in groups],
+            [group[1] for group in groups],
+            [group[2] for group in groups],
+            list(topics),
+        ),
+    )
+    return Poll(
+        queues={row[1] for row in rows if row[0] == "queue"},
+        groups={(row[1], row[2], row[3]) for row in rows if row[0] == "group"},
+        topics={row[1]: row[4] for row in rows if row[0] == "topic"},
+        seconds=next((row[5] for row in rows if row[0] == "wait"), None),
+    )

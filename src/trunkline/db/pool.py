@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from trunkline.errors import DatabaseUnavailable, from_psycopg
+from trunkline.db.tasks import Mutex
+from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError, from_psycopg
+from trunkline.sql.migrate import latest_version
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -23,40 +25,90 @@ async def _check(conn: Connection) -> None:
             raise psycopg.OperationalError("the server closed the connection")
 
 
-class Pool:
-    """Connections in autocommit mode: each call of ours is a transaction of its own."""
+async def connect(conninfo: str, *, prepare: bool = True) -> Connection:
+    """A connection outside the pool, in autocommit mode."""
+    return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=_threshold(prepare))
 
-    def __init__(self, conninfo: str, *, max_size: int = 10, timeout: float = 30.0) -> None:
-        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            conninfo,
-            kwargs={"autocommit": True},
+
+def _threshold(prepare: bool) -> int | None:
+    """After how many uses psycopg prepares a statement; None: never."""
+    return 5 if prepare else None
+
+
+class Pool:
+    """Connections in autocommit mode: each call of ours is a transaction of its own. Opened when first used."""
+
+    def __init__(self, conninfo: str, *, max_size: int = 10, timeout: float = 30.0, prepare: bool = True) -> None:
+        self.conninfo = conninfo
+        self._max_size = max_size
+        self._timeout = timeout
+        self._prepare = prepare
+        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._opening = Mutex()
+        self._checked = False
+        self._closed = False
+
+    async def open(self) -> None:
+        self._pool = AsyncConnectionPool(
+            self.conninfo,
+            kwargs={"autocommit": True, "prepare_threshold": _threshold(self._prepare)},
             min_size=0,
-            max_size=max_size,
-            timeout=timeout,
+            max_size=self._max_size,
+            timeout=self._timeout,
             check=_check,
             open=False,
             num_workers=1,
         )
-
-    async def open(self) -> None:
         await self._pool.open()
 
+    def refuse(self) -> None:
+        """No connection is handed out from here on."""
+        self._closed = True
+
     async def close(self) -> None:
-        await self._pool.close()
+        self.refuse()
+        if self._pool is not None:
+            await self._pool.close()
+        self._pool = None
 
     @asynccontextmanager
     async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
         """A connection of ours. Errors leave as TrunklineError; `writing` marks a lost connection as outcome unknown."""
+        if self._closed:
+            raise TrunklineError("the client was closed", hint="a consumer loop ends before its client")
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    await self.open()
+        assert self._pool is not None  # noqa: S101
         try:
             async with self._pool.connection() as conn:
+                if not self._checked:
+                    await self._check_version(conn)
                 try:
                     yield conn
                 except psycopg.Error as exc:
                     raise from_psycopg(exc, writing=writing) from exc
         except PoolTimeout as exc:
             raise DatabaseUnavailable(
-                "no database connection became free in time",
-                hint="check that the server runs, or give the client a larger pool",
+                f"none of the client's {self._max_size} database connections became free in {self._timeout:g} s",
+                hint="check that the server runs, or give the client more with max_connections",
             ) from exc
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc
+
+    async def _check_version(self, conn: Connection) -> None:
+        """A schema one version apart works; further apart nobody has tried."""
+        try:
+            cursor = await conn.execute("select max(version) from trunkline.migrations")
+            row = await cursor.fetchone()
+        except psycopg.errors.InsufficientPrivilege:
+            row = None
+        installed = None if row is None else row[0]
+        if installed is not None and abs(installed - latest_version()) > 1:
+            newer = installed > latest_version()
+            raise SchemaVersion(
+                f"the schema in the database has version {installed}, this program knows {latest_version()}",
+                hint="upgrade this program" if newer else "run trunkline migrate",
+            )
+        self._checked = True

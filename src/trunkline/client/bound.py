@@ -1,0 +1,166 @@
+"""Verbs on a connection of the caller's: part of its transaction, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from trunkline.client.batches import Batch
+from trunkline.client.borrowed import async_driver
+from trunkline.client.publishing import PerBody, new_messages, send
+from trunkline.db import calls
+from trunkline.db.codec import duration, encode_message
+from trunkline.db.pool import Connection
+from trunkline.errors import from_psycopg
+from trunkline.types import Duration, Headers, NewMessage, Published, Result
+
+
+class Bound:
+    """Publishes and settles in the caller's own transaction: it happens if and only if that transaction commits.
+
+    Never commits, rolls back, reconfigures or retries. After an error the transaction is as the database left it: roll it
+    back. Consumers find the messages by polling, in about a second; `client.wake()` after your commit tells them at once.
+    """
+
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    async def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> Published:
+        """The message is in the topic when the caller's transaction commits."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+        )
+        return await self._one("topic", topic, message)
+
+    async def enqueue(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+        priority: int | None = None,
+    ) -> Published:
+        """The message is in the queue when the caller's transaction commits."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+            priority=priority,
+        )
+        return await self._one("inbox", queue, message)
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        async with self._borrow() as conn:
+            return await send(conn, "topic", topic, messages)
+
+    async def enqueue_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        async with self._borrow() as conn:
+            return await send(conn, "inbox", queue, messages)
+
+    async def ack(self, receipts: Sequence[str]) -> list[Result]:
+        """Done if and only if the caller's transaction commits. Look at the answers: on `lost` somebody else may have it."""
+        async with self._borrow() as conn:
+            return await calls.ack(conn, receipts)
+
+    async def nack(
+        self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
+    ) -> list[Result]:
+        async with self._borrow() as conn:
+            return await calls.nack(conn, receipts, delay=duration(delay), error=error)
+
+    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
+        async with self._borrow() as conn:
+            return await calls.bury(conn, receipts, error=error)
+
+    async def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
+        """The group's position moves if and only if the caller's transaction commits. On `lost`, roll it back."""
+        async with self._borrow() as conn:
+            return (await batch.commit_on(conn, offset))[0]
+
+    async def _one(self, kind: str, name: str, message: NewMessage) -> Published:
+        encoded = encode_message(message)
+        async with self._borrow() as conn:
+            return (await calls.publish_many(conn, kind, name, [encoded]))[0]
+
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[Connection]:
+        conn = await async_driver(self._conn)
+        try:
+            yield conn
+        except psycopg.Error as exc:
+            raise from_psycopg(exc, writing=True) from exc

@@ -1,0 +1,87 @@
+"""Dead letters: look at them, send them back, remove them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+from trunkline.client.noun import Noun
+from trunkline.db import calls
+from trunkline.types import DeadLetter
+
+T = TypeVar("T")
+_STEP = 1000
+
+
+class DeadLetters(Noun):
+    """`client.dead`"""
+
+    @overload
+    async def list(
+        self, queue: str, *, after: int = 0, limit: int = 100, type: None = None
+    ) -> builtins.list[DeadLetter[Any]]: ...
+    @overload
+    async def list(self, queue: str, *, after: int = 0, limit: int = 100, type: type[T]) -> builtins.list[DeadLetter[T]]: ...
+    async def list(
+        self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
+    ) -> builtins.list[DeadLetter[Any]]:
+        """The oldest first; for the next page pass the last `dead_id` as `after`."""
+        async with self._reading() as conn:
+            return await calls.list_dead_letters(conn, queue, after=after, limit=limit, type=type)
+
+    async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
+        """By the id of the message, or `DeadLetterNotFound`."""
+        async with self._reading() as conn:
+            return await calls.get_dead_letter(conn, queue, id)
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        to: str | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Deliver them again, with a fresh count of attempts: all, those named, or the oldest `limit`; `to` another queue.
+
+        Works in steps of at most 1,000, each all or nothing, so it can be interrupted and repeated. Answers how many.
+        """
+        total = 0
+        while limit is None or total < limit:
+            async with self._writing() as conn:
+                step = await calls.redrive(
+                    conn, queue, ids=ids, to=to, limit=_STEP if limit is None else min(_STEP, limit - total)
+                )
+            if step == 0:
+                break
+            total += step
+            if on_progress is not None:
+                on_progress(total)
+        if total:
+            self._runtime().wakeup.published("inbox", to or queue)
+        return total
+
+    async def purge(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Remove them for good: all, those named, or the oldest `limit`; in steps of at most 1,000. Answers how many."""
+        total = 0
+        while limit is None or total < limit:
+            async with self._writing() as conn:
+                step = await calls.purge_dead_letters(
+                    conn, queue, ids=ids, limit=_STEP if limit is None else min(_STEP, limit - total)
+                )
+            if step == 0:
+                break
+            total += step
+            if on_progress is not None:
+                on_progress(total)
+        return total

@@ -1,0 +1,202 @@
+"""Queues: make them, change their policy, look into them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from trunkline.client.noun import Noun, check_fixed, settings
+from trunkline.db import calls
+from trunkline.errors import AlreadyExists, QueueNotFound
+from trunkline.types import Duration, Queue, QueueStats, Waiting
+
+T = TypeVar("T")
+
+
+class Queues(Noun):
+    """`client.queues`"""
+
+    async def create(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        backoff_base: Duration | None = None,
+        backoff_factor: float | None = None,
+        backoff_cap: Duration | None = None,
+        backoff_jitter: float | None = None,
+        ttl: Duration | None = None,
+        delivery_delay: Duration | None = None,
+        ordered: bool | None = None,
+        partitions: int | None = None,
+        priorities: int | None = None,
+        history: Duration | None = None,
+        retention: Duration | None = None,
+        max_payload: int | None = None,
+    ) -> Queue:
+        """A new queue; `AlreadyExists` if the name is taken.
+
+        `ordered`: one lease per partition at a time, so that messages with the same key are done in order. `priorities`: so
+        many levels, 0 the lowest. `history`: how long it is kept who had which message; `"0s"` for not at all.
+        """
+        async with self._writing() as conn, conn.transaction():
+            return await calls.create_queue(
+                conn,
+                name,
+                **settings(
+                    lease=lease,
+                    max_attempts=max_attempts,
+                    backoff_base=backoff_base,
+                    backoff_factor=backoff_factor,
+                    backoff_cap=backoff_cap,
+                    backoff_jitter=backoff_jitter,
+                    ttl=ttl,
+                    delivery_delay=delivery_delay,
+                    ordered=ordered,
+                    partitions=partitions,
+                    priorities=priorities,
+                    history=history,
+                    retention=retention,
+                    max_payload=max_payload,
+                ),
+            )
+
+    async def ensure(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        backoff_base: Duration | None = None,
+        backoff_factor: float | None = None,
+        backoff_cap: Duration | None = None,
+        backoff_jitter: float | None = None,
+        ttl: Duration | None = None,
+        delivery_delay: Duration | None = None,
+        ordered: bool | None = None,
+        partitions: int | None = None,
+        priorities: int | None = None,
+        history: Duration | None = None,
+        retention: Duration | None = None,
+        max_payload: int | None = None,
+    ) -> Queue:
+        """The queue is there. One that exists stays as it is; `AlreadyExists` if order, partitions or priorities differ."""
+        try:
+            found = await self.get(name)
+        except QueueNotFound:
+            try:
+                return await self.create(
+                    name,
+                    lease=lease,
+                    max_attempts=max_attempts,
+                    backoff_base=backoff_base,
+                    backoff_factor=backoff_factor,
+                    backoff_cap=backoff_cap,
+                    backoff_jitter=backoff_jitter,
+                    ttl=ttl,
+                    delivery_delay=delivery_delay,
+                    ordered=ordered,
+                    partitions=partitions,
+                    priorities=priorities,
+                    history=history,
+                    retention=retention,
+                    max_payload=max_payload,
+                )
+            except AlreadyExists:
+                found = await self.get(name)
+        check_fixed(f"queue {name!r}", found, ordered=ordered, partitions=partitions, priorities=priorities)
+        return found
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        backoff_base: Duration | None = None,
+        backoff_factor: float | None = None,
+        backoff_cap: Duration | None = None,
+        backoff_jitter: float | None = None,
+        ttl: Duration | None = None,
+        delivery_delay: Duration | None = None,
+        history: Duration | None = None,
+        retention: Duration | None = None,
+        max_payload: int | None = None,
+    ) -> Queue:
+        """Change what is given and keep the rest."""
+        async with self._writing() as conn, conn.transaction():
+            return await calls.alter_queue(
+                conn,
+                name,
+                **settings(
+                    lease=lease,
+                    max_attempts=max_attempts,
+                    backoff_base=backoff_base,
+                    backoff_factor=backoff_factor,
+                    backoff_cap=backoff_cap,
+                    backoff_jitter=backoff_jitter,
+                    ttl=ttl,
+                    delivery_delay=delivery_delay,
+                    history=history,
+                    retention=retention,
+                    max_payload=max_payload,
+                ),
+            )
+
+    async def get(self, name: str) -> Queue:
+        """The queue, or `QueueNotFound`."""
+        async with self._reading() as conn:
+            return await calls.get_queue(conn, name)
+
+    async def list(self) -> builtins.list[Queue]:
+        """All queues, by name."""
+        async with self._reading() as conn:
+            return await calls.list_queues(conn)
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        """The queue with its messages and subscriptions is gone. `InUse` while it has dead letters, unless forced."""
+        async with self._writing() as conn:
+            await calls.delete_queue(conn, name, force=force)
+
+    async def pause(self, name: str) -> None:
+        """Nothing is given out until `resume`; publishing and settling go on."""
+        async with self._writing() as conn:
+            await calls.pause_queue(conn, name, paused=True)
+
+    async def resume(self, name: str) -> None:
+        async with self._writing() as conn:
+            await calls.pause_queue(conn, name, paused=False)
+        self._runtime().wakeup.published("inbox", name)
+
+    async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
+        """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
+        total = 0
+        while True:
+            async with self._writing() as conn:
+                step = await calls.purge_queue(conn, name)
+            total += step
+            if on_progress is not None and step:
+                on_progress(total)
+            if step == 0:
+                return total
+
+    async def cleanup(self, name: str) -> int:
+        """Give back the disk of finished messages now; answers how many segments were emptied."""
+        async with self._writing() as conn:
+            return await calls.cleanup_queue(conn, name)
+
+    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
+        """One row per queue, of one or of all."""
+        async with self._reading() as conn:
+            return await calls.queue_stats(conn, name)
+
+    @overload
+    async def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[Waiting[Any]]: ...
+    @overload
+    async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
+        """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
+        async with self._reading() as conn:
+            return await calls.peek_queue(conn, queue, limit=limit, type=type)

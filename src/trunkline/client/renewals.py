@@ -1,0 +1,59 @@
+"""Keeps leases alive while their messages are worked on: one loop for all of a client's consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+from trunkline.db.tasks import Background, Bell, log
+
+
+class Renewal:
+    """Something to do again and again, every so many seconds, until it is dropped."""
+
+    def __init__(self, every: float, renew: Callable[[], Awaitable[None]]) -> None:
+        self.every = every
+        self.renew = renew
+        self.due = monotonic() + every
+
+
+class Renewals:
+    """Runs renewals when they are due. A failed one is tried again after a second: the lease outlasts two failures."""
+
+    def __init__(self) -> None:
+        self._all: set[Renewal] = set()
+        self._changed = Bell()
+        self._loop: Background | None = None
+        self._closed = False
+
+    def add(self, every: float, renew: Callable[[], Awaitable[None]]) -> Renewal:
+        renewal = Renewal(every, renew)
+        self._all.add(renewal)
+        if self._loop is None or not self._loop.alive:
+            self._loop = Background(self._run, "trunkline renewals")
+        self._changed.ring()
+        return renewal
+
+    def drop(self, renewal: Renewal) -> None:
+        self._all.discard(renewal)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._changed.ring()
+        if self._loop is not None:
+            await self._loop.end()
+
+    async def _run(self) -> None:
+        while not self._closed:
+            self._changed.hush()
+            first = min((renewal.due for renewal in tuple(self._all)), default=None)
+            await self._changed.wait(None if first is None else max(0.0, first - monotonic()))
+            for renewal in tuple(self._all):
+                if renewal.due > monotonic() or renewal not in self._all or self._closed:
+                    continue
+                try:
+                    await renewal.renew()
+                    renewal.due = monotonic() + renewal.every
+                except Exception as exc:
+                    log.warning("a lease could not be renewed: %s", exc)
+                    renewal.due = monotonic() + min(1.0, renewal.every)

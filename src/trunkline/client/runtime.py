@@ -1,0 +1,53 @@
+"""What a client holds while it is open: its pool, its wake-up, its renewals and the names it has looked up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import psycopg
+
+from trunkline.client.renewals import Renewals
+from trunkline.db import calls
+from trunkline.db.pool import Connection, Pool
+from trunkline.db.wakeup import Wakeup
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The living part of a client. A forked child gets another one and leaves its parent's sockets alone."""
+
+    def __init__(self, conninfo: str, *, max_connections: int, prepare: bool = True) -> None:
+        self.pid = os.getpid()
+        self.pool = Pool(conninfo, max_size=max_connections, prepare=prepare)
+        self.wakeup = Wakeup(conninfo, prepare=prepare)
+        self.renewals = Renewals()
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    async def close(self) -> None:
+        # first of all: a loop that is rung below must find the door shut, or it would wait again
+        self.pool.refuse()
+        await self.renewals.close()
+        await self.wakeup.close()
+        await self.pool.close()
+
+    @asynccontextmanager
+    async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
+        async with self.pool.connection(writing=writing) as conn:
+            yield conn
+
+    async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
+        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        number = self._numbers.get((kind, name))
+        if number is not None:
+            try:
+                return await call(number)
+            except psycopg.errors.UndefinedFunction:
+                pass  # deleted and made again under the same name: it has another number now
+        resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
+        number = await resolve
+        self._numbers[kind, name] = number
+        return await call(number)

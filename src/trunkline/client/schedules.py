@@ -1,0 +1,121 @@
+"""Schedules: messages published again and again, at the times of a cron line."""
+
+from __future__ import annotations
+
+import builtins
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from trunkline.client.noun import Noun
+from trunkline.db import calls
+from trunkline.db.codec import headers_json, to_json
+from trunkline.types import CatchUp, Headers, Schedule
+
+
+class Schedules(Noun):
+    """`client.schedules`"""
+
+    async def create(
+        self,
+        name: str,
+        cron: str,
+        *,
+        topic: str | None = None,
+        queue: str | None = None,
+        body: Any = None,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+    ) -> Schedule:
+        """A new schedule that publishes `body` to a topic or a queue; fired once over all processes that run upkeep.
+
+        `catch_up` says what happens to times that passed while nobody ran upkeep: `skip` them, fire `one`, or fire `all`.
+        """
+        return await self._make(False, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
+
+    async def ensure(
+        self,
+        name: str,
+        cron: str,
+        *,
+        topic: str | None = None,
+        queue: str | None = None,
+        body: Any = None,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+    ) -> Schedule:
+        """The schedule is there and is like this: made, or changed."""
+        return await self._make(True, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
+
+    async def _make(
+        self,
+        ensure: bool,
+        name: str,
+        cron: str,
+        topic: str | None,
+        queue: str | None,
+        body: Any,
+        key: str | None,
+        routing_key: str | None,
+        label: str | None,
+        headers: Headers | None,
+        timezone: str,
+        catch_up: CatchUp,
+    ) -> Schedule:
+        payload = to_json(body).decode()
+        async with self._writing() as conn:
+            return await calls.create_schedule(
+                conn,
+                name,
+                cron,
+                ensure=ensure,
+                topic=topic,
+                queue=queue,
+                payload=payload,
+                key=key,
+                routing_key=routing_key,
+                label=label,
+                headers=headers_json(headers),
+                timezone=timezone,
+                catch_up=catch_up,
+            )
+
+    async def list(self) -> builtins.list[Schedule]:
+        """All schedules, by name."""
+        async with self._reading() as conn:
+            return await calls.list_schedules(conn)
+
+    async def pause(self, name: str) -> None:
+        """It does not fire until `resume`."""
+        async with self._writing() as conn:
+            await calls.pause_schedule(conn, name, paused=True)
+
+    async def resume(self, name: str) -> None:
+        async with self._writing() as conn:
+            await calls.pause_schedule(conn, name, paused=False)
+
+    async def delete(self, name: str) -> None:
+        async with self._writing() as conn:
+            await calls.delete_schedule(conn, name)
+
+    async def run(self, name: str) -> UUID:
+        """Fire it now, out of turn; answers the id of the message."""
+        async with self._writing() as conn:
+            id = await calls.run_schedule(conn, name)
+        self._runtime().wakeup.tell()
+        return id
+
+    async def next_runs(
+        self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+    ) -> builtins.list[datetime]:
+        """When a cron line would fire next."""
+        async with self._reading() as conn:
+            return await calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)

@@ -1,0 +1,1 @@
+"""The sync twins of `trunkline.client`, written by tools/unasync.py."""

@@ -1,0 +1,99 @@
+# Written by tools/unasync.py from src/trunkline/client/batches.py; change that file, not this one.
+"""Batches: messages of one partition, fetched for a group, with the verbs that settle them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from trunkline.client.sync import transactions
+from trunkline.client.sync.runtime import Runtime
+from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection
+from trunkline.types import Message, Result
+
+T = TypeVar("T")
+
+
+class Batch(Generic[T]):
+    """Messages of one partition in offset order, leased to a member until `deadline` by the database's clock.
+
+    Commit it when its messages are handled. What is not committed is delivered again.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        topic: str,
+        group: str,
+        *,
+        generation: UUID,
+        deadline: datetime,
+        messages: list[Message[Any]],
+        lease: timedelta,
+    ) -> None:
+        self.topic = topic
+        self.group = group
+        self.generation = generation
+        self.deadline = deadline
+        self.messages: list[Message[T]] = messages
+        self.committed = False
+        """Whether all of it was committed by this object."""
+        self._runtime = runtime
+        self._fetched_at = deadline - lease
+
+    @property
+    def partition(self) -> int:
+        return self.messages[0].partition
+
+    @property
+    def first_offset(self) -> int:
+        return self.messages[0].offset
+
+    @property
+    def last_offset(self) -> int:
+        return self.messages[-1].offset
+
+    @property
+    def lag(self) -> timedelta:
+        """How old the last message was when the batch was fetched, by the database's clock."""
+        return self._fetched_at - self.messages[-1].created_at
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic}[{self.partition}] {self.first_offset}..{self.last_offset} for {self.group})"
+
+    def commit(self, offset: int | None = None) -> Result:
+        """Everything up to `offset` (by default all of it) is done; `lost` when another member has the partition."""
+        with self._runtime.connection(writing=True) as conn:
+            return (self.commit_on(conn, offset))[0]
+
+    def commit_on(self, conn: Connection, offset: int | None = None) -> tuple[Result, str]:
+        """The same on a connection of the caller's; also answers the number of its transaction."""
+        upto = self.last_offset if offset is None else offset
+        result, number = calls.commit(
+            conn, self.topic, self.group, partition=self.partition, generation=self.generation, offset=upto
+        )
+        self.committed = self.committed or (result == "done" and upto >= self.last_offset)
+        return result, number
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """What you write on the connection and the group's position commit together: exactly once.
+
+        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back.
+        """
+        try:
+            with transactions.settled(self._runtime, self.commit_on) as conn:
+                yield conn
+        except BaseException:
+            self.committed = False
+            raise

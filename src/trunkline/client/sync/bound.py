@@ -1,0 +1,165 @@
+# Written by tools/unasync.py from src/trunkline/client/bound.py; change that file, not this one.
+"""Verbs on a connection of the caller's: part of its transaction, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from trunkline.client.borrowed import sync_driver
+from trunkline.client.sync.batches import Batch
+from trunkline.client.sync.publishing import PerBody, new_messages, send
+from trunkline.db.codec import duration, encode_message
+from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection
+from trunkline.errors import from_psycopg
+from trunkline.types import Duration, Headers, NewMessage, Published, Result
+
+
+class Bound:
+    """Publishes and settles in the caller's own transaction: it happens if and only if that transaction commits.
+
+    Never commits, rolls back, reconfigures or retries. After an error the transaction is as the database left it: roll it
+    back. Consumers find the messages by polling, in about a second; `client.wake()` after your commit tells them at once.
+    """
+
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+    ) -> Published:
+        """The message is in the topic when the caller's transaction commits."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+        )
+        return self._one("topic", topic, message)
+
+    def enqueue(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        routing_key: str | None = None,
+        label: str | None = None,
+        headers: Headers | None = None,
+        id: UUID | None = None,
+        occurred_at: datetime | None = None,
+        idempotency_key: str | None = None,
+        delay: Duration | None = None,
+        deliver_at: datetime | None = None,
+        content_type: str | None = None,
+        priority: int | None = None,
+    ) -> Published:
+        """The message is in the queue when the caller's transaction commits."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            routing_key=routing_key,
+            label=label,
+            headers=headers,
+            id=id,
+            occurred_at=occurred_at,
+            idempotency_key=idempotency_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            content_type=content_type,
+            priority=priority,
+        )
+        return self._one("inbox", queue, message)
+
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        with self._borrow() as conn:
+            return send(conn, "topic", topic, messages)
+
+    def enqueue_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        key: PerBody = None,
+        routing_key: PerBody = None,
+        label: PerBody = None,
+        headers: Headers | None = None,
+        content_type: str | None = None,
+    ) -> list[Published]:
+        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        messages = new_messages(
+            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
+        )
+        with self._borrow() as conn:
+            return send(conn, "inbox", queue, messages)
+
+    def ack(self, receipts: Sequence[str]) -> list[Result]:
+        """Done if and only if the caller's transaction commits. Look at the answers: on `lost` somebody else may have it."""
+        with self._borrow() as conn:
+            return calls.ack(conn, receipts)
+
+    def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
+        with self._borrow() as conn:
+            return calls.nack(conn, receipts, delay=duration(delay), error=error)
+
+    def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
+        with self._borrow() as conn:
+            return calls.bury(conn, receipts, error=error)
+
+    def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
+        """The group's position moves if and only if the caller's transaction commits. On `lost`, roll it back."""
+        with self._borrow() as conn:
+            return (batch.commit_on(conn, offset))[0]
+
+    def _one(self, kind: str, name: str, message: NewMessage) -> Published:
+        encoded = encode_message(message)
+        with self._borrow() as conn:
+            return (calls.publish_many(conn, kind, name, [encoded]))[0]
+
+    @contextmanager
+    def _borrow(self) -> Iterator[Connection]:
+        conn = sync_driver(self._conn)
+        try:
+            yield conn
+        except psycopg.Error as exc:
+            raise from_psycopg(exc, writing=True) from exc

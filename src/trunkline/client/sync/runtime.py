@@ -1,0 +1,54 @@
+# Written by tools/unasync.py from src/trunkline/client/runtime.py; change that file, not this one.
+"""What a client holds while it is open: its pool, its wake-up, its renewals and the names it has looked up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import psycopg
+
+from trunkline.client.sync.renewals import Renewals
+from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection, Pool
+from trunkline.db.sync.wakeup import Wakeup
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The living part of a client. A forked child gets another one and leaves its parent's sockets alone."""
+
+    def __init__(self, conninfo: str, *, max_connections: int, prepare: bool = True) -> None:
+        self.pid = os.getpid()
+        self.pool = Pool(conninfo, max_size=max_connections, prepare=prepare)
+        self.wakeup = Wakeup(conninfo, prepare=prepare)
+        self.renewals = Renewals()
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def close(self) -> None:
+        # first of all: a loop that is rung below must find the door shut, or it would wait again
+        self.pool.refuse()
+        self.renewals.close()
+        self.wakeup.close()
+        self.pool.close()
+
+    @contextmanager
+    def connection(self, *, writing: bool = False) -> Iterator[Connection]:
+        with self.pool.connection(writing=writing) as conn:
+            yield conn
+
+    def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], T]) -> T:
+        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        number = self._numbers.get((kind, name))
+        if number is not None:
+            try:
+                return call(number)
+            except psycopg.errors.UndefinedFunction:
+                pass  # deleted and made again under the same name: it has another number now
+        resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
+        number = resolve
+        self._numbers[kind, name] = number
+        return call(number)

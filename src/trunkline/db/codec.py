@@ -1,0 +1,284 @@
+"""Bodies and their bytes: JSON for all but bytes, which go as they are. What JSON would bend is refused, with its place.
+
+Plain containers may hold what JSON can say and give back: text, finite numbers, true, false, null, and also UUIDs, dates,
+times with a zone and enums, which become text. Records (dataclasses, msgspec Structs, Pydantic models) name the types of
+their fields, so in them sets, Decimals and bytes are fine too: they come back as what they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import math
+import sys
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trunkline.errors import InvalidArgument
+from trunkline.settings import parse_duration
+from trunkline.types import Duration, NewMessage, Place
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+_DEEPEST = 200
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
+class InvalidBody(InvalidArgument, ValueError):
+    """A payload is not JSON, or not of the type it was to be decoded into."""
+
+    code = "invalid_body"
+
+
+def encode(body: Any, content_type: str | None = None) -> tuple[bytes, str]:
+    """The bytes of a body and what they are. TypeError or ValueError, naming the place, for what cannot go."""
+    if content_type is not None and "pickle" in content_type:
+        raise ValueError(f"the content type {content_type} is refused: unpickling runs any code a sender likes")
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), content_type or BYTES
+    if content_type is not None and not _is_json(content_type):
+        raise TypeError(
+            f"a body of type {type(body).__name__} is sent as JSON, not as {content_type}: encode it to bytes yourself"
+        )
+    return to_json(body), content_type or JSON
+
+
+def to_json(value: Any) -> bytes:
+    """JSON bytes of a value; TypeError or ValueError, naming the place, for what JSON would bend."""
+    try:
+        _check(value, (), False)
+        return _encoder.encode(value)
+    except RecursionError:
+        raise ValueError("the body is nested too deeply, or contains itself") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"the body has text that is not valid Unicode at {_place(_bad_text(value, ()) or ())}") from None
+
+
+def headers_json(headers: Mapping[str, Any] | None) -> str | None:
+    """Headers as JSON text."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers are a mapping of names to values, not {type(headers).__name__}")
+    return to_json(headers).decode()
+
+
+@cache
+def decoder(kind: Any) -> Callable[[bytes, str], Any]:
+    """What turns payload and content type into a body of this type.
+
+    Without a type JSON becomes Python objects and everything else stays bytes; `bytes` leaves every payload as it is.
+    """
+    if kind is bytes:
+        return lambda payload, content_type: payload
+    if kind is None:
+        return _decode_untyped
+    typed: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+
+    def decode(payload: bytes, content_type: str) -> Any:
+        try:
+            return typed.decode(payload)
+        except ValueError as exc:
+            name = getattr(kind, "__name__", kind)
+            raise InvalidBody(f"the payload is not a {name}: {exc}", hint="bury it, or read it as bytes") from exc
+
+    return decode
+
+
+def _decode_untyped(payload: bytes, content_type: str) -> Any:
+    if not _is_json(content_type):
+        return payload
+    try:
+        return msgspec.json.decode(payload)
+    except ValueError as exc:
+        raise InvalidBody(f"the payload is not JSON: {exc}", hint="bury it, or read its payload") from exc
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind.endswith(("/json", "+json"))
+
+
+# Pydantic is used if the application has it: a model can only come here when its module is loaded.
+
+
+def _is_model(value: Any) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(value, pydantic.BaseModel)
+
+
+def _enc_hook(value: Any) -> Any:
+    if _is_model(value):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+
+
+def _dec_hook(kind: Any, value: Any) -> Any:
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+        validate: Callable[[Any], Any] = kind.model_validate  # type: ignore[attr-defined]
+        return validate(value)
+    raise TypeError(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
+
+
+# Finding what JSON would bend. msgspec writes NaN as null and sets as lists, without a word.
+
+
+def _check(value: Any, path: tuple[Any, ...], typed: bool) -> None:
+    kind = type(value)
+    if kind in _PLAIN:
+        return
+    if len(path) > _DEEPEST:
+        raise ValueError(f"the body is nested more than {_DEEPEST} levels deep, or contains itself")
+    if kind is dict or isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str | int | UUID | enum.Enum) or isinstance(key, bool):
+                raise TypeError(f"the body has a key of type {type(key).__name__} at {_place(path)}; JSON keys are text")
+            if type(inner) not in _PLAIN:
+                _check(inner, (*path, key), typed)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            if type(inner) not in _PLAIN:
+                _check(inner, (*path, number), typed)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"the body has {value} at {_place(path)}; JSON has no such number")
+    else:
+        _check_rare(value, path, typed)
+
+
+def _check_rare(value: Any, path: tuple[Any, ...], typed: bool) -> None:
+    if isinstance(value, datetime.datetime | datetime.time):
+        if value.tzinfo is None:
+            raise ValueError(f"the body has a time without a zone at {_place(path)}; add one, such as datetime.UTC")
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            _check(getattr(value, name), (*path, name), True)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _check(getattr(value, field.name), (*path, field.name), True)
+    elif _is_model(value):
+        _check(value.model_dump(mode="json"), path, True)
+    elif isinstance(value, set | frozenset):
+        if not typed:
+            raise TypeError(
+                f"the body has a {type(value).__name__} at {_place(path)}; JSON has only lists: sort it into one"
+            )
+        for inner in value:
+            _check(inner, (*path, inner), True)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        if not typed:
+            raise TypeError(f"the body has bytes at {_place(path)}; send bytes as the whole body, or write them as text")
+    elif isinstance(value, Decimal):
+        if not typed:
+            raise TypeError(f"the body has a Decimal at {_place(path)}; send str(...) or float(...)")
+        if not value.is_finite():
+            raise ValueError(f"the body has {value} at {_place(path)}; JSON has no such number")
+    elif not isinstance(value, str | int | UUID | datetime.date | datetime.timedelta | enum.Enum | msgspec.Raw):
+        raise TypeError(f"the body has a {type(value).__name__} at {_place(path)}, which cannot be sent as JSON")
+
+
+def _bad_text(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Where text is that has no UTF-8, if it is in a plain container."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return next((found for step, inner in pairs if (found := _bad_text(inner, (*path, step))) is not None), None)
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    """`$.order.lines[2]`: where in the body, and the beginning of it when it is long."""
+    text = "$"
+    for step in path[:20]:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text + (" ..." if len(path) > 20 else "")
+
+
+# Messages
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A message ready to be sent: checked, and in the types that the database takes."""
+
+    payload: bytes
+    content_type: str
+    key: str | None = None
+    routing_key: str | None = None
+    label: str | None = None
+    headers: str | None = None
+    id: UUID | None = None
+    occurred_at: datetime.datetime | None = None
+    idempotency_key: str | None = None
+    delay: datetime.timedelta | None = None
+    deliver_at: datetime.datetime | None = None
+    priority: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the short way is open to it: no key to look up, no time to wait for, no lane to choose."""
+        return self.idempotency_key is None and self.delay is None and self.deliver_at is None and self.priority is None
+
+
+def encode_message(message: NewMessage) -> Encoded:
+    """The message as it goes to the database; TypeError or ValueError before anything is sent."""
+    payload, content_type = encode(message.body, message.content_type)
+    return Encoded(
+        payload,
+        content_type,
+        _text("key", message.key),
+        _text("routing_key", message.routing_key),
+        _text("label", message.label),
+        headers_json(message.headers),
+        _uuid(message.id),
+        _moment("occurred_at", message.occurred_at),
+        _text("idempotency_key", message.idempotency_key),
+        duration(message.delay),
+        _moment("deliver_at", message.deliver_at),
+        message.priority,
+    )
+
+
+def duration(value: Duration | None) -> datetime.timedelta | None:
+    """A duration given as text or as a timedelta."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if value is None or isinstance(value, datetime.timedelta):
+        return value
+    raise TypeError(f"a duration is a timedelta or text such as '30s', not {type(value).__name__}")
+
+
+def place(value: Place) -> str:
+    """A place in a log as the database reads it."""
+    if isinstance(value, datetime.datetime):
+        moment = _moment("a place in a log", value)
+        assert moment is not None  # noqa: S101
+        return moment.isoformat()
+    return str(value)
+
+
+def _text(field: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{field} is text, not {type(value).__name__}")
+    return value
+
+
+def _uuid(value: UUID | str | None) -> UUID | None:
+    return UUID(value) if isinstance(value, str) else value
+
+
+def _moment(field: str, value: datetime.datetime | None) -> datetime.datetime | None:
+    if value is not None and value.tzinfo is None:
+        raise ValueError(f"{field} is a time without a zone; add one, such as datetime.UTC")
+    return value

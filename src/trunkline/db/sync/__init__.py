@@ -1,0 +1,1 @@
+"""The sync twins of `trunkline.db`, written by tools/unasync.py."""

@@ -1,0 +1,275 @@
+"""Waking consumers (DESIGN 3.5): one poller and one listener per client, whatever the number of its consumers.
+
+Polling is enough for correctness; everything else only makes it sooner. Publishers of this client ring its consumers
+directly. Other processes hear a NOTIFY with an empty payload, sent after the commit on a connection of its own, at most
+every few milliseconds; whoever hears it asks the database once which of its waiting consumers have something to take.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from uuid import uuid4
+
+import psycopg
+
+from trunkline.db import calls
+from trunkline.db.pool import Connection, connect
+from trunkline.db.tasks import Background, Bell, Mutex, log, sleep
+
+POLL_SECONDS = 1.1
+"""With a ping now and then this stays below one query per second."""
+PING_SECONDS = 15.0
+PATIENCE_SECONDS = 5.0
+NOTIFY_SECONDS = 0.005
+_GAP_SECONDS = 0.002
+_TURN_SECONDS = 0.2
+
+
+class Watch:
+    """A consumer's place to wait. Hush it, look for messages, and wait when there are none: nothing can slip through."""
+
+    def __init__(self, wakeup: Wakeup, kind: str, name: str, group: str = "", member: str = "") -> None:
+        self.kind = kind
+        self.name = name
+        self.group = group
+        self.member = member
+        self.sources: frozenset[str] | None = None
+        """Topics that feed a queue; None while that is not known."""
+        self.waiting = False
+        self.length: int | None = None
+        self._wakeup = wakeup
+        self._bell = Bell()
+
+    def hush(self) -> None:
+        self._bell.hush()
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Until there may be something to take; answers whether it was rung."""
+        self.waiting = True
+        try:
+            self._wakeup.somebody_waits()
+            return await self._bell.wait(timeout)
+        finally:
+            self.waiting = False
+
+
+class Wakeup:
+    """Rings watches when there may be something for them."""
+
+    def __init__(self, conninfo: str, *, prepare: bool = True) -> None:
+        self._conninfo = conninfo
+        self._prepare = prepare
+        self._watches: set[Watch] = set()
+        self._poke = Bell()
+        self._news = Bell()
+        self._missed = False
+        self._pause = POLL_SECONDS
+        self._closed = False
+        self._poller: Background | None = None
+        self._listener: Background | None = None
+        self._notifier: Background | None = None
+        self._side: Connection | None = None
+        self._side_pid = 0
+        self._side_lock = Mutex()
+        self.polls = 0
+        self.hearing = False
+
+    # For consumers
+
+    def watch(self, kind: str, name: str, *, group: str = "", member: str = "") -> Watch:
+        watch = Watch(self, kind, name, group, member)
+        self._watches.add(watch)
+        if self._poller is None:
+            self._poller = Background(self._poll_for_ever, "trunkline poller")
+            self._listener = Background(self._listen_for_ever, "trunkline listener")
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        self._watches.discard(watch)
+
+    def somebody_waits(self) -> None:
+        if self._missed:
+            self._poke.ring()
+
+    # For publishers
+
+    def published(self, kind: str, name: str) -> None:
+        """Something was committed: ring our own consumers now, tell the other processes soon."""
+        for watch in tuple(self._watches):
+            if kind == "inbox":
+                hit = watch.kind == "queue" and watch.name == name
+            elif watch.kind == "queue":
+                hit = watch.sources is None or name in watch.sources
+            else:
+                hit = watch.name == name
+            if hit:
+                watch.ring()
+        self.tell()
+
+    def tell(self) -> None:
+        """Let other processes look: something was committed somewhere."""
+        self._news.ring()
+        if self._notifier is None and not self._closed:
+            self._notifier = Background(self._notify_for_ever, "trunkline notifier")
+
+    def tell_all(self) -> None:
+        """Something was committed and nobody knows where: all of ours look, and the other processes."""
+        for watch in tuple(self._watches):
+            watch.ring()
+        self.tell()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._poke.ring()
+        self._news.ring()
+        for watch in tuple(self._watches):
+            watch.ring()
+        for loop in (self._notifier, self._poller, self._listener):
+            if loop is not None:
+                await loop.end()
+        async with self._side_lock:
+            await self._drop_side()
+
+    # The loops
+
+    async def _notify_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.hush()
+            if self._closed:
+                return
+            try:
+                async with self._side_lock:
+                    await calls.notify(await self._open_side())
+            except psycopg.Error as exc:
+                log.debug("a wake-up was not sent: %s", exc)
+                async with self._side_lock:
+                    await self._drop_side()
+                await sleep(_TURN_SECONDS)
+            await sleep(NOTIFY_SECONDS)
+
+    async def _poll_for_ever(self) -> None:
+        while not self._closed:
+            await self._poke.wait(self._pause)
+            self._poke.hush()
+            waiting = [watch for watch in tuple(self._watches) if watch.waiting]
+            if not waiting:
+                # somebody may be between an empty look and the wait
+                self._missed = True
+                continue
+            self._missed = False
+            start = monotonic()
+            try:
+                await self._poll(waiting)
+            except psycopg.OperationalError as exc:
+                log.warning("a poll failed, the next one comes soon: %s", exc)
+                async with self._side_lock:
+                    await self._drop_side()
+                await sleep(_TURN_SECONDS)
+                self._poke.ring()
+            except psycopg.Error as exc:
+                # a role that may not poll, or a schema of another version: then each consumer looks for itself
+                log.warning("consumers look for themselves, because the common poll is refused: %s", exc)
+                for watch in waiting:
+                    watch.ring()
+                await self._rest(POLL_SECONDS)
+            # a flood of hints never takes more than half of the poller's time
+            await sleep(max(_GAP_SECONDS, monotonic() - start))
+
+    async def _poll(self, waiting: list[Watch]) -> None:
+        async with self._side_lock:
+            found = await calls.poll(
+                await self._open_side(),
+                queues=sorted({watch.name for watch in waiting if watch.kind == "queue"}),
+                groups=sorted({(watch.name, watch.group, watch.member) for watch in waiting if watch.kind == "group"}),
+                topics=sorted({watch.name for watch in waiting if watch.kind == "topic"}),
+            )
+        self.polls += 1
+        # a due time is met, however long the pause between two polls; a little later, so that it has passed
+        self._pause = POLL_SECONDS if found.seconds is None else min(POLL_SECONDS, max(0.0, found.seconds) + _GAP_SECONDS)
+        for watch in waiting:
+            if watch.kind == "queue":
+                hit = watch.name in found.queues
+            elif watch.kind == "group":
+                hit = (watch.name, watch.group, watch.member) in found.groups
+            else:
+                length = found.topics.get(watch.name)
+                hit = length != watch.length
+                watch.length = length
+            if hit:
+                watch.ring()
+
+    async def _listen_for_ever(self) -> None:
+        warned = False
+        while not self._closed:
+            pause = _TURN_SECONDS / 10
+            try:
+                conn = await connect(self._conninfo)
+                try:
+                    await self._listen(conn)
+                finally:
+                    self.hearing = False
+                    await conn.close()
+                # deaf, as behind a transaction pooler: polling goes on, and once in a while we try again
+                if not self._closed:
+                    if not warned:
+                        log.warning("the listener does not hear its own ping; consumers are woken by polling alone")
+                    warned = True
+                    pause = PING_SECONDS
+            except psycopg.Error as exc:
+                log.debug("the listener lost its connection: %s", exc)
+            self._poke.ring()
+            await self._rest(pause)
+
+    async def _listen(self, conn: Connection) -> None:
+        """Hear until the connection breaks (an error) or is deaf (a return)."""
+        await calls.listen(conn)
+        # what was said while nobody listened: everybody looks once
+        self._poke.ring()
+        token = str(uuid4())
+        asked, heard = monotonic() - PING_SECONDS, monotonic()
+        pinged = False
+        while not self._closed:
+            now = monotonic()
+            if pinged and now - asked > PATIENCE_SECONDS and heard < asked:
+                return
+            if now - asked > PING_SECONDS:
+                asked = monotonic()
+                pinged = await self._ping(token)
+            async for hint in conn.notifies(timeout=_TURN_SECONDS, stop_after=1):
+                if hint.payload == token:
+                    heard = monotonic()
+                    self.hearing = True
+                elif hint.payload == "" and hint.pid != self._side_pid:
+                    self._poke.ring()
+
+    async def _ping(self, token: str) -> bool:
+        try:
+            async with self._side_lock:
+                await calls.notify(await self._open_side(), token)
+        except psycopg.Error:
+            async with self._side_lock:
+                await self._drop_side()
+            return False
+        return True
+
+    async def _rest(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while not self._closed and monotonic() < until:
+            await sleep(min(_TURN_SECONDS, max(0.0, until - monotonic())))
+
+    # The side connection: hints, pings and polls, so that they never wait for the pool
+
+    async def _open_side(self) -> Connection:
+        if self._side is None or self._side.closed:
+            self._side = await connect(self._conninfo, prepare=self._prepare)
+            self._side_pid = self._side.info.backend_pid
+        return self._side
+
+    async def _drop_side(self) -> None:
+        if self._side is not None:
+            side, self._side = self._side, None
+            await side.close()

@@ -1,0 +1,226 @@
+"""Pools, forks, versions and clocks: bad inputs 105, 109, 110, 113 and 115."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.client import twins
+from trunkline import Client, SyncClient
+from trunkline.client import TransactionMisuse
+from trunkline.errors import DatabaseUnavailable, NotInstalled, SchemaVersion, SettingsError, TrunklineError
+from trunkline.sql.migrate import latest_version
+
+
+async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
+    async with twins.client(kind, db, max_connections=1) as mq:
+        await mq.topics.create("t")
+        await mq.queues.create("q")
+        await asyncio.gather(*(mq.publish("t", n) for n in range(50)), *(mq.enqueue("q", n) for n in range(50)))
+        seen = 0
+        async with mq.queue("q").claims(slots=10) as claims:
+            async for delivery in claims:
+                await delivery.ack()
+                seen += 1
+                if seen == 50:
+                    break
+
+
+async def test_an_exhausted_pool_says_so(kind: str, db: str) -> None:
+    async with twins.client(kind, db, max_connections=1) as mq:
+        await mq.topics.create("t")
+        runtime = twins.bare(mq)._runtime()
+        runtime.pool._pool.timeout = 0.2
+        async with mq.connection():
+            with pytest.raises(DatabaseUnavailable, match="client's 1 database connections") as caught:
+                await mq.topics.list()
+        assert "max_connections" in (caught.value.hint or "")
+        assert len(await mq.topics.list()) == 1
+
+
+async def test_without_prepared_statements(kind: str, db: str) -> None:
+    """For transaction poolers that do not follow them."""
+    async with twins.client(kind, db, max_connections=1, prepare=False) as mq:
+        await mq.topics.create("t")
+        for n in range(10):
+            await mq.publish("t", n)
+        async with mq.connection() as conn:
+            cursor = await conn.execute("select count(*) from pg_prepared_statements")
+            assert await cursor.fetchone() == (0,)
+
+
+async def test_no_server(kind: str) -> None:
+    async with twins.client(kind, "postgresql://nobody@127.0.0.1:1/nothing") as mq:
+        twins.bare(mq)._runtime().pool._timeout = 0.3
+        with pytest.raises(DatabaseUnavailable):
+            await mq.publish("t", 1)
+
+
+def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRUNKLINE_DATABASE_URL", raising=False)
+    with pytest.raises(SettingsError, match="no database URL"):
+        Client()
+    monkeypatch.setenv("TRUNKLINE_DATABASE_URL", "postgresql:///somewhere")
+    assert Client()._url == SyncClient()._url == "postgresql:///somewhere"
+
+
+def _child(mq: SyncClient, pipe: Any) -> None:
+    try:
+        for n in range(20):
+            mq.publish("t", f"child {n}")
+        with mq.connection() as conn:
+            pipe.send(conn.info.backend_pid)
+    except BaseException as exc:
+        pipe.send(repr(exc))
+
+
+def test_a_forked_child_opens_connections_of_its_own(db: str) -> None:
+    with SyncClient(db) as mq:
+        mq.topics.create("t")
+        mq.publish("t", "before")
+        with mq.connection() as conn:
+            parents = conn.info.backend_pid
+        fork = multiprocessing.get_context("fork")
+        mine, theirs = fork.Pipe()
+        children = [fork.Process(target=_child, args=(mq, theirs)) for _ in range(2)]
+        for child in children:
+            child.start()
+        for n in range(20):
+            mq.publish("t", f"parent {n}")
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0
+        answers = [mine.recv(), mine.recv()]
+        assert all(isinstance(answer, int) for answer in answers), answers
+        assert len({parents, *answers}) == 3
+        mq.publish("t", "after")
+        assert mq.topics.head("t") == 62
+
+
+def _async_child(mq: Client, pipe: Any) -> None:
+    async def work() -> None:
+        for n in range(5):
+            await mq.publish("t", n)
+        await mq.close()
+
+    try:
+        asyncio.run(work())
+        pipe.send("done")
+    except BaseException as exc:
+        pipe.send(repr(exc))
+
+
+async def test_a_forked_child_of_an_async_client(db: str) -> None:
+    async with Client(db) as mq:
+        await mq.topics.create("t")
+        await mq.publish("t", "before")
+        fork = multiprocessing.get_context("fork")
+        mine, theirs = fork.Pipe()
+        child = fork.Process(target=_child_without_loop, args=(mq, theirs))
+        child.start()
+        await mq.publish("t", "parent")
+        assert await asyncio.to_thread(mine.recv) == "done"
+        await asyncio.to_thread(child.join, 60)
+        await mq.publish("t", "after")
+        assert await mq.topics.head("t") == 8
+
+
+def _child_without_loop(mq: Client, pipe: Any) -> None:
+    # the child has a copy of the parent's running loop: a loop of its own needs a thread of its own
+    import threading
+
+    thread = threading.Thread(target=_async_child, args=(mq, pipe))
+    thread.start()
+    thread.join()
+
+
+def test_a_lent_connection_is_of_no_use_in_a_fork(db: str) -> None:
+    with SyncClient(db) as mq:
+        mq.queues.create("q")
+        mq.enqueue("q", 1)
+        [delivery] = mq.claim("q")
+        with delivery.transaction() as conn:
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    conn.execute("select 1")
+                    os.write(writing, b"worked")
+                except TransactionMisuse:
+                    os.write(writing, b"refused")
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+            assert os.read(reading, 20) == b"refused"
+        assert mq.queues.stats("q")[0].acked == 1
+
+
+def _publishes(db: str) -> None:
+    with SyncClient(db) as mq:
+        mq.publish("t", "spawned")
+
+
+def test_a_spawned_process(db: str) -> None:
+    with SyncClient(db) as mq:
+        mq.topics.create("t")
+        child = multiprocessing.get_context("spawn").Process(target=_publishes, args=(db,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert mq.topics.head("t") == 1
+
+
+@pytest.mark.parametrize(("apart", "fine"), [(1, True), (-1, True), (2, False), (-2, False)])
+async def test_a_schema_one_version_apart_works(
+    kind: str, db: str, conn: psycopg.Connection[Any], apart: int, fine: bool
+) -> None:
+    if apart > 0:
+        for number in range(apart):
+            conn.execute("insert into trunkline.migrations values (%s, 'x', 'x')", (latest_version() + number + 1,))
+    else:
+        conn.execute("delete from trunkline.migrations where version > %s", (latest_version() + apart,))
+    async with twins.client(kind, db) as mq:
+        if fine:
+            assert await mq.topics.list() == []
+        else:
+            with pytest.raises(SchemaVersion, match="version") as caught:
+                await mq.topics.list()
+            assert caught.value.hint == ("upgrade this program" if apart > 0 else "run trunkline migrate")
+
+
+async def test_a_database_without_the_schema(kind: str, empty_db: str) -> None:
+    async with twins.client(kind, empty_db) as mq:
+        with pytest.raises(NotInstalled, match="trunkline"):
+            await mq.publish("t", 1)
+
+
+async def test_the_clock_of_the_process_does_not_matter(kind: str, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with twins.client(kind, db) as mq:
+        await mq.queues.create("q", lease="1s")
+        await mq.enqueue("q", 1)
+        async with mq.queue("q").claims() as claims:
+            async for delivery in claims:
+                monkeypatch.setattr(time, "time", lambda: 0.0)
+                # longer than the lease: renewals go on
+                await asyncio.sleep(1.5)
+                assert await delivery.ack() == "done"
+                break
+
+
+async def test_errors_after_the_end_are_clear(kind: str, db: str) -> None:
+    async with twins.client(kind, db) as mq:
+        await mq.topics.create("t")
+    # a closed client opens again when it is used
+    try:
+        await mq.publish("t", 1)
+    except TrunklineError as exc:
+        pytest.fail(repr(exc))
+    finally:
+        await mq.close()

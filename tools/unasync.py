@@ -1,0 +1,161 @@
+"""Writes the sync twins of the async modules: `python tools/unasync.py`, or `--check` to see whether they are up to date.
+
+The async files are the source. Tokens are rewritten (so comments stay), then ruff formats the result. What cannot be
+rewritten, because tasks and threads differ, is in `db/tasks.py` and `db/threads.py`: the same names, made twice.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "trunkline"
+TWINS = {
+    "db": ("pool", "calls", "wakeup"),
+    "client": (
+        "runtime",
+        "renewals",
+        "transactions",
+        "publishing",
+        "settling",
+        "deliveries",
+        "batches",
+        "consuming",
+        "noun",
+        "topics",
+        "queues",
+        "groups",
+        "subscriptions",
+        "dead",
+        "schedules",
+        "bound",
+        "client",
+    ),
+}
+NAMES = {
+    "AbstractAsyncContextManager": "AbstractContextManager",
+    "AsyncConnection": "Connection",
+    "AsyncConnectionPool": "ConnectionPool",
+    "AsyncCursor": "Cursor",
+    "AsyncIterator": "Iterator",
+    "Client": "SyncClient",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "async_driver": "sync_driver",
+    "asynccontextmanager": "contextmanager",
+}
+# in comments and texts
+WORDS = (
+    (r"\basync (with|for|def)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\bClient\(", "SyncClient("),
+    (r"\bmany tasks of one event loop\b", "many threads"),
+)
+_HEADER = "# Written by tools/unasync.py from {source}; change that file, not this one.\n"
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for target, text in generate().items():
+        old = target.read_text() if target.exists() else ""
+        if old == text:
+            continue
+        if "--check" in arguments:
+            stale.append(str(target.relative_to(ROOT)))
+            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), text.splitlines(True), "there", "should be"))
+        else:
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text)
+    if stale:
+        print(f"out of date, run python tools/unasync.py: {', '.join(stale)}", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def generate() -> dict[Path, str]:
+    """The text that each twin must have."""
+    files = {}
+    for layer, modules in TWINS.items():
+        folder = PACKAGE / layer / "sync"
+        files[folder / "__init__.py"] = f'"""The sync twins of `trunkline.{layer}`, written by tools/unasync.py."""\n'
+        for module in modules:
+            source = PACKAGE / layer / f"{module}.py"
+            target = folder / f"{module}.py"
+            header = _HEADER.format(source=source.relative_to(ROOT))
+            files[target] = formatted(header + rewritten(source.read_text()), target)
+    return files
+
+
+def rewritten(source: str) -> str:
+    """The sync form of an async module."""
+    lines = [0]
+    for line in source.splitlines(True):
+        lines.append(lines[-1] + len(line))
+    edits: list[tuple[int, int, str]] = []
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    closing: list[int] = []
+    depth = 0
+    for number, token in enumerate(tokens):
+        start = lines[token.start[0] - 1] + token.start[1]
+        end = lines[token.end[0] - 1] + token.end[1]
+        text = token.string
+        if text == "[":
+            depth += 1
+        elif text == "]":
+            if closing and closing[-1] == depth:
+                closing.pop()
+                edits.append((start, end, ""))
+            depth -= 1
+        if token.type == tokenize.NAME and text in ("async", "await"):
+            following = tokens[number + 1]
+            edits.append((start, lines[following.start[0] - 1] + following.start[1], ""))
+        elif token.type == tokenize.NAME and text == "Awaitable" and tokens[number + 1].string == "[":
+            # what an awaitable gives: its brackets go with it
+            bracket = tokens[number + 1]
+            edits.append((start, lines[bracket.end[0] - 1] + bracket.end[1], ""))
+            closing.append(depth + 1)
+        elif token.type == tokenize.NAME and text in NAMES:
+            edits.append((start, end, NAMES[text]))
+        elif token.type in (tokenize.STRING, tokenize.COMMENT) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+            plain = text
+            for pattern, instead in WORDS:
+                plain = re.sub(pattern, instead, plain)
+            if plain != text:
+                edits.append((start, end, plain))
+    for start, end, text in sorted(edits, reverse=True):
+        source = source[:start] + text + source[end:]
+    return with_twin_modules(source)
+
+
+def with_twin_modules(source: str) -> str:
+    source = re.sub(r"\btrunkline\.db\.tasks\b", "trunkline.db.threads", source)
+    for layer, modules in TWINS.items():
+        names = "|".join(modules)
+        source = re.sub(rf"\btrunkline\.{layer}\.({names})\b", rf"trunkline.{layer}.sync.\1", source)
+        source = re.sub(rf"\bfrom trunkline\.{layer} import ({names})\b", rf"from trunkline.{layer}.sync import \1", source)
+    return source
+
+
+def formatted(text: str, target: Path) -> str:
+    """As ruff would write it: imports sorted, the unused ones gone."""
+    ruff = Path(sys.executable).with_name("ruff")
+    name = ["--stdin-filename", str(target)]
+    fix = [str(ruff), "check", "--fix", "--quiet", "--exit-zero", "--select", "F401,F811,I", *name, "-"]
+    text = _piped(fix, text)
+    return _piped([str(ruff), "format", "--quiet", *name, "-"], text)
+
+
+def _piped(command: list[str], text: str) -> str:
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
