@@ -8,10 +8,17 @@ from pathlib import Path
 
 import click
 
+from trunkline.cli.command import Command
 from trunkline.errors import NotFound
 
 
-@click.command("bench", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.command(
+    "bench",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True},
+    add_help_option=False,
+    example="trunkline bench --help",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
     """Measure, next to other ways to do the same. Arguments go to `python -m bench`."""

@@ -3,47 +3,66 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
+from typing import Any
 
 try:
     import click
 except ModuleNotFoundError:
     sys.exit("trunkline: the command line is not installed (pip install 'trunkline[cli]')")
 
+import msgspec
+
 from trunkline import __version__
+from trunkline.cli.command import Noun
+from trunkline.cli.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
 # Imported when used: `trunkline --help` should not wait for psycopg.
-_COMMANDS = {
+COMMANDS = {
+    "topic": "Topics: make, change, publish, read, tail.",
+    "group": "Groups: make, lag, seek.",
+    "queue": "Queues: make, change, enqueue, peek, claim, settle.",
+    "subscription": "What feeds queues from topics.",
+    "dead": "Dead letters: look, redrive, purge, export.",
+    "schedule": "Messages published at the times of a cron line.",
+    "message": "One message: where it is, why, and its journey.",
+    "top": "Live overview of the whole system.",
+    "demo": "A private Postgres with sample traffic, to look around.",
     "up": "Start everything: a private Postgres, the schema and upkeep.",
     "migrate": "Install the schema, or bring it up to date.",
     "doctor": "Look for what endangers durability or speed.",
     "bench": "Measure, next to other ways to do the same (needs a checkout).",
+    "completion": "The script that completes commands in a shell.",
 }
+INTERRUPTED = 130
+CLOSED_PIPE = 141
 
 
-class _LazyGroup(click.Group):
+class _Lazy(Noun):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"trunkline.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(
-    cls=_LazyGroup,
+    cls=_Lazy,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Settings come from flags, TRUNKLINE_* variables or a .env file, in this order. "
-    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 conflict, 5 not healthy, "
-    "6 database unreachable, 7 outcome unknown. TRUNKLINE_DEBUG=1 shows tracebacks.",
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 conflict, 5 check failed or not available now, "
+    "6 database unreachable, 7 outcome unknown, 124 --timeout passed, 130 interrupted, 141 output closed. "
+    "TRUNKLINE_DEBUG=1 shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="trunkline", message="%(prog)s %(version)s")
 def app() -> None:
@@ -52,23 +71,52 @@ def app() -> None:
 
 def main() -> None:
     """Entry point of the installed command."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            # a terminal that cannot show a character gets an escape, never an error
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and answer its exit code."""
+    as_json = _wants_json(arguments)
     try:
-        code = app.main(prog_name="trunkline", standalone_mode=False)
+        code = app.main(arguments, prog_name="trunkline", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.ClickException as exc:
-        exc.show()
-        code = exc.exit_code
+        return _report_usage(exc, as_json)
     except (click.Abort, KeyboardInterrupt):
-        code = 130
-    except BrokenPipeError:
+        return _fail("interrupted", "interrupted", INTERRUPTED, as_json)
+    except (BrokenPipeError, ClosedOutput):
         # The reader (head, less) is gone. Python would complain once more while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        return CLOSED_PIPE
     except Exception as exc:
-        code = _report(exc)
-    sys.exit(code if isinstance(code, int) else 0)
+        return _report(exc, as_json)
+    return code if isinstance(code, int) else 0
 
 
-def _report(exc: Exception) -> int:
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether an error is to be JSON: asked for in words, also when the rest of the line cannot be parsed."""
+    joined = [f"{first}={second}" for first, second in itertools.pairwise(arguments)]
+    known = ("-o=json", "-ojson", "--output=json")
+    return any(text.startswith(known) for text in (*arguments, *joined))
+
+
+def _report_usage(exc: click.ClickException, as_json: bool) -> int:
+    words = exc.format_message()
+    ctx = exc.ctx if isinstance(exc, click.UsageError) else None
+    if not as_json and ctx is not None and words == ctx.get_help():
+        click.echo(words, err=True)  # no arguments: help is the answer, though not success
+        return exc.exit_code
+    if not as_json and ctx is not None:
+        say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
+    return _fail(words, "usage" if exc.exit_code == 2 else "error", exc.exit_code, as_json)
+
+
+def _report(exc: Exception, as_json: bool) -> int:
     if os.environ.get("TRUNKLINE_DEBUG", "0") not in ("", "0"):
         raise exc
     while isinstance(exc, ExceptionGroup):  # the first failure of a task group is the cause of the others
@@ -76,10 +124,32 @@ def _report(exc: Exception) -> int:
     error = exc if isinstance(exc, TrunklineError) else None
     if error is None and type(exc).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):
         error = from_psycopg(exc)
+    if error is None and isinstance(exc, TypeError | ValueError) and _from_client(exc):
+        return _fail(str(exc), "invalid_argument", 2, as_json)
     if error is None:
-        click.echo(f"trunkline: unexpected {type(exc).__name__}: {exc} (TRUNKLINE_DEBUG=1 shows where)", err=True)
-        return 1
-    if error.detail:
-        click.echo(error.detail, err=True)
-    click.echo(f"trunkline: {' '.join(str(error).split())} [{error.code}]", err=True)
-    return error.exit_code
+        words = f"unexpected {type(exc).__name__}: {exc}"
+        return _fail(words, "error", 1, as_json, hint="TRUNKLINE_DEBUG=1 shows where")
+    return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint, detail=error.detail)
+
+
+def _from_client(exc: Exception) -> bool:
+    """Whether the client refused an argument, which is the caller's mistake, or we made one ourselves."""
+    last = exc.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
+    return str(name).startswith(("trunkline.client", "trunkline.db"))
+
+
+def _fail(
+    message: str, code: str, exit_code: int, as_json: bool, *, hint: str | None = None, detail: str | None = None
+) -> int:
+    message = " ".join(message.split())
+    if as_json:
+        error = {"code": code, "message": message, "hint": hint, "detail": detail, "exit_code": exit_code}
+        click.echo(msgspec.json.encode({"error": error}), err=True)
+        return exit_code
+    if detail:
+        say(detail)
+    say(f"trunkline: {message}{f' ({hint})' if hint else ''} [{code}]")
+    return exit_code

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import click
-import msgspec
+from trunkline.cli import confirm
+from trunkline.cli.command import Session
+from trunkline.cli.command import command as make_command
+from trunkline.cli.output import write_line
 
-from trunkline.settings import Settings
 
-
-@click.command("migrate")
-@click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
-@click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), help="Default: table on a terminal.")
-def command(database_url: str | None, data: str | None, output: str | None) -> None:
+@make_command("migrate", example="trunkline migrate --database-url postgresql:///app")
+@confirm.dry_run("Say which migrations would be applied; change nothing.")
+def command(session: Session, dry_run: bool) -> None:
     """Install the schema, or bring it up to date.
 
     Safe to repeat, to interrupt and to run twice at once; needs neither superuser nor extension.
     """
-    from trunkline.cli.output import wants_table
-    from trunkline.cli.target import conninfo
     from trunkline.sql.migrate import migrate
 
-    report = migrate(conninfo(Settings.load({"database_url": database_url, "data": data})))
-    if not wants_table(output):
-        click.echo(msgspec.json.encode({"applied": list(report.applied), "version": report.version}))
+    if dry_run:
+        _plan(session)
+        return
+    url = session.url
+    with session.limited():
+        report = migrate(url)
+    if not session.out.table:
+        session.out.one({"applied": list(report.applied), "version": report.version})
     elif report.applied:
         for name in report.applied:
-            click.echo(f"applied  {name}")
-        click.echo(f"schema trunkline is at version {report.version}")
+            write_line(f"applied  {name}")
+        write_line(f"schema trunkline is at version {report.version}")
     else:
-        click.echo(f"nothing to do: schema trunkline is at version {report.version}")
+        write_line(f"nothing to do: schema trunkline is at version {report.version}")
+
+
+def _plan(session: Session) -> None:
+    import psycopg
+
+    from trunkline.sql.catalog import migrations
+    from trunkline.sql.migrate import installed_version
+
+    with psycopg.connect(session.url, autocommit=True, connect_timeout=10) as conn:
+        installed = installed_version(conn) or 0
+    pending = [each.name for each in migrations() if each.number > installed]
+    session.out.one({"pending": pending, "version": installed})

@@ -1,32 +1,326 @@
-"""Tables for people, JSON lines for programs."""
+"""Data on stdout: tables for people, JSON for programs. Words on stderr. Control characters are always escaped."""
 
 from __future__ import annotations
 
+import base64
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 import click
 import msgspec
 
+from trunkline.types import Message
 
-def wants_table(choice: str | None) -> bool:
-    """What `-o` says; without it a terminal gets a table and a pipe gets JSON."""
-    return choice == "table" or (choice is None and sys.stdout.isatty())
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+FORMATS = ("table", "json", "jsonl")
+_SHOWN = 60
+_WIDE = 1000
+# Control characters (C0, DEL, C1), line and paragraph separators, and marks that turn the direction of text.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def write_json_lines(records: Iterable[object]) -> None:
-    """One JSON object per line."""
+class ClosedOutput(Exception):
+    """Whoever read our output has gone. Not an OSError: click would end with code 1 by itself."""
+
+
+class Column(NamedTuple):
+    """A column of a table. `whole`: the text is to be copied, so it is never broken over lines."""
+
+    title: str
+    value: str | Callable[[Any], Any]
+    whole: bool = False
+    right: bool = False
+
+    def text(self, record: Any) -> str:
+        if callable(self.value):
+            return show(self.value(record))
+        return show(record[self.value] if isinstance(record, Mapping) else getattr(record, self.value))
+
+
+class Output:
+    """Writes records as `-o` says; without it a terminal gets a table and everything else gets JSON."""
+
+    def __init__(self, choice: str | None) -> None:
+        self.format = choice or ("table" if stdout_is_terminal() else "json")
+
+    @property
+    def table(self) -> bool:
+        return self.format == "table"
+
+    def line_by_line(self) -> None:
+        """What does not end cannot be one JSON document."""
+        if self.format == "json":
+            self.format = "jsonl"
+
+    def many(self, records: Iterable[Any], columns: Sequence[Column]) -> None:
+        """A list: a table, an array, or a line for each."""
+        if self.table:
+            write_table(columns, list(records))
+        elif self.format == "jsonl":
+            for record in records:
+                write_line(to_json(record))
+        else:
+            _write_array(records)
+
+    def one(self, record: Any) -> None:
+        """One thing: a line for each field, or an object."""
+        if self.table:
+            fields = plain(record)
+            write_fields({name: show(value) for name, value in fields.items()})
+        else:
+            write_line(to_json(record))
+
+    async def stream(self, records: AsyncIterable[Any], columns: Sequence[Column]) -> None:
+        """Records as they come, a line for each in every format, at once."""
+        async for record in records:
+            write_line("  ".join(column.text(record) for column in columns) if self.table else to_json(record))
+
+
+def stdout_is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def stderr_is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def say(words: str) -> None:
+    """Words for people, on stderr."""
+    click.echo(safe(words, keep="\n"), err=True)
+
+
+def write_line(text: str) -> None:
+    """A line of data, at once: a pipe wants it now and a closed one must be noticed."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise ClosedOutput from None
+
+
+def safe(text: str, *, keep: str = "") -> str:
+    """The text with control characters shown as escapes."""
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
+
+
+def _escape(character: str) -> str:
+    return _NAMED.get(character) or (f"\\x{ord(character):02x}" if character <= "\xff" else f"\\u{ord(character):04x}")
+
+
+# JSON
+
+
+def to_json(record: Any) -> str:
+    """One line of JSON, in which also those control characters are escaped that JSON would allow."""
+    text = msgspec.json.encode(plain(record)).decode()
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _write_array(records: Iterable[Any]) -> None:
+    """An array with a record on each line, written as the records come."""
+    line = "["
     for record in records:
-        click.echo(msgspec.json.encode(record))
+        write_line(line if line == "[" else f"{line},")
+        line = f"  {to_json(record)}"
+    if line == "[":
+        write_line("[]")
+    else:
+        write_line(f"{line}\n]")
 
 
-def write_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table as wide as the terminal; the text is shown as it is, never read as markup."""
-    from rich.console import Console
+def plain(record: Any) -> dict[str, Any]:
+    """The fields of a record as JSON has them: durations as the flags take them, a JSON body as it is."""
+    if isinstance(record, Message):
+        return _plain_message(record)
+    if isinstance(record, Mapping):
+        return {str(name): _plain_value(value) for name, value in record.items()}
+    fields = record.__struct_fields__
+    values = {name: _plain_value(getattr(record, name)) for name in fields if not name.startswith("_")}
+    if "payload" in values and "content_type" in values:
+        values.pop("payload")
+        values |= body(record.payload, record.content_type)
+    return values
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    if isinstance(value, msgspec.Struct):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return [_plain_value(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain_value(each) for name, each in value.items()}
+    return value
+
+
+def _plain_message(message: Message[Any]) -> dict[str, Any]:
+    fields = [name for name in message.__struct_fields__ if not name.startswith("_") and name != "payload"]
+    return {name: _plain_value(getattr(message, name)) for name in fields} | body(message.payload, message.content_type)
+
+
+def body(payload: bytes, content_type: str) -> dict[str, Any]:
+    """`body` for JSON and text, `payload_base64` for everything else."""
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if kind == "application/json" or kind.endswith("+json"):
+            payload.decode()
+            # keeps numbers as they were sent, digit by digit
+            return {"body": msgspec.Raw(msgspec.json.format(payload, indent=-1))}
+        if kind.startswith("text/"):
+            return {"body": payload.decode()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+# Text for tables
+
+
+def show(value: Any) -> str:
+    """A value as people read it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.1f}"
+        case timedelta():
+            return duration_text(value)
+        case datetime():
+            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        case msgspec.Raw():
+            return safe(bytes(value).decode())
+        case str() | UUID():
+            return safe(str(value))
+        case _:
+            return safe(msgspec.json.encode(value).decode())
+
+
+def payload_text(message: Any) -> str | None:
+    """The start of a payload."""
+    payload: bytes = message.payload
+    text = payload[: _SHOWN * 4].decode(errors="backslashreplace")
+    return shorten(" ".join(text.split(" ")), len(payload) > _SHOWN * 4)
+
+
+def shorten(text: str | None, cut: bool = False) -> str | None:
+    """At most a line's worth of text."""
+    if text is None:
+        return None
+    return f"{text[:_SHOWN]}…" if cut or len(text) > _SHOWN else text
+
+
+def duration_text(value: timedelta) -> str:
+    """As `parse_duration` reads it: `90s`, `1.5s`, `2h`, `7d`."""
+    milliseconds = value / timedelta(milliseconds=1)
+    if milliseconds % 1000:
+        return f"{milliseconds:g}ms" if milliseconds < 1000 else f"{milliseconds / 1000:g}s"
+    seconds = int(milliseconds // 1000)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def size_text(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+# Tables
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal; off a terminal wide enough to break nothing."""
+    from rich.console import Console as Base
+
+    class Quiet(Base):
+        def on_broken_pipe(self) -> None:
+            raise ClosedOutput  # instead of rich's exit with code 1
+
+    terminal = stderr_is_terminal() if stderr else stdout_is_terminal()
+    return Quiet(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if terminal else _WIDE)
+
+
+def write_table(columns: Sequence[Column], records: Sequence[Any]) -> None:
+    """A table; where it does not fit the terminal, a block of lines for each record."""
+    rows = [[column.text(record) for column in columns] for record in records]
+    target = console()
+    if rows and _least_width(columns, rows) > target.width:
+        for row in rows:
+            write_fields({column.title: cell for column, cell in zip(columns, row, strict=True)})
+            write_line("")
+        return
+    target.print(make_table(columns, rows))
+
+
+def make_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], title: str | None = None) -> RenderableType:
+    """Cells are shown as they are, never read as markup."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headers, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title.upper(), no_wrap=column.whole, overflow="fold", justify="right" if column.right else "left"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    return table
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    width = len(columns) - 1
+    for number, column in enumerate(columns):
+        cells = [row[number] for row in rows]
+        longest = max(len(cell) if column.whole else min(len(cell), 12) for cell in cells)
+        width += max(longest, len(column.title)) + 1
+    return width
+
+
+def write_fields(fields: Mapping[str, str]) -> None:
+    """`name  value`, one below the other."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        write_line(f"{name.ljust(width)}  {value}")
+
+
+# Progress
+
+
+@contextmanager
+def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while something long runs; call the result with how much is done so far. Nothing off a terminal."""
+    if quiet or not stderr_is_terminal():
+        yield lambda done: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(words, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trunkline.cli.command import Command
+from trunkline.cli.target import warn_about_secrets
 from trunkline.errors import TrunklineError, from_psycopg
 from trunkline.settings import Settings
 
@@ -31,7 +33,7 @@ A tour of 60 seconds; paste it into psql:
 """
 
 
-@click.command("up")
+@click.command("up", cls=Command, example="trunkline up\ntrunkline up --database-url postgresql:///app")
 @click.option("--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]")
 @click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
@@ -43,7 +45,9 @@ def command(**flags: str | None) -> None:
     Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
     it; the data stays. A second `up` on the same directory uses the server of the first.
     """
-    asyncio.run(_up(Settings.load(flags)))
+    settings = Settings.load(flags)
+    warn_about_secrets(flags["database_url"])
+    asyncio.run(_up(settings))
 
 
 async def _up(settings: Settings) -> None:

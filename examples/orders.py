@@ -1,0 +1,63 @@
+"""An order and the message about it are one transaction; a group books each order exactly once.
+
+TRUNKLINE_DATABASE_URL=postgresql:///app python examples/orders.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import psycopg
+
+from trunkline import Client
+
+ORDERS = [("ann", 30), ("bob", 12), ("ann", 7)]
+
+
+async def place_order(mq: Client, url: str, customer: str, total: int) -> None:
+    """The row and the message are committed together, or neither is."""
+    async with await psycopg.AsyncConnection.connect(url) as conn:
+        cursor = await conn.execute(
+            "insert into shop_orders (customer, total) values (%s, %s) returning id", (customer, total)
+        )
+        row = await cursor.fetchone()
+        assert row is not None
+        await mq.on(conn).publish("shop-orders", {"order": row[0], "customer": customer, "total": total}, key=customer)
+    mq.wake()
+
+
+async def keep_books(mq: Client, expected: int) -> None:
+    """The booking and the group's position are committed together, so no order is booked twice."""
+    booked = 0
+    async with mq.subscribe("shop-orders", group="books") as batches:
+        async for batch in batches:
+            async with batch.transaction() as conn:
+                for message in batch:
+                    await conn.execute(
+                        "insert into shop_books values (%s, %s)"
+                        " on conflict (customer) do update set total = shop_books.total + excluded.total",
+                        (message.body["customer"], message.body["total"]),
+                    )
+            booked += len(batch)
+            if booked == expected:
+                batches.stop()
+
+
+async def main() -> None:
+    url = os.environ["TRUNKLINE_DATABASE_URL"]
+    async with Client(url) as mq:
+        async with mq.connection() as conn:
+            await conn.execute("create table shop_orders (id int generated always as identity, customer text, total int)")
+            await conn.execute("create table shop_books (customer text primary key, total int)")
+        await mq.topics.ensure("shop-orders")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep_books(mq, len(ORDERS)))
+            for customer, total in ORDERS:
+                tasks.create_task(place_order(mq, url, customer, total))
+        async with mq.connection() as conn:
+            cursor = await conn.execute("select customer, total from shop_books order by customer")
+            print(dict(await cursor.fetchall()))
+
+
+asyncio.run(main())

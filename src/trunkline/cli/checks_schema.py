@@ -1,0 +1,126 @@
+"""What `trunkline doctor` asks the schema: version, tables, segments, roles, upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from trunkline.cli.findings import Finding
+
+if TYPE_CHECKING:
+    from trunkline.cli.findings import Connection
+
+_MANY_DEAD_ROWS = 10_000
+_UPKEEP_SILENCE = timedelta(seconds=30)
+_ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
+
+
+def unlogged_tables(conn: Connection) -> Iterator[Finding]:
+    """An unlogged table is empty after a crash."""
+    rows = conn.execute(
+        "select c.relname from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'trunkline' and c.relkind in ('r', 'p') and c.relpersistence <> 'p' order by 1"
+    ).fetchall()
+    if rows:
+        names = ", ".join(name for (name,) in rows)
+        yield Finding("tables", "fail", f"unlogged: {names}", "alter table ... set logged")
+    else:
+        yield Finding("tables", "ok", "all tables are logged")
+
+
+def dead_rows(conn: Connection) -> Iterator[Finding]:
+    """Hot paths only append, so dead rows in our tables mean that something is wrong."""
+    rows = conn.execute(
+        "select relname, n_dead_tup from pg_catalog.pg_stat_user_tables"
+        " where schemaname = 'trunkline' and n_dead_tup > %s order by n_dead_tup desc limit 5",
+        [_MANY_DEAD_ROWS],
+    ).fetchall()
+    for name, count in rows:
+        yield Finding("dead rows", "warn", f"{count} in trunkline.{name}", f"vacuum trunkline.{name}")
+    if not rows:
+        yield Finding("dead rows", "ok", f"no table with more than {_MANY_DEAD_ROWS}")
+
+
+def segments(conn: Connection) -> Iterator[Finding]:
+    """A publish needs the segment of its id. Upkeep keeps the next one ready; without it publishing has to make it."""
+    rows = conn.execute(
+        "select t.name, l.partition, x.segment, x.segment = x.current as needed"
+        " from trunkline.logs l join trunkline.topics t using (topic_id)"
+        " cross join lateral (select (trunkline._last_id(l.topic_id, l.partition) + 1) / t.segment_rows as current) c"
+        " cross join lateral (select c.current, c.current + n as segment from generate_series(0, 1) n) x"
+        " where to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, x.segment)) is null"
+        " order by needed desc, 1, 2 limit 5"
+    ).fetchall()
+    for name, partition, segment, needed in rows:
+        message = f"partition {partition} of {name} has no segment {segment}" + ("" if needed else " yet, which is the next")
+        yield Finding("segments", "fail" if needed else "warn", message, "run trunkline up, or call trunkline.upkeep()")
+    # a sealed segment that was emptied has no rows but must not be gone while offsets in it can be read
+    lost = conn.execute(
+        "select t.name, l.partition, s.segment from trunkline.segments s join trunkline.logs l using (log)"
+        " join trunkline.topics t using (topic_id) where coalesce(s.last_offset, 9223372036854775807) >= l.base_offset"
+        " and to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment)) is null"
+        " order by 1, 2, 3 limit 5"
+    ).fetchall()
+    for name, partition, segment in lost:
+        message = f"the table of segment {segment}, partition {partition} of {name} is gone, with its messages"
+        yield Finding("segments", "fail", message, "restore it from a backup")
+    if not rows and not lost:
+        yield Finding("segments", "ok", "every partition has its segment and the next one")
+
+
+def upkeep(conn: Connection) -> Iterator[Finding]:
+    """Somebody must run upkeep: delayed messages, retention and schedules wait for it."""
+    row = conn.execute(
+        "select trunkline.clock() - to_timestamp(last_value / 1000.0), last_value = 0 from trunkline.duty_segments"
+    ).fetchone()
+    age, never = row if row is not None else (timedelta(0), True)
+    if never or age > _UPKEEP_SILENCE:
+        message = "upkeep never ran" if never else f"upkeep last ran {int(age.total_seconds())} s ago"
+        yield Finding("upkeep", "warn", message, "run trunkline up, or call trunkline.upkeep() from a scheduler")
+    else:
+        yield Finding("upkeep", "ok", f"ran {max(0.0, age.total_seconds()):.1f} s ago")
+
+
+def roles(conn: Connection) -> Iterator[Finding]:
+    """Who may do what is said by four roles; without them only the owner of the schema can work."""
+    row = conn.execute(
+        "select array(select rolname::text from pg_catalog.pg_roles where rolname = any (%s) order by 1), current_user,"
+        " (select nspowner::regrole::text from pg_catalog.pg_namespace where nspname = 'trunkline'),"
+        " (select rolsuper from pg_catalog.pg_roles where rolname = current_user)",
+        [list(_ROLES)],
+    ).fetchone()
+    if row is None:
+        return
+    there, user, owner, superuser = row
+    missing = [name for name in _ROLES if name not in there]
+    if missing:
+        remedy = "as an administrator: create role ... nologin; then select trunkline.grant_roles()"
+        yield Finding("roles", "warn", f"missing: {', '.join(missing)}", remedy)
+    else:
+        held = [name for name in _ROLES if _member(conn, name)]
+        kind = (
+            "a superuser" if superuser else "the owner of the schema" if user == owner else ", ".join(held) or "none of them"
+        )
+        yield Finding("roles", "ok", f"all four are there; {user} is {kind}")
+
+
+def _member(conn: Connection, role: str) -> bool:
+    row = conn.execute("select pg_catalog.pg_has_role(current_user, %s, 'member')", [role]).fetchone()
+    return bool(row and row[0])
+
+
+def notices(conn: Connection) -> Iterator[Finding]:
+    """What upkeep could not do by itself."""
+    rows = conn.execute(
+        "select kind, count(*), max(at) from trunkline.notices where at > trunkline.clock() - interval '1 day'"
+        " group by 1 order by 3 desc limit 5"
+    ).fetchall()
+    for kind, count, last in rows:
+        message = f"{count} x {kind} in the last day, last at {last:%Y-%m-%d %H:%M:%S%z}"
+        yield Finding("notices", "warn", message, "select * from trunkline.notices; delete them when done")
+    if not rows:
+        yield Finding("notices", "ok", "none in the last day")
+
+
+CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, notices)

@@ -1,0 +1,234 @@
+"""How every command is made: strict options, an example in its help, a session with the database and the output."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import re
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trunkline.cli.output import FORMATS, Output, say
+from trunkline.errors import Timeout, TrunklineError
+from trunkline.settings import Settings, parse_duration
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+CHECK_FAILED = 5
+
+
+class TimedOut(Timeout):
+    """The command took longer than --timeout."""
+
+    code, exit_code = "timed_out", 124
+
+
+class Command(click.Command):
+    """Refuses what click would let pass: an option given twice, or with an empty value."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing and not ctx.ignore_unknown_options:
+            values, _, order = self.make_parser(ctx).parse_args(list(args))
+            options = [param for param in order if isinstance(param, click.Option)]
+            for param in options:
+                value = values.get(param.name or "")
+                if value == "" or (isinstance(value, list) and "" in value):
+                    raise click.BadParameter("the value is empty", ctx, param)
+                if options.count(param) > 1 and not (param.multiple or param.count):
+                    raise click.BadParameter("given more than once", ctx, param)
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.example:
+            formatter.write_paragraph()
+            formatter.write("Example:\n")
+            for line in self.example.splitlines():
+                formatter.write(f"  {line}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class Noun(click.Group):
+    """A group of verbs that names the nearest verb when one is misspelt."""
+
+    command_class = Command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        # prefixes are no commands: what `tra` means today could mean something else tomorrow
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1, cutoff=0.5)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"no command {name!r}{guess}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def verb(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+        """Make a function a verb of this noun; its first argument is the session."""
+        return lambda function: _add(self, function, name, example)
+
+
+def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command without a noun; its first argument is the session."""
+    return lambda function: _add(None, function, name, example)
+
+
+def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
+    @functools.wraps(function)
+    def call(
+        *,
+        database_url: str | None,
+        data: str | None,
+        output: str | None,
+        timeout: timedelta | None,
+        quiet: bool,
+        **values: Any,
+    ) -> Any:
+        return function(Session(database_url, data, output, timeout, quiet), **values)
+
+    call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
+    make = click.command if noun is None else noun.command
+    return make(name, cls=Command, example=example)(call)
+
+
+def _shared() -> list[click.Option]:
+    """The options of every command. Click lists parameters backwards."""
+    return [
+        click.Option(["-q", "--quiet"], is_flag=True, help="No words on stderr, only errors."),
+        click.Option(["--timeout"], type=Duration(), help="Give up after this time (exit code 124)."),
+        click.Option(["-o", "--output"], type=click.Choice(FORMATS), help="Default: table on a terminal, json elsewhere."),
+        click.Option(["--data"], metavar="DIR", help="Data directory of a running `trunkline up` or `trunkline demo`."),
+        click.Option(["--database-url"], metavar="URL", help="The database; without it the embedded server of --data."),
+    ]
+
+
+def stacked(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator; help shows them in this order."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """`500ms`, `30s`, `5m`, `2h`, `7d`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return parse_duration(value)
+        except TrunklineError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A whole number from `least` to `most`."""
+
+    name = "n"
+
+    def __init__(self, least: int, most: int = 2**31 - 1) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        # int() also reads digits of other scripts and underscores, which nobody means here
+        if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,20}", value):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        number = int(value)
+        if not self._least <= number <= self._most:
+            self.fail(f"{number} is not from {self._least} to {self._most}", param, ctx)
+        return number
+
+
+class Session:
+    """What a command works with: the database it talks to and the way it answers."""
+
+    def __init__(
+        self, database_url: str | None, data: str | None, output: str | None, timeout: timedelta | None, quiet: bool
+    ) -> None:
+        self._flags = {"database_url": database_url, "data": data}
+        self._timeout = timeout
+        self.quiet = quiet
+        self.out = Output(output)
+
+    @functools.cached_property
+    def url(self) -> str:
+        """The connection string of the database, with the name of this program in it."""
+        from trunkline.cli.target import conninfo, warn_about_secrets
+
+        settings = Settings.load(self._flags)
+        warn_about_secrets(self._flags["database_url"])
+        return conninfo(settings)
+
+    def say(self, words: str) -> None:
+        """Words for people."""
+        if not self.quiet:
+            say(words)
+
+    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `work` with an open client, in the time that --timeout gives."""
+        return asyncio.run(self._limited(functools.partial(_with_client, self.url, work)))
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Run a block that does not use asyncio in the time that --timeout gives."""
+        if self._timeout is None:
+            yield
+            return
+
+        def end(*_: object) -> None:
+            raise self._timed_out()
+
+        previous = signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, max(self._timeout.total_seconds(), 0.001))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+    def _timed_out(self) -> TimedOut:
+        seconds = self._timeout.total_seconds() if self._timeout is not None else 0
+        return TimedOut(f"not finished after {seconds:g} s", hint="give it more with --timeout")
+
+    async def _limited(self, work: Callable[[], Awaitable[T]]) -> T:
+        if self._timeout is None:
+            return await work()
+        limit = asyncio.timeout(self._timeout.total_seconds())
+        try:
+            async with limit:
+                return await work()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._timed_out() from None
+
+
+async def _with_client(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    from trunkline import Client
+    from trunkline.cli.target import probe
+
+    # A pool goes on trying and hides why; the first connection tells the cause at once.
+    await probe(url)
+    async with Client(url) as mq:
+        return await work(mq)

@@ -1,0 +1,108 @@
+"""`trunkline message`: one message, where it is and what happened to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from trunkline.cli.command import Noun, Session
+from trunkline.cli.output import Column, shorten, show, write_fields, write_line, write_table
+from trunkline.errors import NotFound
+from trunkline.types import Explanation
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+command = Noun("message", help="One message: where it is, why, and its journey.")
+
+_PLACE = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
+_READERS = (
+    Column("reader", lambda row: f"{row['kind']} {row['name']}", whole=True),
+    Column("state", "state", whole=True),
+    Column("attempt", lambda row: row.get("attempt"), right=True),
+    Column("until", lambda row: row.get("until")),
+    Column("reason", lambda row: row.get("reason")),
+)
+_EVENTS = (
+    Column("at", "at", whole=True),
+    Column("event", "event", whole=True),
+    Column("where", "where", whole=True),
+    Column("who", "who"),
+    Column("detail", lambda row: shorten(row["detail"])),
+)
+
+
+async def _explain(mq: Client, which: str) -> Explanation:
+    """By id, or by topic/partition@offset."""
+    place = _PLACE.fullmatch(which)
+    if place is not None:
+        found = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
+    else:
+        try:
+            id = UUID(which)
+        except ValueError:
+            raise click.BadParameter(f"{which!r} is neither an id nor topic/partition@offset", param_hint="'ID'") from None
+        found = await mq.explain(id)
+    if found.state == "unknown":
+        raise NotFound(f"message {which} is not there", hint=found.reason or "it was never published, or retention took it")
+    return found
+
+
+@command.verb(
+    "explain",
+    example="trunkline message explain 019a8d2e-7c1b-7000-8000-000000000000\ntrunkline message explain orders/3@9981205",
+)
+@click.argument("id")
+def explain(session: Session, id: str) -> None:
+    """Where a message is, who holds it, and why it is not delivered now."""
+    found = session.run(lambda mq: _explain(mq, id))
+    if not session.out.table:
+        session.out.one(found)
+        return
+    write_fields({name: show(value) for name, value in found.items() if name != "readers" and value is not None})
+    if found.readers:
+        write_line("")
+        write_table(_READERS, found.readers)
+
+
+@command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
+@click.argument("id")
+def trace(session: Session, id: str) -> None:
+    """The journey of a message: published, claimed, settled, by whom and when."""
+    found = session.run(lambda mq: _explain(mq, id))
+    events = sorted(_events(found), key=lambda event: (event["at"] is None, event["at"] or ""))
+    session.out.many(events, _EVENTS)
+
+
+def _events(found: Explanation) -> Iterator[dict[str, Any]]:
+    """What happened, and last how it stands with each reader, which has no time."""
+    home = f"topic {found['topic']}" if found.get("topic") else f"queue {found.get('queue')}"
+    detail = None if found.get("offset") is None else f"partition {found.get('partition')}, offset {found['offset']}"
+    yield {"at": found.get("published_at"), "event": "published", "where": home, "who": None, "detail": detail}
+    for reader in found.readers:
+        where = f"{reader['kind']} {reader['name']}"
+        for step in reader.get("history") or []:
+            who, attempt = step.get("consumer"), f"attempt {step.get('attempt')}"
+            yield {"at": step.get("claimed_at"), "event": "claimed", "where": where, "who": who, "detail": attempt}
+            if step.get("settled_at") is not None:
+                error = step.get("error")
+                yield {
+                    "at": step["settled_at"],
+                    "event": step["outcome"],
+                    "where": where,
+                    "who": who,
+                    "detail": error or attempt,
+                }
+        yield {
+            "at": None,
+            "event": f"now {reader['state']}",
+            "where": where,
+            "who": reader.get("consumer"),
+            "detail": reader.get("reason"),
+        }
+    if not found.readers:
+        yield {"at": None, "event": f"now {found.state}", "where": home, "who": None, "detail": found.reason}

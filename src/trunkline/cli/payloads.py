@@ -1,0 +1,203 @@
+"""Bodies from the command line, from files and from stdin. Nothing is read as a whole that could be large."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+import msgspec
+
+from trunkline.errors import InvalidArgument, NotFound
+from trunkline.types import NewMessage
+
+JSON = "application/json"
+_CHUNK = 256 * 1024
+# A line may be as long as the largest payload of a topic can be; more is not NDJSON.
+_LONGEST_LINE = 64 * 1024 * 1024
+
+
+class InvalidLine(InvalidArgument):
+    """A line of the input is not a message; the text names it."""
+
+    code = "invalid_line"
+
+
+class UnreadableFile(NotFound):
+    """A file is missing, is no file, or may not be read."""
+
+    code = "unreadable_file"
+
+
+class Envelope(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
+    """A line of `--envelope`: what `topic read -o jsonl` and `dead export` write. Other fields are ignored."""
+
+    body: msgspec.Raw = msgspec.Raw()
+    payload_base64: bytes | None = None
+    content_type: str = JSON
+    key: str | None = None
+    routing_key: str | None = None
+    label: str | None = None
+    headers: dict[str, Any] | None = None
+    id: UUID | None = None
+    occurred_at: datetime | None = None
+    idempotency_key: str | None = None
+
+
+_envelopes = msgspec.json.Decoder(Envelope)
+
+
+def check_body(payload: bytes, content_type: str) -> bytes:
+    """The payload, if it is what its content type says."""
+    if content_type != JSON:
+        return payload
+    try:
+        payload.decode()
+        # reads numbers without turning them into floats, so it refuses nothing that JSON allows
+        msgspec.json.format(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidArgument(
+            f"the body is not JSON: {exc}", hint="quote it for the shell, or name what it is with --content-type text/plain"
+        ) from None
+    return payload
+
+
+def whole_file(path: str, limit: int) -> bytes:
+    """The content of a file (or of stdin for `-`) as one body, if it is at most `limit` bytes."""
+    content = bytearray()
+    for chunk in _chunks(open_input(path)):
+        content += chunk
+        if len(content) > limit:
+            raise InvalidArgument(f"{path} is larger than the {limit} bytes that a payload may have here")
+    return bytes(content)
+
+
+def open_input(path: str | None) -> int:
+    """A descriptor to read from: of a file, or of stdin for None and `-`."""
+    if path is None or path == "-":
+        if sys.stdin is None:
+            raise click.UsageError("there is no input: stdin is closed; give a body or --file")
+        return os.dup(0)
+    try:
+        descriptor = os.open(Path(path), os.O_RDONLY)
+    except (OSError, ValueError) as exc:
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise UnreadableFile(f"{path} cannot be read: {reason}") from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISBLK(mode):
+        os.close(descriptor)
+        raise UnreadableFile(f"{path} is a {'directory' if stat.S_ISDIR(mode) else 'device'}, not a file")
+    return descriptor
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    """What there is to read. No buffered reader: a thread that waits in one would block the end of the process."""
+    try:
+        while chunk := os.read(descriptor, _CHUNK):
+            yield chunk
+    except OSError as exc:
+        raise UnreadableFile(f"the input cannot be read: {exc.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line that holds something, with its number counted from 1."""
+
+    number: int
+    text: bytes
+
+
+def _lines(descriptor: int) -> Iterator[list[Line]]:
+    """Lines as they come, some at a time; the last one needs no newline."""
+    rest, number = bytearray(), 0
+    for chunk in _chunks(descriptor):
+        rest += chunk
+        if b"\n" in chunk:
+            *complete, tail = rest.split(b"\n")
+            rest = bytearray(tail)
+            yield [Line(number + place, bytes(text)) for place, text in enumerate(complete, 1) if text.strip()]
+            number += len(complete)
+        if len(rest) > _LONGEST_LINE:
+            raise InvalidLine(f"line {number + 1} is longer than {_LONGEST_LINE} bytes", hint="one JSON value per line")
+    if rest.strip():
+        yield [Line(number + 1, bytes(rest))]
+
+
+async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
+    """The same for a program that must go on while it waits: a thread reads, and waits when nobody takes."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Queue[list[Line] | BaseException | None] = asyncio.Queue(2)
+
+    def read() -> None:
+        last: BaseException | None = None
+        try:
+            for some in _lines(descriptor):
+                if some:
+                    asyncio.run_coroutine_threadsafe(ready.put(some), loop).result()
+        except BaseException as exc:
+            last = exc
+        with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
+            loop.call_soon_threadsafe(lambda: asyncio.ensure_future(ready.put(last)))
+
+    # a daemon: a read that never ends must not keep the process alive
+    threading.Thread(target=read, daemon=True, name="input").start()
+    while True:
+        some = await ready.get()
+        if some is None:
+            return
+        if isinstance(some, BaseException):
+            raise some
+        yield some
+
+
+def message_of(line: Line, *, envelope: bool, content_type: str = JSON, **fields: Any) -> NewMessage:
+    """The message that a line holds; `InvalidLine` names the line."""
+    try:
+        if not envelope:
+            payload = check_body(line.text.strip() if content_type == JSON else line.text, content_type)
+            return NewMessage(body=payload, content_type=content_type, **fields)
+        given = _envelopes.decode(line.text)
+        own = {
+            name: getattr(given, name)
+            for name in ("key", "routing_key", "label", "headers", "id", "occurred_at", "idempotency_key")
+        }
+        fields |= {name: value for name, value in own.items() if value is not None}
+        return NewMessage(body=_envelope_payload(given), content_type=given.content_type, **fields)
+    except (InvalidArgument, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        words = exc.message if isinstance(exc, InvalidArgument) else str(exc)
+        raise InvalidLine(
+            f"line {line.number}: {words}", hint="--continue-on-error skips such lines and counts them"
+        ) from None
+
+
+def _envelope_payload(given: Envelope) -> bytes:
+    if given.payload_base64 is not None:
+        return given.payload_base64
+    if not bytes(given.body):
+        raise InvalidArgument("neither body nor payload_base64 is given")
+    if given.content_type.startswith("text/"):
+        return str(msgspec.json.decode(given.body, type=str)).encode()
+    return bytes(given.body)
+
+
+def parse_headers(pairs: tuple[str, ...]) -> dict[str, Any] | None:
+    """`name=value` pairs."""
+    headers: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=VALUE", param_hint="'-H'")
+        if name in headers:
+            raise click.BadParameter(f"{name!r} is given more than once", param_hint="'-H'")
+        headers[name] = value
+    return headers or None

@@ -1,0 +1,50 @@
+"""Places in a log, as the command line takes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trunkline.errors import TrunklineError
+from trunkline.settings import parse_duration
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+
+class Place(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A place in a log: `earliest`, `latest`, an offset, a time, or how long ago."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
+        if not isinstance(value, str) or value in ("earliest", "latest"):
+            return value  # type: ignore[no-any-return]
+        if value.isascii() and value.isdigit() and len(value) < 19:
+            return int(value)
+        try:
+            at = datetime.fromisoformat(value)
+            return at if at.tzinfo else at.replace(tzinfo=UTC)
+        except ValueError:
+            pass
+        try:
+            return datetime.now(UTC) - parse_duration(value)
+        except (TrunklineError, OverflowError):
+            self.fail(
+                f"{value!r} is not earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (1h)", param, ctx
+            )
+
+
+async def resolve(mq: Client, topic: str, place: str | int | datetime) -> dict[int, int]:
+    """The offset that a place means, by partition."""
+    found = {}
+    for row in await mq.topics.stats(topic):
+        if isinstance(place, datetime):
+            found[row.partition] = await mq.topics.offset_at(topic, row.partition, at=place)
+        elif isinstance(place, int):
+            found[row.partition] = place
+        else:
+            found[row.partition] = row.lowest_offset if place == "earliest" else row.head + 1
+    return found

@@ -1,0 +1,101 @@
+"""`trunkline serve`: the HTTP service on a database that is there."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from trunkline.cli.command import Count
+from trunkline.errors import SettingsError
+from trunkline.settings import Settings
+
+
+@click.command("serve")
+@click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
+@click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; another than loopback needs tokens."
+)
+@click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
+@click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Processes behind the port.")
+@click.option(
+    "--max-connections",
+    type=Count(2, 1000),
+    default=10,
+    show_default=True,
+    help="Database connections per process.",
+)
+@click.option("--upkeep/--no-upkeep", default=True, help="Run background duties too; over all processes one acts at a time.")
+@click.option(
+    "--require-token/--no-require-token",
+    default=None,
+    help="Refuse requests without a token.  [default: if there are tokens]",
+)
+@click.option("--rate", type=click.FloatRange(min=0.1), help="Requests per second of one token and process.")
+@click.option("--max-wait", type=click.FloatRange(0, 30), default=30, help="Longest time that a request may wait for messages.")
+@click.option("--access-log", is_flag=True, help="A line for each request.")
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key file of the certificate.")
+def command(
+    database_url: str | None,
+    data: str | None,
+    host: str,
+    port: str | None,
+    workers: int,
+    max_connections: int,
+    upkeep: bool,
+    require_token: bool | None,
+    rate: float | None,
+    max_wait: float,
+    access_log: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> None:
+    """Serve HTTP on a database.
+
+    Stays in the foreground; Ctrl-C or SIGTERM stops it after the requests under way. Logs are JSON lines on stdout.
+    """
+    try:
+        from trunkline.server.run import serve
+    except ModuleNotFoundError as exc:
+        raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
+    from trunkline.cli.target import conninfo
+    from trunkline.server.config import Config
+
+    if (tls_cert is None) != (tls_key is None):
+        raise SettingsError("--tls-cert and --tls-key belong together", hint="give both or neither")
+    settings = Settings.load({"database_url": database_url, "data": data, "port": port})
+    url = conninfo(settings)
+    tokens = asyncio.run(_has_tokens(url)) if require_token is None else require_token
+    serve(
+        Config(
+            database_url=url,
+            host=host,
+            port=settings.port,
+            workers=workers,
+            max_connections=max_connections,
+            upkeep_seconds=settings.upkeep_interval.total_seconds() if upkeep else None,
+            require_token=tokens,
+            rate=rate,
+            max_wait=max_wait,
+            access_log=access_log,
+        ),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+    )
+
+
+async def _has_tokens(url: str) -> bool:
+    from trunkline.cli.target import probe
+    from trunkline.db import tokens
+    from trunkline.db.pool import connect
+
+    # says what is wrong with the database before any worker starts
+    await probe(url)
+    conn = await connect(url)
+    try:
+        return bool(await tokens.list_tokens(conn))
+    finally:
+        await conn.close()

@@ -1,0 +1,141 @@
+"""`trunkline top`: a live overview of topics, groups, queues and the server's health."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trunkline.cli.command import Duration, Session
+from trunkline.cli.command import command as make_command
+from trunkline.cli.doctor import examine
+from trunkline.cli.findings import Finding
+from trunkline.cli.output import Column, console, make_table, plain, show, size_text, stdout_is_terminal, to_json, write_line
+from trunkline.types import QueueStats, Stats
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from trunkline import Client
+
+_HEALTH_EVERY = 10.0
+_TOPICS = (
+    Column("topic", "topic", whole=True),
+    Column("partition", "partition", right=True),
+    Column("head", "head", right=True),
+    Column("per second", "rate_per_second", right=True),
+    Column("kept", lambda row: row.head - row.lowest_offset + 1, right=True),
+    Column("size", lambda row: size_text(row.bytes), right=True),
+    Column("scheduled", "scheduled", right=True),
+)
+_GROUPS = (
+    Column("group", "group", whole=True),
+    Column("topic", lambda row: f"{row.topic}/{row.partition}", whole=True),
+    Column("lag", "lag", right=True),
+    Column("seconds", "lag_seconds", right=True),
+    Column("member", "member"),
+)
+
+
+@make_command("top", example="trunkline top\ntrunkline top --once -o json")
+@click.option("--once", is_flag=True, help="One frame, then end.")
+@click.option("--every", type=Duration(), default="1s", show_default=True, help="Time between two frames.")
+def command(session: Session, once: bool, every: timedelta) -> None:
+    """Topics, groups, queues and health, again and again until Ctrl-C. Changes nothing."""
+    if session.out.table and not stdout_is_terminal():
+        once = True
+
+    async def work(mq: Client) -> None:
+        overview = Overview(session.url)
+        if session.out.table and not once:
+            await _live(mq, overview, every)
+            return
+        while True:
+            await overview.look(mq)
+            if session.out.table:
+                console().print(overview.frame())
+            else:
+                write_line(to_json(overview.record()))
+            if once:
+                return
+            await asyncio.sleep(every.total_seconds())
+
+    session.run(work)
+
+
+async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
+    from rich.live import Live
+
+    await overview.look(mq)
+    with Live(overview.frame(), console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(every.total_seconds())
+            await overview.look(mq)
+            live.update(overview.frame(), refresh=True)
+
+
+class Overview:
+    """The numbers of now, and those of the last look to tell rates from."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stats = Stats([], [], [])
+        self._at = 0.0
+        self._rates: dict[str, float] = {}
+        self._health: list[Finding] = []
+        self._health_at = -_HEALTH_EVERY
+
+    async def look(self, mq: Client) -> None:
+        before, then = {row.queue: row.acked for row in self._stats.queues}, self._at
+        self._stats, self._at = await mq.stats(), time.monotonic()
+        self._rates = {
+            row.queue: max(0, row.acked - before[row.queue]) / (self._at - then)
+            for row in self._stats.queues
+            if row.queue in before
+        }
+        if self._at - self._health_at >= _HEALTH_EVERY:
+            self._health_at = self._at
+            findings = await asyncio.to_thread(examine, self._url)
+            self._health = [finding for finding in findings if finding.level != "ok"]
+
+    def record(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {name: [plain(row) for row in getattr(self._stats, name)] for name in ("topics", "groups", "queues")} | {
+            "health": [plain(finding) for finding in self._health]
+        }
+
+    def frame(self) -> Group:
+        """One picture."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*(part for part in self._parts()), Text(""), *(Text(line) for line in self._health_lines()))
+
+    def _parts(self) -> Iterator[Any]:
+        queues = (
+            Column("queue", "queue", whole=True),
+            Column("ready", "ready", right=True),
+            Column("delayed", "delayed", right=True),
+            Column("leased", "leased", right=True),
+            Column("dead", "dead", right=True),
+            Column("acked", "acked", right=True),
+            Column("acked/s", self._rate, right=True),
+            Column("oldest s", "oldest_age", right=True),
+            Column("paused", "paused"),
+        )
+        for columns, rows in ((_TOPICS, self._stats.topics), (_GROUPS, self._stats.groups), (queues, self._stats.queues)):
+            if rows:
+                yield make_table(columns, [[column.text(row) for column in columns] for row in rows])
+                yield ""
+
+    def _rate(self, row: QueueStats) -> float | None:
+        return self._rates.get(row.queue)
+
+    def _health_lines(self) -> list[str]:
+        if not self._health:
+            return ["health  ok"]
+        return [f"health  {finding.level}  {show(finding.check)}: {show(finding.message)}" for finding in self._health]

@@ -1,0 +1,134 @@
+"""`trunkline doctor`, `top` and `migrate`: what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from tests.cli.conftest import Cli, on_a_terminal
+from tests.conftest import Connection
+from trunkline.cli import checks_schema, checks_server
+
+
+def level(cli: Cli, check: str, code: int = 0, *arguments: str) -> tuple[str, str]:
+    """The worst level of a check, and its message."""
+    found = [row for row in cli("doctor", *arguments, code=code).json if row["check"] == check]
+    return max(((row["level"], row["message"]) for row in found), key=lambda each: ["ok", "warn", "fail"].index(each[0]))
+
+
+def test_a_healthy_database(cli: Cli, conn: Connection) -> None:
+    cli("topic", "create", "t")
+    conn.execute("call trunkline.upkeep()")
+    rows = cli("doctor", "--strict").json
+    assert {row["level"] for row in rows} == {"ok"}
+    names = {row["check"] for row in rows}
+    assert {"program", "database", "server version", "schema", "segments", "roles", "upkeep", "clock", "fsync"} <= names
+    assert "embedded" in next(row["message"] for row in rows if row["check"] == "database")
+    assert "segments" in cli("doctor", "-o", "table").stdout
+
+
+def test_not_installed(cli: Cli, empty_db: str) -> None:
+    found = cli("doctor", "--database-url", empty_db, code=5).json
+    assert [row["hint"] for row in found if row["check"] == "schema"] == ["run trunkline migrate"]
+    assert "0001_kernel.sql" in cli("migrate", "--dry-run", "--database-url", empty_db).json["pending"]
+    cli("doctor", "--database-url", empty_db, code=5)
+    assert cli("migrate", "--database-url", empty_db).json["applied"]
+    assert cli("migrate", "--database-url", empty_db).json["applied"] == []
+    assert "nothing to do" in cli("migrate", "--database-url", empty_db, "-o", "table").stdout
+    assert cli("migrate", "--dry-run", "--database-url", empty_db).json["pending"] == []
+    cli("doctor", "--database-url", empty_db)
+
+
+def test_settings_that_lose_messages(cli: Cli, conn: Connection) -> None:
+    row = conn.execute("select current_database()").fetchone()
+    assert row is not None
+    conn.execute(f"alter database {row[0]} set synchronous_commit = off")
+    found, message = level(cli, "synchronous_commit", 5)
+    assert found == "fail" and "a crash loses messages" in message
+
+
+def test_tables_that_are_not_logged(cli: Cli, conn: Connection) -> None:
+    conn.execute("alter table trunkline.notices set unlogged")
+    assert level(cli, "tables", 5) == ("fail", "unlogged: notices")
+
+
+def test_who_holds_xmin(cli: Cli, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = connect()
+    holder.execute("begin isolation level repeatable read")
+    holder.execute("select 1 from trunkline.topics")
+    pid = holder.info.backend_pid
+    for name in ("_LONG_TRANSACTION", "_IDLE_TRANSACTION"):
+        monkeypatch.setattr(checks_server, name, timedelta(0))
+    found = cli("doctor").json
+    assert any(
+        row["check"] == "oldest transaction" and f"process {pid} " in row["message"] and "since" in row["message"]
+        for row in found
+    )
+    assert any(row["check"] == "idle in transaction" and f"process {pid} " in row["message"] for row in found)
+    cli("doctor", "--strict", code=5)
+    holder.execute("rollback")
+
+
+def test_missing_segments(cli: Cli, conn: Connection) -> None:
+    cli("topic", "create", "t")
+    row = conn.execute("select topic_id from trunkline.topics").fetchone()
+    assert row is not None
+    conn.execute(f"drop table trunkline.topic_{row[0]}_0_1")
+    assert level(cli, "segments", 5)[0] == "fail"
+    conn.execute(f"drop table trunkline.topic_{row[0]}_0_0")
+    assert "partition 0 of t has no segment 0" in {each["message"] for each in cli("doctor", code=5).json}
+
+
+def test_dead_rows_upkeep_and_notices(cli: Cli, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert level(cli, "upkeep") == ("warn", "upkeep never ran")
+    conn.execute("insert into trunkline.notices (at, kind, detail) values (now(), 'retention', '{}')")
+    assert level(cli, "notices")[0] == "warn"
+    monkeypatch.setattr(checks_schema, "_MANY_DEAD_ROWS", -1)
+    assert level(cli, "dead rows")[0] == "warn"
+
+
+def test_clock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_server, "_CLOCK_DIFFERENCE", timedelta(hours=-1))
+    assert level(cli, "clock")[0] == "warn"
+
+
+def test_somebody_with_few_rights(cli: Cli, conn: Connection) -> None:
+    name = f"few_{conn.info.backend_pid}"
+    conn.execute(f"create role {name} login password 'x'")
+    conn.execute(f"grant trunkline_reader to {name}")
+    try:
+        url = f"{cli.url} user={name} password=x"
+        found = cli("doctor", "--database-url", url).json
+        assert any(row["check"] == "roles" and "trunkline_reader" in row["message"] for row in found), found
+        assert cli("topic", "list", "--database-url", url).json == []
+        assert cli("topic", "create", "t", "--database-url", url, "-o", "json", code=4).error["code"] == "permission_denied"
+    finally:
+        conn.execute(f"drop owned by {name}")
+        conn.execute(f"drop role {name}")
+
+
+def test_top(cli: Cli) -> None:
+    cli("topic", "create", "t")
+    cli("queue", "create", "q")
+    cli("group", "create", "t", "g")
+    cli("topic", "publish", "t", "1")
+    frame = cli("top", "--once").json
+    assert [row["head"] for row in frame["topics"]] == [1]
+    assert [row["lag"] for row in frame["groups"]] == [1]
+    assert [row["queue"] for row in frame["queues"]] == ["q"]
+    assert {row["check"] for row in frame["health"]} == {"upkeep"}
+    table = cli("top", "--once", "-o", "table").stdout
+    assert "TOPIC" in table and "health" in table
+    live = cli.start("top", "--every", "50ms", "-o", "jsonl")
+    assert live.stdout is not None
+    assert live.stdout.readline() and live.stdout.readline()
+    live.terminate()
+    live.communicate(timeout=30)
+
+
+def test_top_on_a_terminal_runs_until_ctrl_c(cli: Cli) -> None:
+    cli("queue", "create", "q")
+    code, shown = on_a_terminal(cli, "top", "--every", "50ms", typed="\x03", after="health")
+    assert code == 130 and "QUEUE" in shown and "Traceback" not in shown

@@ -1,0 +1,26 @@
+"""What the writers of reference pages share: a page is written, or compared with what is there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def settle(name: str, text: str, arguments: list[str]) -> int:
+    """Write docs/reference/<name>, or with --check say whether it is up to date."""
+    page = REFERENCE / name
+    if "--check" not in arguments:
+        page.write_text(text)
+        return 0
+    if page.exists() and page.read_text() == text:
+        return 0
+    print(f"out of date: {page.relative_to(ROOT)}; run python {sys.argv[0]}", file=sys.stderr)
+    return 1
+
+
+def cell(text: str) -> str:
+    """Text for one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")

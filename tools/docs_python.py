@@ -1,0 +1,168 @@
+"""Writes docs/reference/python.md from signatures and docstrings: `python tools/docs_python.py`, or `--check`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from docs_pages import settle
+
+from trunkline import types
+from trunkline.client.batches import Batch
+from trunkline.client.bound import Bound
+from trunkline.client.client import Client, QueueHandle
+from trunkline.client.consuming import Claims, GroupReader
+from trunkline.client.dead import DeadLetters
+from trunkline.client.deliveries import Deliveries, Delivery
+from trunkline.client.groups import Groups
+from trunkline.client.queues import Queues
+from trunkline.client.schedules import Schedules
+from trunkline.client.subscriptions import Subscriptions
+from trunkline.client.topics import Topics
+
+SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
+    (Client, "Client", "client"),
+    (Topics, "client.topics", "client.topics"),
+    (Queues, "client.queues", "client.queues"),
+    (Groups, "client.groups", "client.groups"),
+    (Subscriptions, "client.subscriptions", "client.subscriptions"),
+    (DeadLetters, "client.dead", "client.dead"),
+    (Schedules, "client.schedules", "client.schedules"),
+    (QueueHandle, "client.queue(name)", "queue"),
+    (Claims, "Claims", "claims"),
+    (Deliveries, "Deliveries", "deliveries"),
+    (Delivery, "Delivery", "delivery"),
+    (GroupReader, "GroupReader", "reader"),
+    (Batch, "Batch", "batch"),
+    (Bound, "client.on(conn)", "client.on(conn)"),
+)
+RECORDS = (
+    "NewMessage",
+    "Published",
+    "Message",
+    "Delivery",
+    "Waiting",
+    "DeadLetter",
+    "Range",
+    "Topic",
+    "Queue",
+    "Group",
+    "Subscription",
+    "Reader",
+    "Schedule",
+    "TopicStats",
+    "GroupStats",
+    "QueueStats",
+    "Stats",
+)
+_WRAP = 100
+INTRO = """\
+# Python reference
+
+<!-- Written by tools/docs_python.py from src/trunkline/client; change those files, not this one. -->
+
+`from trunkline import Client, SyncClient, NewMessage, LeaseLost`. `SyncClient` has the same methods without `await`; what is
+`async with` and `async for` here is `with` and `for` there. Durations are a `timedelta` or text such as `500ms`, `30s`,
+`5m`, `2h`, `7d`. A place in a log is `"earliest"`, `"latest"`, an offset or a time. Settling verbs answer `done`, `lost` or
+`unknown`. Errors: [errors](errors.md).
+
+Bodies: text, numbers, lists, dictionaries, None, dataclasses, msgspec Structs and Pydantic models become JSON; bytes go as
+they are. `type=` decodes into a type.
+"""
+
+
+def page() -> str:
+    out = INTRO.splitlines()
+    for cls, title, prefix in SECTIONS:
+        out += ["", f"## {title}", "", *_described(cls)]
+        if cls is Client:
+            out += ["", "```text", _signature("Client", cls.__init__, ""), "```"]
+        for name, member in _members(cls):
+            out += ["", f"### {prefix}.{name}", ""]
+            if isinstance(member, property):
+                returns = _annotation(inspect.signature(member.fget).return_annotation)  # type: ignore[arg-type]
+                out += ["```text", f"{name}: {returns}", "```"]
+                doc = inspect.getdoc(member)
+            else:
+                out += ["```text", _signature(name, member, _way(member)), "```"]
+                doc = inspect.getdoc(member)
+            if doc:
+                out += ["", doc]
+    out += ["", "## Records", "", "Frozen. In `trunkline.types`."]
+    for name in RECORDS:
+        cls = getattr(types, name)
+        described = _described(cls)
+        out += ["", f"### {name}", "", *described, *([""] if described else []), "```text"]
+        hints = {
+            field: hint for base in reversed(cls.__mro__) for field, hint in getattr(base, "__annotations__", {}).items()
+        }
+        for field in msgspec.structs.fields(cls):
+            if not field.name.startswith("_"):
+                default = "" if field.required else f" = {field.default!r}"
+                out.append(f"{field.name}: {_annotation(hints[field.name])}{default}")
+        if issubclass(cls, types.Message):
+            out.append("body: T  (the payload, decoded)")
+        out.append("```")
+    return "\n".join(out) + "\n"
+
+
+def _described(cls: type[Any]) -> list[str]:
+    doc = (cls.__doc__ or "").strip()
+    return [inspect.cleandoc(doc)] if doc and not doc.startswith("`client.") else []
+
+
+def _members(cls: type[Any]) -> list[tuple[str, Any]]:
+    """Public methods and properties of our own classes, in the order in which they are written."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("trunkline.client"):
+            found.update((name, value) for name, value in vars(base).items() if not name.startswith("_"))
+    return [(name, value) for name, value in found.items() if inspect.isfunction(value) or isinstance(value, property)]
+
+
+def _way(function: Any) -> str:
+    """How it is used: awaited, as a context, or in a loop."""
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.isasyncgenfunction(inner):
+        return "async with "
+    if inspect.isasyncgenfunction(function):
+        return "async for ... in "
+    return "await " if inspect.iscoroutinefunction(function) else ""
+
+
+def _signature(name: str, function: Any, way: str) -> str:
+    signature = inspect.signature(function)
+    parts = []
+    keywords = False
+    for parameter in list(signature.parameters.values())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
+            parts.append("*")
+            keywords = True
+        default = "" if parameter.default is parameter.empty else f" = {_default(parameter.default)}"
+        hint = "" if parameter.annotation is parameter.empty else f": {_annotation(parameter.annotation)}"
+        parts.append(f"{parameter.name}{hint}{default}")
+    returns = "" if signature.return_annotation is signature.empty else f" -> {_annotation(signature.return_annotation)}"
+    if name == "Client":
+        returns = ""
+    line = f"{way}{name}({', '.join(parts)}){returns}"
+    if len(line) <= _WRAP:
+        return line
+    return f"{way}{name}(\n    " + ",\n    ".join(parts) + f",\n){returns}"
+
+
+def _annotation(hint: Any) -> str:
+    text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+    text = re.sub(r"\b(builtins|datetime|trunkline\.types|uuid|typing)\.(?=\w)", "", text)
+    return re.sub(r"^AsyncIterator\[(.*)\]$", r"\1", text)
+
+
+def _default(value: Any) -> str:
+    return repr(f"{value.total_seconds():g}s") if isinstance(value, timedelta) else repr(value)
+
+
+if __name__ == "__main__":
+    sys.exit(settle("python.md", page(), sys.argv[1:]))
