@@ -29,6 +29,10 @@ class Session:
         result = self._conn.exec_prepared(name.encode(), params, [pq.Format.BINARY] * len(params), pq.Format.BINARY)
         return self._check(result)
 
+    def run(self, sql: str) -> None:
+        """Run a statement without a result, such as begin or commit."""
+        self._check(self._conn.exec_(sql.encode()))
+
     def copy(self, sql: str, data: bytes) -> None:
         """Send one prepared buffer through COPY."""
         self._check(self._conn.exec_(sql.encode()))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from datetime import UTC, datetime
+from itertools import pairwise
 
 from bench.lab import Lab
 from bench.pgbench import text
-from bench.session import Session, bytea_array, column, int4, text_array
+from bench.session import Session, bytea_array, column, int4, int8_array, text_array
+from trunkline.db.codec import Encoded
+from trunkline.db.copying import COLUMNS, new_ids
+from trunkline.db.copying import rows as copy_rows
 
 NAME = "trunkline"
+RECEIPTS = "trunkline, receipts"
 
 
 def make_topic(lab: Lab, name: str) -> int:
@@ -44,10 +51,15 @@ def publish_generic_script(topic: str) -> str:
     return f"select id from trunkline.publish_bytes('{topic}', :payload);\n"
 
 
-def claim_ack_script(queue: str) -> str:
+def queue_number(lab: Lab, queue: str) -> int:
+    return int(lab.value("select trunkline.queue_number(%s)", queue))
+
+
+def claim_ack_script(number: int) -> str:
+    """One claim and one ack, by the functions that the Python client calls."""
     return (
-        f"select receipt, payload from trunkline.claim('{queue}', 1, p_relaxed => true) \\gset\n"
-        "select result from trunkline.ack(array[:receipt]::text[]);\n"
+        f"select lease, log_offset, payload from trunkline.queue_{int(number)}_take(1, p_relaxed => true) \\gset\n"
+        "select trunkline.ack_lease(:lease, array[:log_offset]::bigint[]);\n"
     )
 
 
@@ -66,8 +78,66 @@ class PublishMany:
         return self._session.call("publish", self._name, self._payloads).ntuples
 
 
+class PublishCopy:
+    """What the client does with a large batch: draw the row ids, then stream the rows, in one transaction.
+
+    The stream is written once and only the row ids are filled in, so that the load generator costs as little as for a plain COPY.
+    """
+
+    def __init__(self, session: Session, number: int, *, batch: int, payload: int) -> None:
+        self.latencies: list[float] = []
+        self._session = session
+        self._batch = batch
+        now = datetime.now(UTC)
+        messages = [Encoded(text(payload).encode(), "application/octet-stream")] * batch
+        stream = copy_rows(messages, None, [0] * batch, new_ids(batch, now), now)
+        self._stream = bytearray(stream)
+        # 19 bytes before the first row and 2 behind the last; in a row the id comes after 2 + 4 + 4 + 4 bytes
+        self._row = (len(stream) - 21) // batch
+        self._ids = struct.Struct("!" + "4xq" * batch)
+        self._into = f"copy trunkline.topic_{int(number)} ({COLUMNS}) from stdin (format binary)"
+        session.prepare("draw", f"select ids, trunkline.clock() from trunkline.topic_{int(number)}_draw($1::int)")
+
+    def __call__(self) -> int:
+        self._session.run("begin")
+        drawn = self._session.call("draw", int4(self._batch)).get_value(0, 0) or b""
+        for place, id in enumerate(self._ids.unpack_from(drawn, 20)):
+            struct.pack_into("!q", self._stream, 19 + place * self._row + 14, id)
+        self._session.copy(self._into, bytes(self._stream))
+        self._session.run("commit")
+        return self._batch
+
+
 class ClaimAck:
-    """Claim up to `batch`, then ack every receipt and look at every answer."""
+    """Claim up to `batch`, then ack every message, by the functions that the Python client calls."""
+
+    def __init__(self, session: Session, queue: str, *, batch: int) -> None:
+        self.latencies: list[float] = []
+        self._session = session
+        self._batch = int4(batch)
+        session.prepare("number", "select trunkline.queue_number($1::text)")
+        number = int.from_bytes(session.call("number", queue.encode()).get_value(0, 0) or b"")
+        session.prepare("claim", f"select * from trunkline.queue_{number}_take($1::int, p_relaxed => true)")
+        session.prepare("ack", "select trunkline.ack_lease($1::text, $2::bigint[])")
+
+    def __call__(self) -> int:
+        start = time.perf_counter()
+        claimed = self._session.call("claim", self._batch)
+        if claimed.ntuples == 0:
+            return 0
+        self.latencies.append(time.perf_counter() - start)
+        leases = column(claimed, 0)
+        offsets = column(claimed, 5)
+        begins = [place for place, lease in enumerate(leases) if lease] + [len(leases)]
+        for first, end in pairwise(begins):
+            answer = self._session.call("ack", leases[first], int8_array(offsets[first:end])).get_value(0, 0)
+            if answer is not None:
+                raise RuntimeError(f"not every ack was done: {answer!r}")
+        return claimed.ntuples
+
+
+class ClaimAckReceipts:
+    """The same from plain SQL: claim by name, ack by receipt, and look at every answer."""
 
     def __init__(self, session: Session, queue: str, *, batch: int) -> None:
         self.latencies: list[float] = []
@@ -78,11 +148,9 @@ class ClaimAck:
         session.prepare("ack", "select * from trunkline.ack($1::text[])")
 
     def __call__(self) -> int:
-        start = time.perf_counter()
         claimed = self._session.call("claim", self._queue, self._batch)
         if claimed.ntuples == 0:
             return 0
-        self.latencies.append(time.perf_counter() - start)
         answers = column(self._session.call("ack", text_array(column(claimed, 0))), 2)
         if answers != [b"done"] * claimed.ntuples:
             raise RuntimeError(f"not every ack was done: {sorted(set(answers))}")

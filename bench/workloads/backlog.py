@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,8 @@ class Drains(msgspec.Struct, frozen=True):
     queue: Callable[[str], float]
     table: Callable[[bool], float]
     log: Callable[[], float]
+    receipts: Callable[[str], float] | None = None
+    """The queue again, through the plain SQL functions."""
 
 
 def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, goal: Goal) -> list[Row]:
@@ -26,11 +29,11 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
     rows: list[Row] = []
     for payload in plan.payloads:
 
-        def queue(payload: int = payload) -> float:
+        def queue(drain: Callable[[str], float], payload: int = payload) -> float:
             number = ours.make_queue(lab, workload)
             ours.load(lab, number, messages=messages, payload=payload)
             ours.calm(lab, number)
-            rate = drains.queue(workload)
+            rate = drain(workload)
             lab.value("select trunkline.delete_queue(%s)", workload)
             return rate
 
@@ -46,11 +49,13 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
             counter_log.calm(lab)
             return drains.log()
 
+        plain_sql = {} if drains.receipts is None else {ours.RECEIPTS: partial(queue, drains.receipts)}
         measured = interleave(
             f"{workload} {payload} B",
             "msg/s",
             {
-                ours.NAME: queue,
+                ours.NAME: partial(queue, drains.queue),
+                **plain_sql,
                 skip_locked.NAME: lambda: table(False),
                 skip_locked.RELAXED: lambda: table(True),
                 counter_log.NAME: log,
@@ -64,6 +69,7 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
             measured,
             goals={skip_locked.NAME: goal},
             notes={
+                ours.RECEIPTS: "plain SQL: claim by name, ack by receipt",
                 skip_locked.RELAXED: "claim not flushed, as ours",
                 counter_log.NAME: "claim is final: no ack, no redelivery",
             },

@@ -14,7 +14,7 @@ from bench.workloads import backlog
 
 _BATCH = 100
 # The backlog per second of the run. A contestant that drains it earlier is measured up to its last message.
-_BACKLOG = 60_000
+_BACKLOG = 120_000
 
 
 def run(lab: Lab, plan: Plan) -> list[Row]:
@@ -24,6 +24,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
     drains = backlog.Drains(
         queue=lambda name: drain(lambda session, _: ours.ClaimAck(session, name, batch=_BATCH)),
+        receipts=lambda name: drain(lambda session, _: ours.ClaimAckReceipts(session, name, batch=_BATCH)),
         table=lambda relaxed: drain(lambda session, _: skip_locked.ClaimAck(session, batch=_BATCH, relaxed=relaxed)),
         log=lambda: drain(lambda session, _: counter_log.ClaimFetch(session, 0, batch=_BATCH)),
     )

@@ -18,7 +18,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         return pgbench.rate(lab.tcp_url, script, clients=plan.consumers, seconds=plan.seconds)
 
     drains = backlog.Drains(
-        queue=lambda name: rate(ours.claim_ack_script(name)),
+        queue=lambda name: rate(ours.claim_ack_script(ours.queue_number(lab, name))),
         table=lambda relaxed: rate(skip_locked.claim_ack_script(relaxed=relaxed)),
         log=lambda: rate(counter_log.claim_script()),
     )

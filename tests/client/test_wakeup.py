@@ -96,6 +96,16 @@ async def test_publishers_of_another_client_wake_us_by_a_hint(mq: Any, kind: str
     await consumer.stop()
 
 
+async def test_a_client_that_publishes_and_closes_still_tells(kind: str, db: str) -> None:
+    async with await psycopg.AsyncConnection.connect(db, autocommit=True) as listener:
+        await listener.execute("listen trunkline")
+        async with twins.client(kind, db) as mq:
+            await mq.topics.create("t")
+            await mq.publish("t", 1)
+        heard = [hint async for hint in listener.notifies(timeout=20, stop_after=1)]
+    assert len(heard) == 1
+
+
 async def test_the_poll_alone_is_enough(mq: Any, conn: psycopg.Connection[Any]) -> None:
     """A publisher that tells nobody: psql, a trigger, a caller's own transaction."""
     await mq.queues.create("q")

@@ -65,6 +65,7 @@ class Wakeup:
         self._watches: set[Watch] = set()
         self._poke = Bell()
         self._news = Bell()
+        self._untold = self._told = 0
         self._missed = False
         self._pause = POLL_SECONDS
         self._closed = False
@@ -111,6 +112,7 @@ class Wakeup:
 
     def tell(self) -> None:
         """Let other processes look: something was committed somewhere."""
+        self._untold += 1
         self._news.ring()
         if self._notifier is None and not self._closed:
             self._notifier = Background(self._notify_for_ever, "trunkline notifier")
@@ -130,6 +132,9 @@ class Wakeup:
         for loop in (self._notifier, self._poller, self._listener):
             if loop is not None:
                 await loop.end()
+        # what was published last must not wait for somebody's poll
+        if self._told < self._untold:
+            await self._hint()
         async with self._side_lock:
             await self._drop_side()
 
@@ -141,15 +146,23 @@ class Wakeup:
             self._news.hush()
             if self._closed:
                 return
-            try:
-                async with self._side_lock:
-                    await calls.notify(await self._open_side())
-            except psycopg.Error as exc:
-                log.debug("a wake-up was not sent: %s", exc)
-                async with self._side_lock:
-                    await self._drop_side()
+            if not await self._hint():
                 await sleep(_TURN_SECONDS)
             await sleep(NOTIFY_SECONDS)
+
+    async def _hint(self) -> bool:
+        """Tell the other processes; answers whether that worked. If not, their polls find it."""
+        untold = self._untold
+        try:
+            async with self._side_lock:
+                await calls.notify(await self._open_side())
+            self._told = untold
+        except psycopg.Error as exc:
+            log.debug("a wake-up was not sent: %s", exc)
+            async with self._side_lock:
+                await self._drop_side()
+            return False
+        return True
 
     async def _poll_for_ever(self) -> None:
         while not self._closed:

@@ -66,6 +66,7 @@ class Wakeup:
         self._watches: set[Watch] = set()
         self._poke = Bell()
         self._news = Bell()
+        self._untold = self._told = 0
         self._missed = False
         self._pause = POLL_SECONDS
         self._closed = False
@@ -112,6 +113,7 @@ class Wakeup:
 
     def tell(self) -> None:
         """Let other processes look: something was committed somewhere."""
+        self._untold += 1
         self._news.ring()
         if self._notifier is None and not self._closed:
             self._notifier = Background(self._notify_for_ever, "trunkline notifier")
@@ -131,6 +133,9 @@ class Wakeup:
         for loop in (self._notifier, self._poller, self._listener):
             if loop is not None:
                 loop.end()
+        # what was published last must not wait for somebody's poll
+        if self._told < self._untold:
+            self._hint()
         with self._side_lock:
             self._drop_side()
 
@@ -142,15 +147,23 @@ class Wakeup:
             self._news.hush()
             if self._closed:
                 return
-            try:
-                with self._side_lock:
-                    calls.notify(self._open_side())
-            except psycopg.Error as exc:
-                log.debug("a wake-up was not sent: %s", exc)
-                with self._side_lock:
-                    self._drop_side()
+            if not self._hint():
                 sleep(_TURN_SECONDS)
             sleep(NOTIFY_SECONDS)
+
+    def _hint(self) -> bool:
+        """Tell the other processes; answers whether that worked. If not, their polls find it."""
+        untold = self._untold
+        try:
+            with self._side_lock:
+                calls.notify(self._open_side())
+            self._told = untold
+        except psycopg.Error as exc:
+            log.debug("a wake-up was not sent: %s", exc)
+            with self._side_lock:
+                self._drop_side()
+            return False
+        return True
 
     def _poll_for_ever(self) -> None:
         while not self._closed:

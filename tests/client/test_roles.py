@@ -1,0 +1,57 @@
+"""A client whose role may publish and consume, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.client import twins
+from trunkline import SyncClient
+from trunkline.errors import PermissionDenied
+
+
+@pytest.fixture
+async def limited(kind: str, db: str, conn: psycopg.Connection[Any]) -> AsyncIterator[Any]:
+    with SyncClient(db) as owner:
+        owner.topics.create("t", partitions=2)
+        owner.queues.create("q")
+        owner.subscriptions.add("q", "t")
+    name = f"limited_{uuid4().hex[:12]}"
+    conn.execute(f"create role {name} login password 'secret' in role trunkline_publisher, trunkline_consumer")
+    async with twins.client(kind, make_conninfo(db, user=name, password="secret")) as mq:
+        yield mq
+    conn.execute(f"drop role {name}")
+
+
+async def test_publishing_and_consuming(limited: Any) -> None:
+    await limited.publish("t", 1, key="k")
+    await limited.enqueue("q", 2, priority=None)
+    await limited.publish_many("t", range(3, 2003))
+    seen: set[int] = set()
+    async with limited.queue("q").claims(slots=500, type=int) as claims:
+        async for delivery in claims:
+            seen.add(delivery.body)
+            if delivery.body == 2002:
+                await limited.publish("t", 2003)
+            await delivery.ack()
+            if len(seen) == 2003:
+                break
+    assert seen == set(range(1, 2004))
+    count = 0
+    async with limited.subscribe("t", int, group="g", batch=1000) as batches:
+        async for batch in batches:
+            async with batch.transaction():
+                count += len(batch)
+            if count == 2002:
+                break
+
+
+async def test_administration_is_refused(limited: Any) -> None:
+    for refused in (limited.topics.create("x"), limited.queues.delete("q"), limited.dead.purge("q")):
+        with pytest.raises(PermissionDenied):
+            await refused
