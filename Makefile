@@ -12,7 +12,7 @@ STAMP := $(VENV)/.stamp
 # Nothing may depend on a writable HOME: every cache lives in the checkout.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup up test check format bench chaos lock clean
+.PHONY: help setup up test check format generate bench chaos lock clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -43,6 +43,10 @@ check: setup ## format, lint, strict types, import contract
 format: setup ## rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+generate: setup ## write the sync twin of the client and the reference pages anew
+	$(BIN)/python tools/unasync.py
+	for page in sql python errors cli; do $(BIN)/python tools/docs_$$page.py; done
 
 bench: setup ## measure; prints one table and JSON
 	$(BIN)/python -m bench $(ARGS)
