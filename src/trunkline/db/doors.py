@@ -90,6 +90,29 @@ async def offset_of(conn: Connection, topic: str, id: UUID) -> int | None:
     return None if value is None else int(value)
 
 
+class Ages(NamedTuple):
+    """Seconds: the oldest transaction that holds back vacuum, and the oldest gap that sequencing still waits for."""
+
+    transaction: float
+    unsequenced: float
+
+
+async def ages(conn: Connection) -> Ages:
+    rows = await _rows(
+        conn,
+        """
+        select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
+                         where a.datname = current_database() and a.backend_type = 'client backend'
+                           and (a.backend_xid is not null or a.backend_xmin is not null) and a.pid <> pg_backend_pid()), 0)::float8,
+               coalesce((select extract(epoch from trunkline.clock() - min(t.old_since)) from trunkline.logs l
+                         cross join lateral (select x.old_gaps, x.old_since from trunkline.ticks x where x.log = l.log
+                                             order by x.first_offset desc limit 1) t
+                         where not isempty(t.old_gaps)), 0)::float8
+        """,
+    )
+    return Ages(*rows[0])
+
+
 async def answers(conn: Connection) -> bool:
     """Whether the database answers and has the schema."""
     return int((await _rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0

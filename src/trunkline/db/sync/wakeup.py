@@ -37,11 +37,14 @@ class Watch:
         self.sources: frozenset[str] | None = None
         """Topics that feed a queue; None while that is not known."""
         self.waiting = False
+        self.missed = False
+        """Whether others were asked for while this one was looking for itself, perhaps too early."""
         self.length: int | None = None
         self._wakeup = wakeup
         self._bell = Bell()
 
     def hush(self) -> None:
+        self.missed = False
         self._bell.hush()
 
     def ring(self) -> None:
@@ -51,7 +54,9 @@ class Watch:
         """Until there may be something to take; answers whether it was rung."""
         self.waiting = True
         try:
-            self._wakeup.somebody_waits()
+            # after the mark above: the poller looks at both in the other order, so one of us sees the other
+            if self.missed:
+                self._wakeup.poke()
             return self._bell.wait(timeout)
         finally:
             self.waiting = False
@@ -67,7 +72,6 @@ class Wakeup:
         self._poke = Bell()
         self._news = Bell()
         self._untold = self._told = 0
-        self._missed = False
         self._pause = POLL_SECONDS
         self._closed = False
         self._poller: Background | None = None
@@ -92,9 +96,9 @@ class Wakeup:
     def unwatch(self, watch: Watch) -> None:
         self._watches.discard(watch)
 
-    def somebody_waits(self) -> None:
-        if self._missed:
-            self._poke.ring()
+    def poke(self) -> None:
+        """Poll now."""
+        self._poke.ring()
 
     # For publishers
 
@@ -134,7 +138,8 @@ class Wakeup:
             if loop is not None:
                 loop.end()
         # what was published last must not wait for somebody's poll
-        if self._told < self._untold:
+        if self._told < self._untold and not self._hint():
+            # the notifier may have been stopped in the middle of a statement; this one has a connection of its own
             self._hint()
         with self._side_lock:
             self._drop_side()
@@ -169,12 +174,9 @@ class Wakeup:
         while not self._closed:
             self._poke.wait(self._pause)
             self._poke.hush()
-            waiting = [watch for watch in tuple(self._watches) if watch.waiting]
+            waiting = self._waiting()
             if not waiting:
-                # somebody may be between an empty look and the wait
-                self._missed = True
                 continue
-            self._missed = False
             start = monotonic()
             try:
                 self._poll(waiting)
@@ -192,6 +194,16 @@ class Wakeup:
                 self._rest(POLL_SECONDS)
             # a flood of hints never takes more than half of the poller's time
             sleep(max(_GAP_SECONDS, monotonic() - start))
+
+    def _waiting(self) -> list[Watch]:
+        """Those who wait. The others may be between an empty look and the wait: they ask again if they come to wait."""
+        found = []
+        for watch in tuple(self._watches):
+            watch.missed = True
+            if watch.waiting:
+                watch.missed = False
+                found.append(watch)
+        return found
 
     def _poll(self, waiting: list[Watch]) -> None:
         with self._side_lock:

@@ -66,7 +66,7 @@ declare
 begin
     select * into l from trunkline.logs where log = p_log;
     select * into k from trunkline.ticks where log = p_log order by first_offset desc limit 1;
-    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 order by id limit 10000) x where message_id = $4)
+    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 order by id limit 100000) x where message_id = $4)
                         or exists (select from unnest($3) r cross join lateral
                                    (select message_id from trunkline.topic_%1$s where partition = $1 and id >= lower(r) and id < upper(r) limit 10000) x where message_id = $4)',
                    l.topic_id)
