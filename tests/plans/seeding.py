@@ -75,7 +75,7 @@ def fill(conn: Connection) -> None:
 
 
 def traffic(conn: Connection) -> None:
-    """Each hot verb once: publish, claim, ack, nack, extend, redelivery, fetch, commit, and an idempotency key."""
+    """Each hot verb once: publish, claim, ack, nack, extend, redelivery, fetch, commit, poll, and an idempotency key."""
     conn.execute("select trunkline.publish('t', '1'), trunkline.enqueue('q', '1')")
     conn.execute("select trunkline.enqueue('q', '2', p_idempotency_key => gen_random_uuid()::text)")
     receipts = [row[0] for row in conn.execute("select receipt from trunkline.claim('q', 3)")]
@@ -88,6 +88,12 @@ def traffic(conn: Connection) -> None:
         "select partition, generation, max(log_offset) from trunkline.fetch('t', 'g', 'm', 3) group by 1, 2"
     ).fetchall():
         conn.execute("select trunkline.commit('t', 'g', %s, %s, %s)", (partition, generation, last))
+    number = conn.execute("select trunkline.queue_number('q')").fetchall()[0][0]
+    conn.execute("select trunkline.enqueue('q', '3')")
+    taken = conn.execute(f"select lease, log_offset from trunkline.queue_{number}_take(1)".encode()).fetchall()
+    for lease, offset in taken:
+        conn.execute("select trunkline.ack_lease(%s, array[%s]::bigint[])", (lease, offset))
+    conn.execute("select * from trunkline.poll(array['q'], array['t'], array['g'], array['m'], array['t'])")
     conn.execute("select trunkline.run_duty('expire')")
 
 
