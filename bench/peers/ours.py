@@ -81,7 +81,7 @@ class PublishMany:
 class PublishCopy:
     """What the client does with a large batch: draw the row ids, then stream the rows, in one transaction.
 
-    The stream is written once and only the row ids are filled in, so that the load generator costs as little as for a plain COPY.
+    The stream is written once and only the row ids are filled in: the load generator costs as little as for a plain COPY.
     """
 
     def __init__(self, session: Session, number: int, *, batch: int, payload: int) -> None:

@@ -51,9 +51,33 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         notes = {name: f"p99 {median(values):.2f} ms" for name, values in tails.items()}
         workload = f"deep_backlog, claim {batch}"
         rows += compare(workload, _PAYLOAD, "ms p50", measured, goals={small: at_most(1.3)}, notes=notes)
+    rows.append(_explain(lab, plan, numbers["deep"]))
     for name in numbers:
         lab.value("select trunkline.delete_queue(%s)", name)
     return rows
+
+
+def _explain(lab: Lab, plan: Plan, number: int) -> Row:
+    """How long explain_message takes for messages anywhere in the log."""
+    took: list[float] = []
+    for place in range(1, 202):
+        offset = 1 + (plan.deep - 1) * place // 202
+        id = lab.value("select id from trunkline._read(%s, 0, 1048576, %s, %s)", number, offset, offset)
+        start = time.perf_counter()
+        told = lab.value("select trunkline.explain_message(%s)", id)
+        took.append((time.perf_counter() - start) * 1000)
+        if told.get("offset") != offset:
+            raise RuntimeError(f"offset {offset} was told as {told}")
+    return Row(
+        workload="deep_backlog, explain",
+        payload=_PAYLOAD,
+        name=f"explain_message, {plan.deep:,} in the log",
+        value=median(took),
+        unit="ms p50",
+        rounds=took[:10],
+        goal=at_most(5),
+        note=f"p99 {quantiles(took, n=100)[98]:.2f} ms",
+    )
 
 
 def _load_deep(lab: Lab, plan: Plan, number: int) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import Clock
 from trunkline import LeaseLost
 from trunkline.client import TransactionMisuse
 from trunkline.db.codec import InvalidBody
-from trunkline.errors import TrunklineError
+from trunkline.errors import OffsetAhead, TrunklineError
 
 
 class Order(msgspec.Struct):
@@ -319,3 +319,44 @@ async def test_a_loop_that_outlives_its_client_ends_with_an_error(kind: str, db:
         await asyncio.sleep(0.1)
     with pytest.raises(TrunklineError, match="closed"):
         await waits
+
+
+async def test_a_second_transaction_of_the_same_delivery_or_batch_does_nothing(
+    mq: Any, conn: psycopg.Connection[Any]
+) -> None:
+    """Repeated after a lost answer it could double its effects, because a repeated ack answers `done`."""
+    conn.execute("create table public.effects (of text)")
+    await mq.topics.create("t")
+    await mq.queues.create("q")
+    await mq.enqueue_many("q", [1, 2])
+    await mq.publish("t", 1)
+    deliveries = await mq.claim("q", max_messages=2)
+    batch = await mq.fetch("t", "g", member="m")
+    for thing in (deliveries[0], batch):
+        # what was rolled back may be tried again
+        with pytest.raises(ZeroDivisionError):
+            async with thing.transaction():
+                raise ZeroDivisionError
+        async with thing.transaction() as lent:
+            await lent.execute("insert into public.effects values ('once')")
+        with pytest.raises(TransactionMisuse):
+            async with thing.transaction():
+                pytest.fail("entered again")
+    with pytest.raises(TransactionMisuse):
+        async with deliveries.transaction():
+            pytest.fail("one of them is settled")
+    assert conn.execute("select count(*) from public.effects").fetchone() == (2,)
+
+
+async def test_a_fetch_that_a_crash_forgot_is_lost(mq: Any, conn: psycopg.Connection[Any]) -> None:
+    await mq.topics.create("t")
+    await mq.publish("t", 1)
+    batch = await mq.fetch("t", "g", member="m")
+    # as after a crash that took the relaxed commit of the fetch with it, but not the one before
+    conn.execute("update trunkline.positions set fetched = committed")
+    assert await batch.commit() == "lost"
+    with pytest.raises(LeaseLost):
+        async with batch.transaction():
+            pass
+    with pytest.raises(OffsetAhead):
+        await batch.commit(99)

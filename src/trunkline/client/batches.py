@@ -12,6 +12,7 @@ from trunkline.client import transactions
 from trunkline.client.runtime import Runtime
 from trunkline.db import calls
 from trunkline.db.pool import Connection
+from trunkline.errors import OffsetAhead
 from trunkline.types import Message, Result
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Batch(Generic[T]):
         """Whether all of it was committed by this object."""
         self._runtime = runtime
         self._fetched_at = deadline - lease
+        self._once = transactions.Once()
 
     @property
     def partition(self) -> int:
@@ -72,8 +74,14 @@ class Batch(Generic[T]):
 
     async def commit(self, offset: int | None = None) -> Result:
         """Everything up to `offset` (by default all of it) is done; `lost` when another member has the partition."""
-        async with self._runtime.connection(writing=True) as conn:
-            return (await self.commit_on(conn, offset))[0]
+        try:
+            async with self._runtime.connection(writing=True) as conn:
+                return (await self.commit_on(conn, offset))[0]
+        except OffsetAhead:
+            if offset is not None and offset > self.last_offset:
+                raise
+            # the server crashed and forgot that it had handed these out: somebody will get them again
+            return "lost"
 
     async def commit_on(self, conn: Connection, offset: int | None = None) -> tuple[Result, str]:
         """The same on a connection of the caller's; also answers the number of its transaction."""
@@ -88,10 +96,11 @@ class Batch(Generic[T]):
     async def transaction(self) -> AsyncIterator[Connection]:
         """What you write on the connection and the group's position commit together: exactly once.
 
-        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back.
+        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back. Not to be repeated after
+        `OutcomeUnknown`: what was not committed comes again by itself.
         """
         try:
-            async with transactions.settled(self._runtime, self.commit_on) as conn:
+            async with transactions.settled(self._runtime, self.commit_on, once=[self._once]) as conn:
                 yield conn
         except BaseException:
             self.committed = False

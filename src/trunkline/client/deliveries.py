@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import msgspec
+
 from trunkline.client import transactions
 from trunkline.db import calls
 from trunkline.db.pool import Connection
@@ -25,6 +27,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     """
 
     _settler: Settler
+    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
 
     async def ack(self) -> Result:
         """It is done and never delivered again. Acks called at the same time share a statement."""
@@ -48,8 +51,11 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """What you write on the connection and the ack happen together, exactly once; `LeaseLost` rolls both back."""
-        async with transactions.settled(self._settler.runtime, self._ack_on) as conn:
+        """What you write on the connection and the ack happen together, exactly once; `LeaseLost` rolls both back.
+
+        Not to be repeated after `OutcomeUnknown`: what was not committed comes again by itself.
+        """
+        async with transactions.settled(self._settler.runtime, self._ack_on, once=[self._once]) as conn:
             yield conn
         self._settler.forget([self.receipt])
 
@@ -92,7 +98,8 @@ class Deliveries(tuple[Delivery[T], ...]):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """What you write on the connection and the acks of all happen together; `LeaseLost` if one of them is lost."""
-        async with transactions.settled(self._settler.runtime, self._ack_on) as conn:
+        marks = [delivery._once for delivery in self]
+        async with transactions.settled(self._settler.runtime, self._ack_on, once=marks) as conn:
             yield conn
         self._settler.forget(self.receipts)
 

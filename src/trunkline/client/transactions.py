@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from trunkline.client.refusals import LeaseLost, TransactionMisuse
 from trunkline.client.runtime import Runtime
 from trunkline.db import calls
 from trunkline.db.pool import Connection
+from trunkline.errors import OffsetAhead, from_psycopg
 from trunkline.types import Result
 
 
@@ -42,14 +43,29 @@ class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """Not closed here: the session belongs to the pool."""
 
 
+class Once:
+    """Whether a transaction with these messages came as far as its commit: then a second one could double its effects."""
+
+    __slots__ = ("spent",)
+
+    def __init__(self) -> None:
+        self.spent = False
+
+
 @asynccontextmanager
 async def settled(
-    runtime: Runtime, settle: Callable[[Connection], Awaitable[tuple[Result, str]]]
+    runtime: Runtime, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[Once]
 ) -> AsyncIterator[Connection]:
     """A transaction that ends with `settle`, which answers the result and the number of the transaction it ran in.
 
-    Commits if the block ends well and the answer is `done`; else everything in it is rolled back.
+    Commits if the block ends well and the answer is `done`; else everything in it is rolled back. After a commit, or one
+    without an answer, it cannot be entered again.
     """
+    if any(mark.spent for mark in once):
+        raise TransactionMisuse(
+            "a transaction with these messages was committed, or its answer was lost on the way",
+            hint="do not repeat it: if it was not committed, the messages come again when their lease ends",
+        )
     async with runtime.connection(writing=True) as owner:
         lent = LentConnection(owner)
         try:
@@ -58,7 +74,14 @@ async def settled(
                 yield lent
                 if lent.info.transaction_status == TransactionStatus.IDLE:
                     raise _misuse()
-                result, at_the_end = await settle(lent)
+                try:
+                    result, at_the_end = await settle(lent)
+                except psycopg.Error as exc:
+                    # the server crashed and forgot that it had handed these out: somebody will get them again
+                    if isinstance(from_psycopg(exc), OffsetAhead):
+                        result, at_the_end = "lost", number
+                    else:
+                        raise
                 if at_the_end != number:
                     raise _misuse()
                 if result != "done":
@@ -66,6 +89,8 @@ async def settled(
                         f"the lease is {result}: someone else may have the messages, so this transaction was rolled back",
                         hint="make the lease longer than the work, or let the client renew it",
                     )
+                for mark in once:
+                    mark.spent = True
         finally:
             lent.give_back()
 

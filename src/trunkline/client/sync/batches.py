@@ -13,6 +13,7 @@ from trunkline.client.sync import transactions
 from trunkline.client.sync.runtime import Runtime
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
+from trunkline.errors import OffsetAhead
 from trunkline.types import Message, Result
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Batch(Generic[T]):
         """Whether all of it was committed by this object."""
         self._runtime = runtime
         self._fetched_at = deadline - lease
+        self._once = transactions.Once()
 
     @property
     def partition(self) -> int:
@@ -73,8 +75,14 @@ class Batch(Generic[T]):
 
     def commit(self, offset: int | None = None) -> Result:
         """Everything up to `offset` (by default all of it) is done; `lost` when another member has the partition."""
-        with self._runtime.connection(writing=True) as conn:
-            return (self.commit_on(conn, offset))[0]
+        try:
+            with self._runtime.connection(writing=True) as conn:
+                return (self.commit_on(conn, offset))[0]
+        except OffsetAhead:
+            if offset is not None and offset > self.last_offset:
+                raise
+            # the server crashed and forgot that it had handed these out: somebody will get them again
+            return "lost"
 
     def commit_on(self, conn: Connection, offset: int | None = None) -> tuple[Result, str]:
         """The same on a connection of the caller's; also answers the number of its transaction."""
@@ -89,10 +97,11 @@ class Batch(Generic[T]):
     def transaction(self) -> Iterator[Connection]:
         """What you write on the connection and the group's position commit together: exactly once.
 
-        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back.
+        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back. Not to be repeated after
+        `OutcomeUnknown`: what was not committed comes again by itself.
         """
         try:
-            with transactions.settled(self._runtime, self.commit_on) as conn:
+            with transactions.settled(self._runtime, self.commit_on, once=[self._once]) as conn:
                 yield conn
         except BaseException:
             self.committed = False

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import msgspec
+
 from trunkline.client.sync import transactions
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
@@ -26,6 +28,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     """
 
     _settler: Settler
+    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
 
     def ack(self) -> Result:
         """It is done and never delivered again. Acks called at the same time share a statement."""
@@ -49,8 +52,11 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """What you write on the connection and the ack happen together, exactly once; `LeaseLost` rolls both back."""
-        with transactions.settled(self._settler.runtime, self._ack_on) as conn:
+        """What you write on the connection and the ack happen together, exactly once; `LeaseLost` rolls both back.
+
+        Not to be repeated after `OutcomeUnknown`: what was not committed comes again by itself.
+        """
+        with transactions.settled(self._settler.runtime, self._ack_on, once=[self._once]) as conn:
             yield conn
         self._settler.forget([self.receipt])
 
@@ -93,7 +99,8 @@ class Deliveries(tuple[Delivery[T], ...]):
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """What you write on the connection and the acks of all happen together; `LeaseLost` if one of them is lost."""
-        with transactions.settled(self._settler.runtime, self._ack_on) as conn:
+        marks = [delivery._once for delivery in self]
+        with transactions.settled(self._settler.runtime, self._ack_on, once=marks) as conn:
             yield conn
         self._settler.forget(self.receipts)
 

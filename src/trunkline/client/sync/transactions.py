@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from trunkline.client.refusals import LeaseLost, TransactionMisuse
 from trunkline.client.sync.runtime import Runtime
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
+from trunkline.errors import OffsetAhead, from_psycopg
 from trunkline.types import Result
 
 
@@ -43,12 +44,29 @@ class LentConnection(psycopg.Connection[tuple[Any, ...]]):
         """Not closed here: the session belongs to the pool."""
 
 
+class Once:
+    """Whether a transaction with these messages came as far as its commit: then a second one could double its effects."""
+
+    __slots__ = ("spent",)
+
+    def __init__(self) -> None:
+        self.spent = False
+
+
 @contextmanager
-def settled(runtime: Runtime, settle: Callable[[Connection], tuple[Result, str]]) -> Iterator[Connection]:
+def settled(
+    runtime: Runtime, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[Once]
+) -> Iterator[Connection]:
     """A transaction that ends with `settle`, which answers the result and the number of the transaction it ran in.
 
-    Commits if the block ends well and the answer is `done`; else everything in it is rolled back.
+    Commits if the block ends well and the answer is `done`; else everything in it is rolled back. After a commit, or one
+    without an answer, it cannot be entered again.
     """
+    if any(mark.spent for mark in once):
+        raise TransactionMisuse(
+            "a transaction with these messages was committed, or its answer was lost on the way",
+            hint="do not repeat it: if it was not committed, the messages come again when their lease ends",
+        )
     with runtime.connection(writing=True) as owner:
         lent = LentConnection(owner)
         try:
@@ -57,7 +75,14 @@ def settled(runtime: Runtime, settle: Callable[[Connection], tuple[Result, str]]
                 yield lent
                 if lent.info.transaction_status == TransactionStatus.IDLE:
                     raise _misuse()
-                result, at_the_end = settle(lent)
+                try:
+                    result, at_the_end = settle(lent)
+                except psycopg.Error as exc:
+                    # the server crashed and forgot that it had handed these out: somebody will get them again
+                    if isinstance(from_psycopg(exc), OffsetAhead):
+                        result, at_the_end = "lost", number
+                    else:
+                        raise
                 if at_the_end != number:
                     raise _misuse()
                 if result != "done":
@@ -65,6 +90,8 @@ def settled(runtime: Runtime, settle: Callable[[Connection], tuple[Result, str]]
                         f"the lease is {result}: someone else may have the messages, so this transaction was rolled back",
                         hint="make the lease longer than the work, or let the client renew it",
                     )
+                for mark in once:
+                    mark.spent = True
         finally:
             lent.give_back()
 
