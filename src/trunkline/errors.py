@@ -133,6 +133,12 @@ class ScheduleNotFound(NotFound):
     code = "schedule_not_found"
 
 
+class TokenNotFound(NotFound):
+    """No token of the HTTP service has this name."""
+
+    code = "token_not_found"
+
+
 class OffsetOutOfRange(TrunklineError):
     """The offset is below what retention has kept; those messages are gone."""
 
@@ -279,6 +285,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL013": SubscriptionNotFound,
     "TL014": DeadLetterNotFound,
     "TL015": ScheduleNotFound,
+    "TL016": TokenNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,

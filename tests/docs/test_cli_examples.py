@@ -21,6 +21,7 @@ NOT_RUN = {
     "trunkline topic tail": "runs until Ctrl-C",
     "trunkline top ": "runs until Ctrl-C",
     "trunkline demo": "runs until Ctrl-C",
+    "trunkline serve": "runs until Ctrl-C",
     "trunkline up": "runs until Ctrl-C",
     "trunkline bench": "needs a checkout and measures for minutes",
     "trunkline completion": "writes into the home directory",
@@ -63,6 +64,8 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
             mq.subscriptions.add("mail", "orders")
     if creates != "schedule":
         mq.schedules.ensure("nightly", "0 3 * * *", queue="reports")
+    if example.startswith("trunkline token") and creates != "token":
+        _run("trunkline token create shop --scope 'read:*'", folder, env)
     (folder / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
     if creates == "queue":
         return example

@@ -31,6 +31,8 @@ COMMANDS = {
     "message": "One message: where it is, why, and its journey.",
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
+    "serve": "Serve HTTP on a database.",
+    "token": "Tokens of the HTTP service.",
     "up": "Start everything: a private Postgres, the schema and upkeep.",
     "migrate": "Install the schema, or bring it up to date.",
     "doctor": "Look for what endangers durability or speed.",

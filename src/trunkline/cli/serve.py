@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from trunkline.cli.command import Count
+from trunkline.cli.command import Command, Count
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
 
 
-@click.command("serve")
+@click.command("serve", cls=Command, example="trunkline serve --port 8080")
 @click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
 @click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
 @click.option(
@@ -34,7 +34,12 @@ from trunkline.settings import Settings
     help="Refuse requests without a token.  [default: if there are tokens]",
 )
 @click.option("--rate", type=click.FloatRange(min=0.1), help="Requests per second of one token and process.")
-@click.option("--max-wait", type=click.FloatRange(0, 30), default=30, help="Longest time that a request may wait for messages.")
+@click.option("--metrics-port", type=Count(1, 65535), help="Serve metrics on this port of 127.0.0.1 too, without a token.")
+@click.option("--max-pull", type=Count(1, 1000), default=10, help="Most messages of GET /v1/queues/{queue}/messages.")
+@click.option("--max-publishing", type=Count(1, 100_000), default=2000, help="Publishes under way before more are refused.")
+@click.option(
+    "--max-wait", type=click.FloatRange(0, 30), default=30, help="Longest time that a request may wait for messages."
+)
 @click.option("--access-log", is_flag=True, help="A line for each request.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key file of the certificate.")
@@ -49,6 +54,9 @@ def command(
     require_token: bool | None,
     rate: float | None,
     max_wait: float,
+    metrics_port: int | None,
+    max_pull: int,
+    max_publishing: int,
     access_log: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -80,6 +88,9 @@ def command(
             require_token=tokens,
             rate=rate,
             max_wait=max_wait,
+            metrics_port=metrics_port,
+            max_pull=max_pull,
+            max_publishing=max_publishing,
             access_log=access_log,
         ),
         tls_cert=tls_cert,

@@ -19,7 +19,10 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 async def _check(conn: Connection) -> None:
     """Refuse a connection whose server has gone. Costs no round trip: a closed peer makes the socket readable."""
-    if select.select([conn.pgconn.socket], [], [], 0)[0]:
+    # poll, because select refuses descriptors of 1024 and above, as a server with many clients has
+    readable = select.poll()
+    readable.register(conn.pgconn.socket, select.POLLIN)
+    if readable.poll(0):
         conn.pgconn.consume_input()
         if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
             raise psycopg.OperationalError("the server closed the connection")

@@ -32,6 +32,7 @@ FUNCTION_FILES = (
     "outbox.sql",
     "recipes.sql",
     "doors.sql",
+    "tokens.sql",
     "roles.sql",
     "pin.sql",
 )

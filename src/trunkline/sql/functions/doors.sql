@@ -224,3 +224,22 @@ begin
     return trunkline._find_offset(t.topic_id * 64, p_id);
 end
 $$;
+
+-- These are called from outside: the same settings as pin.sql gives to the verbs, but not our rights.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid from pg_proc p where p.pronamespace = 'trunkline'::regnamespace
+           and p.proname in ('_delivery_of', '_drop_leases', '_queues_of_cursors', '_subscribe_once', '_pull', '_ack_upto', '_committed', '_offset_of')
+    loop
+        execute format('alter function %s set search_path = pg_catalog, pg_temp', f);
+        execute format('alter function %s set enable_seqscan = off', f);
+        execute format('alter function %s set enable_bitmapscan = off', f);
+        execute format('alter function %s set enable_hashjoin = off', f);
+        execute format('alter function %s set enable_mergejoin = off', f);
+        execute format('alter function %s set jit = off', f);
+    end loop;
+end
+$do$;

@@ -1,0 +1,201 @@
+"""The application: routes, errors, limits and counters around them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any
+
+from litestar import Litestar, Response, Router
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from trunkline.server import engine, logs
+from trunkline.server.addresses import is_loopback
+from trunkline.server.call import SAFE, Answer, Call, ClientGone
+from trunkline.server.config import Config
+from trunkline.server.problems import MEDIA_TYPE, Problem, busy, from_any
+from trunkline.server.routes import (
+    api,
+    claims,
+    dead,
+    events,
+    groups,
+    messages,
+    pubsub,
+    queues,
+    schedules,
+    subscriptions,
+    system,
+    topics,
+)
+
+log = logging.getLogger("trunkline.server")
+_SAFE = {name.decode(): value.decode() for name, value in SAFE}
+_MAX_HEADERS = 64
+_MAX_HEADER = 8192
+_MAX_TARGET = 8192
+
+
+def create_app(config: Config) -> ASGIApp:
+    """The server as an ASGI application."""
+    v1 = Router(
+        "/v1",
+        route_handlers=[
+            *queues.ROUTES,
+            *topics.ROUTES,
+            *messages.ROUTES,
+            *claims.ROUTES,
+            *groups.ROUTES,
+            *events.ROUTES,
+            *subscriptions.ROUTES,
+            *dead.ROUTES,
+            *schedules.ROUTES,
+        ],
+    )
+    app = Litestar(
+        [v1, *system.ROUTES, *api.ROUTES, *pubsub.ROUTES],
+        request_class=Call,
+        openapi_config=None,
+        exception_handlers={Exception: _problem},
+        lifespan=[engine.running],
+        before_request=_guard,
+        state=State({"config": config}),
+        logging_config=None,
+        request_max_body_size=None,
+    )
+    return Frontier(app, config)
+
+
+async def _guard(request: Any) -> None:
+    """Before each route: count it, and ask whether the caller may."""
+    scope = request.scope
+    doc = scope["route_handler"].opt.get("doc")
+    if doc is None:
+        return  # OPTIONS, which Litestar answers with the methods there are
+    engine = scope["litestar_app"].state.engine
+    template = scope["path_template"]
+    engine.metrics.begun(template)
+    scope["trunkline_begun"] = template
+    await engine.access.admit(scope, doc)
+
+
+def _problem(request: Any, exc: Exception) -> Response[bytes]:
+    problem = _translate(exc)
+    if problem.status >= 500 and not isinstance(exc, Problem):
+        log.log(
+            logging.ERROR if problem.status == 500 else logging.WARNING,
+            "%s %s: %s",
+            request.method,
+            request.scope["path"],
+            exc,
+            exc_info=exc if problem.status == 500 else None,
+        )
+    headers = {**_SAFE, **problem.headers}
+    return Response(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _translate(exc: Exception) -> Problem:
+    if isinstance(exc, ClientGone):
+        return Problem(499, "client_gone", "the client has closed the connection")
+    if isinstance(exc, MethodNotAllowedException):
+        return Problem(405, "method_not_allowed", "this path does not know that method", headers=dict(exc.headers or {}))
+    if isinstance(exc, NotFoundException):
+        return Problem(404, "no_route", "there is nothing at this path", hint="see /docs")
+    if isinstance(exc, HTTPException):
+        return Problem(
+            exc.status_code, "bad_request", exc.detail or "the request cannot be read", headers=dict(exc.headers or {})
+        )
+    return from_any(exc)
+
+
+class Frontier:
+    """What every request passes before and after its route: limits, counters, the log."""
+
+    def __init__(self, app: Litestar, config: Config) -> None:
+        self.app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if str(scope["type"]) == "http":
+            await self._http(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _http(self, scope: Any, receive: Receive, send: Send) -> None:
+        engine = self.app.state.engine
+        start = time.perf_counter()
+        status, size = 0, 0
+
+        async def tell(event: Message) -> None:
+            nonlocal status, size
+            if event["type"] == "http.response.start":
+                status = event["status"]
+            elif event["type"] == "http.response.body":
+                size += len(event.get("body", b""))
+            await send(event)
+
+        engine.under_way += 1
+        try:
+            refused = self._refusal(scope, engine)
+            if refused is not None:
+                engine.metrics.refused(refused.error)
+                await _send(scope, receive, tell, refused)
+                return
+            await self.app(scope, receive, tell)
+        finally:
+            engine.under_way -= 1
+            took = time.perf_counter() - start
+            template = scope.get("trunkline_begun")
+            if template is not None:
+                engine.metrics.ended(template)
+            engine.metrics.observed(template or "none", scope["method"], status or 499, took, size)
+            if self._config.access_log:
+                fields = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(took, 6)}
+                log.info("request", extra={"fields": fields})
+
+    def _refusal(self, scope: Any, engine: Any) -> Problem | None:
+        headers = scope["headers"]
+        if len(headers) > _MAX_HEADERS or any(len(name) + len(value) > _MAX_HEADER for name, value in headers):
+            return Problem(
+                431, "headers_too_large", f"more than {_MAX_HEADERS} headers, or one of more than {_MAX_HEADER} bytes"
+            )
+        if len(scope["path"]) + len(scope["query_string"]) > _MAX_TARGET:
+            return Problem(414, "uri_too_long", f"the target has more than {_MAX_TARGET} bytes")
+        if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"]:
+            return Problem(400, "bad_path", "the path cannot be read")
+        if not self._config.require_token and (foreign := _foreign(headers, self._config.host)) is not None:
+            return foreign
+        if engine.under_way > self._config.max_requests:
+            return busy("too many requests are under way")
+        return None
+
+
+def _foreign(headers: Any, host: str) -> Problem | None:
+    """Without tokens no web page in a browser on this machine may reach us: not by another name, not across origins."""
+    hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        return Problem(400, "bad_host", "the header host is there twice")
+    asked = hosts[0] if hosts else host
+    bare = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
+    if bare != host and not is_loopback(bare.strip("[]")):
+        return Problem(421, "wrong_host", "without tokens this server only answers to the names of this machine")
+    for name, value in headers:
+        if name == b"origin" and value.partition(b"://")[2].decode("latin-1").lower() != asked:
+            return Problem(403, "cross_origin", "without tokens requests from other origins are refused")
+        if name == b"sec-fetch-site" and value in (b"cross-site", b"same-site"):
+            return Problem(403, "cross_origin", "without tokens requests from other sites are refused")
+    return None
+
+
+async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:
+    answer = Answer(problem.body(), problem.status, MEDIA_TYPE, problem.headers)
+    await answer(scope, receive, send)
+
+
+def from_environment() -> ASGIApp:
+    """What a worker process starts with."""
+    logs.set_up()
+    return create_app(Config.from_environment())

@@ -1,0 +1,147 @@
+"""A request, with what the routes need of it: a body within limits, parameters, the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.types import Receive, Scope, Send
+
+from trunkline import Client
+from trunkline.server import parsing
+from trunkline.server.params import read_query
+from trunkline.server.problems import Problem
+
+if TYPE_CHECKING:
+    from trunkline.server.engine import Engine
+    from trunkline.server.routing import Doc
+
+T = TypeVar("T")
+JSON = "application/json"
+SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+"""Headers of every answer."""
+
+
+class ClientGone(Exception):
+    """The client has closed its connection; nobody reads the answer."""
+
+
+class Call(Request[Any, Any, Any]):
+    """One request."""
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.scope["litestar_app"].state.engine
+        return engine
+
+    @property
+    def mq(self) -> Client:
+        return self.engine.mq
+
+    @property
+    def doc(self) -> Doc:
+        doc: Doc = self.scope["route_handler"].opt["doc"]
+        return doc
+
+    async def allow(self, name: str, scope: str | None = None) -> None:
+        """Go on if the caller's token allows this route (or another scope) on a topic or queue that the body names."""
+        await self.engine.access.allow(self.scope, scope or self.doc.scope, name)
+
+    def header(self, name: str) -> str | None:
+        """A header that may be there once."""
+        found = self._by_name.get(name.encode())
+        if found is None:
+            return None
+        if isinstance(found, list):
+            raise Problem(400, "bad_header", f"the header {name} is there {len(found)} times", code=3)
+        return found.decode("latin-1")
+
+    @cached_property
+    def _by_name(self) -> dict[bytes, bytes | list[bytes]]:
+        found: dict[bytes, Any] = {}
+        for name, value in self.scope["headers"]:
+            if name in found:
+                found[name] = [*found[name], value] if isinstance(found[name], list) else [found[name], value]
+            else:
+                found[name] = value
+        return found
+
+    def query(self) -> dict[str, Any]:
+        """The declared parameters of this route."""
+        doc = self.doc
+        values = read_query(self.scope["query_string"], doc.params, strict=doc.strict)
+        if values.get("wait"):
+            values["wait"] = min(values["wait"], self.engine.config.max_wait)
+        return values
+
+    async def bytes(self, limit: int | None = None) -> bytes:
+        """The body, as long as it is within the limit and keeps coming."""
+        config = self.engine.config
+        limit = limit or config.max_body
+        encoding = self.header("content-encoding")
+        if encoding not in (None, "", "identity"):
+            raise Problem(415, "unsupported_encoding", f"bodies in {encoding[:20]} are not read; send it plain")
+        length = self.header("content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise parsing.too_large(limit)
+        parts: list[Any] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(config.body_seconds):
+                    event = await self.receive()
+            except TimeoutError:
+                raise Problem(
+                    408, "body_timeout", "the rest of the body did not come", headers={"connection": "close"}
+                ) from None
+            if event["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: Any = event.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise parsing.too_large(limit)
+            parts.append(chunk)
+            if not event.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read(self, kind: type[T], *, optional: bool = False) -> T:
+        """The JSON body as a value of this type; `optional`: an empty body is an empty object."""
+        body = await self.bytes()
+        if optional and not body.strip():
+            body = b"{}"
+        return parsing.decode(body, kind, max_depth=self.engine.config.max_depth)
+
+
+class Answer:
+    """An answer, ready to be sent. Litestar's own costs more than most of our routes do."""
+
+    __slots__ = ("_body", "_headers", "_status")
+
+    def __init__(
+        self, body: bytes, status: int = 200, media_type: str | None = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._body = body
+        self._status = status
+        self._headers = [*SAFE]
+        if media_type is not None:
+            self._headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
+        if headers:
+            self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+
+
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """A JSON answer."""
+    return Answer(msgspec.json.encode(value), status, JSON, headers)
+
+
+def nothing(headers: Mapping[str, str] | None = None) -> Answer:
+    """204."""
+    return Answer(b"", 204, None, headers)

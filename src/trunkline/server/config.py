@@ -1,0 +1,54 @@
+"""What a server is told when it starts. Workers are processes of their own: they read it from one variable."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import msgspec
+
+VARIABLE = "TRUNKLINE_SERVER"
+STOP_SIGNAL = signal.SIGUSR1
+"""What a worker gets before it is stopped."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the server listens, which database it serves, and its limits."""
+
+    database_url: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    upkeep_seconds: float | None = 0.5
+    """How often background duties run; None: somebody else runs them."""
+    max_connections: int = 10
+    """Database connections of each worker."""
+    max_body: int = 1024 * 1024
+    max_batch_body: int = 8 * 1024 * 1024
+    max_depth: int = 64
+    body_seconds: float = 10.0
+    """How long the next part of a body may take."""
+    max_pull: int = 10
+    """Most messages of `GET /v1/queues/{id}/messages`."""
+    max_wait: float = 30.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """A port for metrics alone."""
+    max_publishing: int = 2000
+    """Publishes under way in a worker; more get 503 with Retry-After."""
+    max_publishing_bytes: int = 64 * 1024 * 1024
+    max_requests: int = 10_000
+    """Requests under way in a worker, waiting ones included."""
+    rate: float | None = None
+    """Requests per second of one token (or of one address without tokens) and worker; more get 429."""
+    require_token: bool = False
+    """Without it every request may do everything, so the server only listens on loopback."""
+    access_log: bool = False
+    drain_seconds: float = 10.0
+
+    def to_environment(self) -> None:
+        os.environ[VARIABLE] = msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_environment(cls) -> Config:
+        return msgspec.json.decode(os.environ[VARIABLE].encode(), type=cls)

@@ -1,0 +1,150 @@
+"""What a worker has: its client, its upkeep, its counters. Made when the worker starts, drained when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from litestar import Litestar
+
+from trunkline import Client, upkeep
+from trunkline.db import doors
+from trunkline.errors import from_psycopg
+from trunkline.server.access import Access
+from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.metrics import Metrics
+from trunkline.server.metrics_port import serve_metrics
+from trunkline.server.problems import busy
+from trunkline.server.tails import Tails
+from trunkline.server.waiting import Lines
+
+log = logging.getLogger("trunkline.server")
+_REMEMBERED = 100_000
+_LONGEST_PAUSE = 30.0
+
+
+class Engine:
+    """The living part of a worker."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.mq = Client(config.database_url, max_connections=config.max_connections)
+        self.lines = Lines(self.mq)
+        self.tails = Tails(self.mq)
+        self.access = Access(config, self.mq)
+        self.metrics = Metrics()
+        self.receipts = Receipts()
+        self.cursors: dict[int, str] = {}
+        self.stopping = asyncio.Event()
+        self.under_way = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._publishing = 0
+        self._publishing_bytes = 0
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something that must be done although the request it belongs to has ended."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @contextmanager
+    def publishing(self, size: int) -> Iterator[None]:
+        """Room for a publish of so many bytes, or 503: what waits for the database must not pile up in memory."""
+        config = self.config
+        if self._publishing >= config.max_publishing or (
+            self._publishing and self._publishing_bytes + size > config.max_publishing_bytes
+        ):
+            raise busy("more publishes are under way than the database takes; nothing of this one was stored")
+        self._publishing += 1
+        self._publishing_bytes += size
+        try:
+            yield
+        finally:
+            self._publishing -= 1
+            self._publishing_bytes -= size
+
+    async def queue_of(self, receipts: list[str]) -> list[str | None]:
+        """The queue of each receipt; None for what is no receipt of a queue that is there."""
+        numbers = [_cursor(receipt) for receipt in receipts]
+        missing = {number for number in numbers if number is not None and number not in self.cursors}
+        if missing:
+            async with self.mq.connection() as conn:
+                self.cursors.update(await doors.queues_of_cursors(conn, sorted(missing)))
+        return [None if number is None else self.cursors.get(number) for number in numbers]
+
+    async def keep_up(self) -> None:
+        """Run background duties until the worker stops; a database that is away for a while does not end it."""
+        pause = 0.5
+        assert self.config.upkeep_seconds is not None  # noqa: S101
+        while not self.stopping.is_set():
+            try:
+                await upkeep.run(self.config.database_url, timedelta(seconds=self.config.upkeep_seconds), self.stopping)
+            except Exception as exc:
+                error = from_psycopg(exc)
+                log.warning("upkeep: %s; next try in %.1f s", error, pause)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def drain(self) -> None:
+        """Let what is under way finish, for a while; those who wait for messages are told at once that there are none."""
+        self.stopping.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_seconds):
+                while self.under_way or self._tasks:
+                    await asyncio.sleep(0.02)
+
+
+def _cursor(receipt: str) -> int | None:
+    parts = receipt.split(".")
+    if len(parts) == 4 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
+        return int(parts[1])
+    return None
+
+
+class Receipts:
+    """Receipts of deliveries that this worker gave out, by queue and message id, for clients that settle by id. The newest
+    only: what is not here is looked up."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, UUID], str] = OrderedDict()
+
+    def remember(self, queue: str, id: UUID, receipt: str) -> None:
+        self._known[queue, id] = receipt
+        self._known.move_to_end((queue, id))
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    def take(self, queue: str, id: UUID) -> str | None:
+        return self._known.pop((queue, id), None)
+
+
+@asynccontextmanager
+async def running(app: Litestar) -> AsyncIterator[None]:
+    """The life of a worker."""
+    engine = Engine(app.state.config)
+    app.state.engine = engine
+    duties: asyncio.Task[Any] | None = None
+    with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # not the main thread of a process
+        asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, engine.stopping.set)
+    async with engine.mq:
+        if engine.config.upkeep_seconds is not None:
+            duties = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
+        scraped = await serve_metrics(engine) if engine.config.metrics_port is not None else None
+        try:
+            yield
+        finally:
+            await engine.drain()
+            if scraped is not None:
+                scraped.close()
+            if duties is not None:
+                duties.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await duties

@@ -1,0 +1,236 @@
+"""Messages in requests: one, a JSON array, lines of JSON, or bytes as they are."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from trunkline.server.call import Call
+from trunkline.server.params import Param
+from trunkline.server.parsing import check_depth, check_json, check_value
+from trunkline.server.problems import Problem, invalid, malformed
+from trunkline.server.views import TEXT
+from trunkline.types import NewMessage
+
+MAX_MESSAGES = 1000
+JSON = "application/json"
+NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+# as psqlqueue, which looks at no content type: what programs send who think of none
+_ENVELOPES = (JSON, "", "application/x-www-form-urlencoded", "text/plain")
+_LONGEST_DELAY = 365 * 86400
+
+
+class Envelope(msgspec.Struct, kw_only=True, frozen=True):
+    """A message: `payload` any JSON, or `payload_base64` bytes, or `body` text as psqlqueue has it."""
+
+    body: str | UnsetType | None = UNSET
+    payload: Raw | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+    content_type: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    label: Annotated[str, Meta(max_length=200)] | None = None
+    attributes: dict[str, str] | None = None
+    headers: dict[str, Any] | None = None
+    key: Annotated[str, Meta(max_length=1000)] | None = None
+    routing_key: Annotated[str, Meta(max_length=1000)] | None = None
+    id: UUID | None = None
+    occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    delay_seconds: Annotated[float, Meta(ge=0, le=_LONGEST_DELAY)] | None = None
+    deliver_at: Annotated[datetime, Meta(tz=True)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] | None = None
+
+
+_FIELDS = frozenset(Envelope.__struct_fields__)
+_decoder = msgspec.json.Decoder(Envelope)
+_PAYLOAD = re.compile(rb'"payload"\s*:\s*')
+_lines = msgspec.json.Decoder(list[Raw])
+
+RAW_PARAMS = (
+    Param(name="raw", kind=bool, default=False, words="The body is the payload, whatever its content type."),
+    Param(name="key", words="For raw bodies: the key."),
+    Param(name="routing_key", words="For raw bodies: the routing key."),
+    Param(name="label", words="For raw bodies: the label."),
+    Param(name="delay_seconds", kind=float, low=0, high=_LONGEST_DELAY, words="For raw bodies: deliver so much later."),
+    Param(name="deliver_at", kind=datetime, words="For raw bodies: deliver not before."),
+)
+PRIORITY = Param(name="priority", kind=int, low=0, high=9, words="For raw bodies: the priority, 0 is the lowest.")
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What a request carried."""
+
+    messages: list[NewMessage]
+    single: bool
+    plain: bool
+    """A message of psqlqueue, which expects no content in the answer."""
+
+
+async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
+    """The messages of a publish request."""
+    kind = (call.header("content-type") or "").partition(";")[0].strip().lower()
+    key = call.header("idempotency-key")
+    if key is not None and not 1 <= len(key) <= 255:
+        raise invalid("the header idempotency-key has no characters, or more than 255", "bad_idempotency_key")
+    trace = call.header("traceparent")
+    limits = call.engine.config
+    if query["raw"] or (kind not in _ENVELOPES and kind not in NDJSON and not kind.endswith("+json")):
+        body = await call.bytes()
+        message = _raw(call, body, query, key, trace)
+        return Sent([message], True, False)
+    body = await call.bytes(limits.max_batch_body)
+    if kind in NDJSON:
+        return Sent(_batch(body.split(b"\n"), limits.max_depth, limits.max_body, key, trace), False, False)
+    first = body.lstrip()[:1]
+    if not first:
+        raise malformed("the body is empty", "missing_body")
+    if first == b"[":
+        check_depth(body, limits.max_depth)
+        try:
+            parts = _lines.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            check_json(body)
+            raise malformed("the body is not a JSON array", "bad_json") from None
+        return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False, False)
+    if len(body) > limits.max_body:
+        raise Problem(413, "body_too_large", f"the body has more than {limits.max_body} bytes")
+    message, plain = _message(body, limits.max_depth, key, trace)
+    return Sent([message], True, plain)
+
+
+def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, trace: str | None) -> list[NewMessage]:
+    parts = [part for part in parts if part.strip()]
+    if not parts:
+        raise invalid("the batch is empty", "empty_batch")
+    if len(parts) > MAX_MESSAGES:
+        raise Problem(413, "batch_too_large", f"the batch has {len(parts)} messages, the limit is {MAX_MESSAGES}")
+    messages = []
+    for number, part in enumerate(parts):
+        try:
+            if len(part) > max_body:
+                raise Problem(413, "body_too_large", f"it has more than {max_body} bytes")
+            messages.append(_message(part, max_depth, None if key is None else f"{key}:{number}", trace)[0])
+        except Problem as exc:
+            exc.detail = f"message {number}: {exc.detail}"
+            raise
+    return messages
+
+
+def _message(body: bytes, max_depth: int, key: str | None, trace: str | None) -> tuple[NewMessage, bool]:
+    """A message of an envelope, and whether it is one of psqlqueue."""
+    check_depth(body, max_depth)
+    try:
+        envelope = _decoder.decode(body)
+    except msgspec.ValidationError as exc:
+        check_json(body)
+        raise malformed(str(exc).replace("`", "'")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        check_json(body)
+        raise malformed(f"the body is not JSON: {exc}", "bad_json") from None
+    payload = envelope.payload
+    # the payload is opaque: only what is around it must be unambiguous
+    around = body
+    if not isinstance(payload, UnsetType):
+        value = bytes(payload)
+        check_value(value)
+        around = _without(body, value)
+    # only one name: nothing to compare
+    keys = ["payload"] if around.count(b'"') == 2 else check_json(around)
+    given = [name for name in ("body", "payload", "payload_base64") if getattr(envelope, name) is not UNSET]
+    if len(given) > 1:
+        raise invalid(f"{given[0]} and {given[1]} are both there; a message has one of them")
+    plain = given == ["body"] or not given
+    if not plain:
+        unknown = [name for name in keys if name not in _FIELDS]
+        if unknown:
+            raise malformed(f"there is no field {unknown[0][:50]!r} in a message", "unknown_field")
+    content, content_type = _content(envelope)
+    headers = envelope.headers if envelope.headers is not None else envelope.attributes
+    if envelope.headers is not None and envelope.attributes is not None:
+        raise invalid("attributes and headers are both there; they are the same")
+    if envelope.delay_seconds is not None and envelope.deliver_at is not None:
+        raise invalid("delay_seconds and deliver_at are both there; give one")
+    return (
+        NewMessage(
+            body=content,
+            content_type=content_type,
+            key=envelope.key,
+            routing_key=envelope.routing_key,
+            label=envelope.label,
+            headers=_traced(headers, trace),
+            id=envelope.id,
+            occurred_at=envelope.occurred_at,
+            idempotency_key=envelope.idempotency_key or key,
+            delay=_delay(envelope.delay_seconds),
+            deliver_at=envelope.deliver_at,
+            priority=envelope.priority,
+        ),
+        plain,
+    )
+
+
+def _without(body: bytes, value: bytes) -> bytes:
+    """The body with null in the place of its payload."""
+    for match in _PAYLOAD.finditer(body):
+        if body.startswith(value, match.end()):
+            return body[: match.end()] + b"null" + body[match.end() + len(value) :]
+    return body
+
+
+def _content(envelope: Envelope) -> tuple[bytes, str]:
+    if not isinstance(envelope.payload, UnsetType):
+        return bytes(envelope.payload), envelope.content_type or JSON
+    if not isinstance(envelope.payload_base64, UnsetType):
+        try:
+            return base64.b64decode(
+                envelope.payload_base64, validate=True
+            ), envelope.content_type or "application/octet-stream"
+        except (binascii.Error, ValueError):
+            raise invalid("payload_base64 is not base64") from None
+    if envelope.body is UNSET or not envelope.body:
+        raise invalid("body: cannot be blank.")
+    assert isinstance(envelope.body, str)  # noqa: S101
+    try:
+        return envelope.body.encode(), envelope.content_type or TEXT
+    except UnicodeEncodeError:
+        raise malformed("body holds text that is not valid Unicode", "bad_utf8") from None
+
+
+def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
+    headers = {
+        name[len(b"trunkline-header-") :].decode("latin-1"): value.decode("latin-1")
+        for name, value in call.scope["headers"]
+        if name.startswith(b"trunkline-header-")
+    }
+    if query["delay_seconds"] is not None and query["deliver_at"] is not None:
+        raise invalid("delay_seconds and deliver_at are both there; give one")
+    return NewMessage(
+        body=body,
+        content_type=call.header("content-type") or "application/octet-stream",
+        key=query["key"],
+        routing_key=query["routing_key"],
+        label=query["label"],
+        headers=_traced(headers or None, trace),
+        idempotency_key=key,
+        delay=_delay(query["delay_seconds"]),
+        deliver_at=query["deliver_at"],
+        priority=query.get("priority"),
+    )
+
+
+def _delay(value: float | None) -> timedelta | None:
+    return None if value is None or not math.isfinite(value) else timedelta(seconds=value)
+
+
+def _traced(headers: dict[str, Any] | None, trace: str | None) -> dict[str, Any] | None:
+    """The W3C trace of the request goes along with the message, unless it has one of its own."""
+    if trace is None or len(trace) > 100 or (headers is not None and "traceparent" in headers):
+        return headers
+    return {**(headers or {}), "traceparent": trace}

@@ -1,0 +1,160 @@
+"""Prometheus: requests as psqlqueue counts them, and what it does not show: depth, age, lag, rates."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from trunkline import Client
+from trunkline.db import doors
+from trunkline.types import Stats
+
+_SERVICE = "trunkline"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_BYTES = tuple(100 * 10**power for power in range(8))
+_FRESH_SECONDS = 1.0
+
+
+class Metrics:
+    """The counters of a worker; with several workers they are summed through files."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("service", "handler", "method", "code")
+        self._seconds = Histogram(
+            "http_request_duration_seconds",
+            "The latency of the HTTP requests.",
+            labels,
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self._bytes = Histogram(
+            "http_response_size_bytes", "The size of the HTTP responses.", labels, registry=self.registry, buckets=_BYTES
+        )
+        self._inflight = Gauge(
+            "http_requests_inflight",
+            "The number of inflight requests being handled at the same time.",
+            ("service", "handler"),
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self._published = Counter("trunkline_published", "Messages published through this server.", registry=self.registry)
+        self._refused = Counter(
+            "trunkline_requests_refused", "Requests refused to protect the server.", ("reason",), registry=self.registry
+        )
+        self._children: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+        self._gauges: dict[str, Any] = {}
+        self._stats: Stats | None = None
+        self._ages = doors.Ages(0, 0)
+        self._stats_at = 0.0
+
+    def begun(self, handler: str) -> None:
+        gauge = self._gauges.get(handler)
+        if gauge is None:
+            gauge = self._gauges[handler] = self._inflight.labels(_SERVICE, handler)
+        gauge.inc()
+
+    def ended(self, handler: str) -> None:
+        self._gauges[handler].dec()
+
+    def observed(self, handler: str, method: str, code: int, seconds: float, size: int) -> None:
+        key = (handler, method, code)
+        child = self._children.get(key)
+        if child is None:
+            names = (_SERVICE, handler, method, str(code))
+            child = self._children[key] = (self._seconds.labels(*names), self._bytes.labels(*names))
+        child[0].observe(seconds)
+        child[1].observe(size)
+
+    def published(self, n: int) -> None:
+        self._published.inc(n)
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
+
+    async def render(self, mq: Client) -> tuple[bytes, str]:
+        """All numbers as text; those of the database are at most a second old."""
+        if self._stats is None or time.monotonic() - self._stats_at > _FRESH_SECONDS:
+            self._stats = await mq.stats()
+            async with mq.connection() as conn:
+                self._ages = await doors.ages(conn)
+            self._stats_at = time.monotonic()
+        registry = self.registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        database = CollectorRegistry()
+        database.register(_Database(self._stats, self._ages))
+        return generate_latest(registry) + generate_latest(database), CONTENT_TYPE_LATEST
+
+
+class _Database(Collector):
+    """The numbers of topics, groups and queues."""
+
+    def __init__(self, stats: Stats, ages: doors.Ages) -> None:
+        self._stats = stats
+        self._ages = ages
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return [*self._queues(), *self._topics(), *self._groups(), *self._waits()]
+
+    def _waits(self) -> list[GaugeMetricFamily]:
+        held = "Age of the oldest transaction that holds back vacuum (xmin)."
+        late = "Age of the oldest message or rollback that sequencing waits for."
+        return [
+            GaugeMetricFamily("trunkline_oldest_transaction_age_seconds", held, value=self._ages.transaction),
+            GaugeMetricFamily("trunkline_unsequenced_age_seconds", late, value=self._ages.unsequenced),
+        ]
+
+    def _queues(self) -> list[GaugeMetricFamily]:
+        depth = GaugeMetricFamily("trunkline_queue_messages", "Messages of a queue by state.", labels=["queue", "state"])
+        settled = GaugeMetricFamily(
+            "trunkline_queue_settled_messages", "Messages a queue is done with, ever.", labels=["queue", "state"]
+        )
+        age = GaugeMetricFamily(
+            "trunkline_queue_oldest_ready_age_seconds", "Age of the oldest message that can be claimed.", labels=["queue"]
+        )
+        paused = GaugeMetricFamily("trunkline_queue_paused", "Whether the queue is paused.", labels=["queue"])
+        for row in self._stats.queues:
+            for state in ("ready", "delayed", "leased", "dead"):
+                depth.add_metric([row.queue, state], getattr(row, state))
+            for state in ("acked", "expired", "purged"):
+                settled.add_metric([row.queue, state], getattr(row, state))
+            age.add_metric([row.queue], row.oldest_age)
+            paused.add_metric([row.queue], row.paused)
+        return [depth, settled, age, paused]
+
+    def _topics(self) -> list[GaugeMetricFamily]:
+        labels = ["topic", "partition"]
+        head = GaugeMetricFamily("trunkline_topic_head_offset", "Highest offset.", labels=labels)
+        lowest = GaugeMetricFamily("trunkline_topic_lowest_offset", "Lowest offset that can be read.", labels=labels)
+        size = GaugeMetricFamily("trunkline_topic_bytes", "Bytes on disk.", labels=labels)
+        rate = GaugeMetricFamily("trunkline_topic_messages_per_second", "Messages per second, last minute.", labels=labels)
+        delayed = GaugeMetricFamily(
+            "trunkline_topic_scheduled_messages", "Messages that wait for their time.", labels=["topic"]
+        )
+        for row in self._stats.topics:
+            names = [row.topic, str(row.partition)]
+            head.add_metric(names, row.head)
+            lowest.add_metric(names, row.lowest_offset)
+            size.add_metric(names, row.bytes or 0)
+            rate.add_metric(names, row.rate_per_second)
+            if row.partition == 0:
+                delayed.add_metric([row.topic], row.scheduled)
+        return [head, lowest, size, rate, delayed]
+
+    def _groups(self) -> list[GaugeMetricFamily]:
+        labels = ["topic", "group", "partition"]
+        lag = GaugeMetricFamily("trunkline_group_lag_messages", "Messages that the group has not committed.", labels=labels)
+        late = GaugeMetricFamily("trunkline_group_lag_seconds", "Age of the first of them.", labels=labels)
+        for row in self._stats.groups:
+            names = [row.topic, row.group, str(row.partition)]
+            lag.add_metric(names, row.lag)
+            late.add_metric(names, row.lag_seconds)
+        return [lag, late]

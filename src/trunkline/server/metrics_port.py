@@ -1,0 +1,48 @@
+"""Metrics on a port of their own, at every path, for scrapers that have no token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from trunkline.errors import TrunklineError
+
+if TYPE_CHECKING:
+    from trunkline.server.engine import Engine
+
+log = logging.getLogger("trunkline.server")
+_PATIENCE_SECONDS = 10.0
+_LONGEST_HEAD = 16 * 1024
+
+
+async def serve_metrics(engine: Engine) -> asyncio.Server | None:
+    """Listen; None when another worker of this server does already."""
+    assert engine.config.metrics_port is not None  # noqa: S101
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(await _answer(engine))
+                await writer.drain()
+        writer.close()
+
+    try:
+        return await asyncio.start_server(
+            answer, engine.config.metrics_host, engine.config.metrics_port, limit=_LONGEST_HEAD
+        )
+    except OSError as exc:
+        log.info("the metrics port is served by another process: %s", exc)
+        return None
+
+
+async def _answer(engine: Engine) -> bytes:
+    status = "200 OK"
+    try:
+        content, kind = await engine.metrics.render(engine.mq)
+    except TrunklineError as exc:
+        status, content, kind = "503 Service Unavailable", str(exc.message).encode(), "text/plain"
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + content

@@ -1,0 +1,187 @@
+"""The OpenAPI 3.1 document, made from the declarations of the routes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import HTTPRoute
+
+from trunkline import __version__
+from trunkline.server.problems import MEDIA_TYPE, Details
+from trunkline.server.routing import Doc
+
+_REF = "#/components/schemas/{name}"
+# every route can answer these
+_ALWAYS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 500, 503)
+_WORDS = {
+    200: "Done.",
+    201: "Created.",
+    204: "Done; no content.",
+    400: "The request is wrong.",
+    401: "No token, or not a valid one.",
+    403: "The token does not allow this.",
+    404: "Not found.",
+    405: "This path does not know that method.",
+    408: "The body did not come in time.",
+    409: "In conflict with the present state.",
+    413: "Too large.",
+    414: "The target is too long.",
+    415: "A body in this form is not read.",
+    416: "The offset is below what retention has kept.",
+    429: "Too many requests; Retry-After says when.",
+    431: "Too many or too large headers.",
+    500: "Something went wrong here.",
+    503: "Not available now; Retry-After says when.",
+}
+_PARAMETER = re.compile(r"\{(\w+):(\w+)\}")
+_KINDS: dict[str, dict[str, Any]] = {
+    "str": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[A-Za-z0-9._-]+$"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "int": {"type": "integer", "minimum": 1},
+}
+
+
+@lru_cache(maxsize=4)
+def document(app: Litestar) -> bytes:
+    return msgspec.json.encode(build(app))
+
+
+def build(app: Litestar) -> dict[str, Any]:
+    handlers = routes(app)
+    types = _types(handlers)
+    _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_hook)
+    paths: dict[str, Any] = {}
+    for path, method, handler in handlers:
+        paths.setdefault(_PARAMETER.sub(r"{\1}", path), {})[method.lower()] = _operation(path, handler)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Trunkline",
+            "version": __version__,
+            "summary": "One Postgres log, every way to consume it.",
+            "description": "Errors are problem details (RFC 9457). Their `error` is a stable code; `code` and `message` are "
+            "those of psqlqueue, whose requests work under /v1. /api, /pubsub and /queue speak for two other systems.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def routes(app: Litestar) -> list[tuple[str, str, HTTPRouteHandler]]:
+    """Path, method and handler of every route."""
+    found = []
+    for route in app.routes:
+        if isinstance(route, HTTPRoute):
+            for handler in route.route_handlers:
+                found += [(route.path, str(method), handler) for method in handler.http_methods if "doc" in handler.opt]
+    return sorted(found, key=lambda row: (row[0], row[1]))
+
+
+def _types(handlers: list[tuple[str, str, HTTPRouteHandler]]) -> list[Any]:
+    types: list[Any] = [Details]
+    for _, _, handler in handlers:
+        doc: Doc = handler.opt["doc"]
+        for kind in (doc.body, *doc.answers.values()):
+            types += [each for each in (kind if isinstance(kind, tuple) else (kind,)) if each not in (None, str, bytes)]
+    return types
+
+
+def _hook(kind: type) -> dict[str, Any]:
+    if kind is msgspec.Raw:
+        return {}
+    raise NotImplementedError
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    if isinstance(kind, tuple):
+        return {"anyOf": [_schema(each) for each in kind]}
+    if kind in (str, bytes):
+        return {"type": "string"}
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF, schema_hook=_hook)
+    return schema
+
+
+def _operation(path: str, handler: HTTPRouteHandler) -> dict[str, Any]:
+    doc: Doc = handler.opt["doc"]
+    summary, _, rest = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")
+    operation: dict[str, Any] = {
+        "operationId": _id(path, handler),
+        "tags": [doc.tag],
+        "summary": " ".join(summary.split()),
+        "parameters": [*_path_parameters(path), *_query_parameters(doc), *_headers(doc)],
+        "responses": _responses(doc),
+    }
+    if rest:
+        operation["description"] = " ".join(rest.split())
+    if doc.body is not None:
+        content = {"application/json": {"schema": _schema(doc.body)}}
+        content |= {media: {"schema": _schema(kind)} for media, kind in doc.bodies.items()}
+        operation["requestBody"] = {"required": not doc.optional_body, "content": content}
+    if doc.scope == "public":
+        operation["security"] = [{}]
+    else:
+        operation["x-scope"] = doc.scope
+    return operation
+
+
+def _id(path: str, handler: HTTPRouteHandler) -> str:
+    door = path.split("/")[1]
+    name = handler.fn.__name__
+    return name if door == "v1" else f"{door.replace('.', '_')}_{name}"
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": _KINDS[kind]} for name, kind in _PARAMETER.findall(path)
+    ]
+
+
+def _query_parameters(doc: Doc) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": param.name,
+            "in": "query",
+            "required": param.required,
+            "description": param.words,
+            "schema": param.schema(),
+        }
+        for param in doc.params
+    ]
+
+
+def _headers(doc: Doc) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "description": words,
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        }
+        for name, words in doc.headers.items()
+    ]
+
+
+def _responses(doc: Doc) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, kind in doc.answers.items():
+        entry: dict[str, Any] = {"description": _WORDS[status]}
+        if kind is not None:
+            entry["content"] = {doc.media: {"schema": _schema(kind)}}
+        found[str(status)] = entry
+    problem = {MEDIA_TYPE: {"schema": _schema(Details)}}
+    for status in sorted({*_ALWAYS, *doc.problems}):
+        found[str(status)] = {"description": _WORDS[status], "content": problem}
+    return found

@@ -1,0 +1,107 @@
+"""Bodies: JSON, read strictly. What readers bend or swallow (duplicate keys, infinite numbers, deep nesting) is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from trunkline.server.problems import Problem, malformed
+
+T = TypeVar("T")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_LEAF = re.compile(rb"\[\]|\{\}")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_FEW = 64
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Refuse JSON that is nested deeper than `limit`, in time that grows with its length only."""
+    if body.count(b"[") + body.count(b"{") <= min(limit, _FEW):
+        return
+    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
+    for _ in range(limit):
+        shorter = _LEAF.sub(b"", brackets)
+        if not shorter:
+            return
+        if len(shorter) == len(brackets):
+            # not balanced: the reader will say so, unless it would drown before
+            if brackets.count(b"[") + brackets.count(b"{") <= limit:
+                return
+            break
+        brackets = shorter
+    raise malformed(f"the JSON is nested deeper than {limit} levels", "json_too_deep")
+
+
+def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
+    """A body as a value of this type, or a 400 that says where it is wrong."""
+    if not body.strip():
+        raise malformed("the body is empty", "missing_body")
+    check_depth(body, max_depth)
+    check_json(body)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as exc:
+        raise malformed(_words(exc), "unknown_field" if "unknown field" in str(exc) else "malformed_body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise malformed(f"the body is not JSON: {exc}", "bad_json") from None
+
+
+def check_json(body: bytes) -> list[str]:
+    """Refuse what is not JSON, and what JSON readers disagree about. Answers the keys of the outermost object."""
+    keys: list[str] = []
+
+    def take(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal keys
+        keys = [key for key, _ in pairs]
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise malformed(f"the key {twice!r} is there twice", "duplicate_key")
+        return found
+
+    try:
+        json.loads(body, object_pairs_hook=take, parse_constant=_no_constant, parse_float=_finite, parse_int=_int)
+    except UnicodeDecodeError as exc:
+        raise malformed(f"the body is not UTF-8 at byte {exc.start}", "bad_utf8") from None
+    except json.JSONDecodeError as exc:
+        raise malformed(f"the body is not JSON: {exc.msg} at character {exc.pos}", "bad_json") from None
+    except RecursionError:
+        raise malformed("the JSON is nested too deeply", "json_too_deep") from None
+    return keys
+
+
+def check_value(raw: bytes) -> None:
+    """Refuse a JSON value that readers disagree about. Text with lone surrogates is kept as it is."""
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        check_json(raw)
+
+
+def _words(exc: msgspec.ValidationError) -> str:
+    return str(exc).replace("`", "'")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise malformed(f"{name} is not a JSON number", "bad_number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise malformed(f"the number {text[:20]} is too large", "bad_number")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > 400:
+        raise malformed(f"a number has {len(text)} digits", "bad_number")
+    return int(text)
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(413, "body_too_large", f"the body has more than {limit} bytes", headers={"connection": "close"})

@@ -1,0 +1,134 @@
+"""Errors as HTTP answers: RFC 9457 problem details, with the numbers 1 to 10 that clients of psqlqueue know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trunkline import errors
+
+MEDIA_TYPE = "application/problem+json"
+MESSAGES = {
+    1: "internal server error",
+    2: "malformed request body",
+    3: "request validation failed",
+    4: "queue already exists",
+    5: "queue not found",
+    6: "message not found",
+    7: "topic already exists",
+    8: "topic not found",
+    9: "subscription already exists",
+    10: "subscription not found",
+}
+_NUMBERS: dict[type[errors.TrunklineError], int] = {
+    errors.QueueNotFound: 5,
+    errors.TopicNotFound: 8,
+    errors.SubscriptionNotFound: 10,
+    errors.InvalidArgument: 3,
+}
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong: `error` is the stable code; `code`, `message` and `details` are those of psqlqueue."""
+
+    type: str
+    title: str
+    status: int
+    error: str
+    detail: str
+    hint: str | None = None
+    code: int | None = None
+    message: str | None = None
+    details: str | None = None
+
+
+class Problem(Exception):
+    """An answer other than success."""
+
+    def __init__(
+        self,
+        status: int,
+        error: str,
+        detail: str,
+        *,
+        code: int | None = None,
+        hint: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.error = error
+        self.detail = detail
+        self.code = code
+        self.hint = hint
+        self.headers = headers or {}
+
+    def details(self) -> Details:
+        return Details(
+            type=f"urn:trunkline:error:{self.error}",
+            title=self.error.replace("_", " "),
+            status=self.status,
+            error=self.error,
+            detail=self.detail,
+            hint=self.hint,
+            code=self.code,
+            message=None if self.code is None else MESSAGES[self.code],
+            details=self.detail if self.code == 3 else None,
+        )
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.details())
+
+
+def malformed(detail: str, error: str = "malformed_body") -> Problem:
+    """The body cannot be read, or a value in it has a wrong type."""
+    return Problem(400, error, detail, code=2)
+
+
+def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = None) -> Problem:
+    """The body can be read, but not used."""
+    return Problem(400, error, detail, code=3, hint=hint)
+
+
+def message_not_found(detail: str) -> Problem:
+    return Problem(404, "message_not_found", detail, code=6)
+
+
+def busy(detail: str, *, status: int = 503, error: str = "overloaded", after: float = 1) -> Problem:
+    number = 1 if status >= 500 else None
+    return Problem(status, error, detail, code=number, headers={"retry-after": str(max(1, round(after)))})
+
+
+def from_error(exc: errors.TrunklineError) -> Problem:
+    """The one table of errors, as an answer."""
+    code = next((number for cls, number in _NUMBERS.items() if isinstance(exc, cls)), None)
+    if exc.status >= 500:
+        code = 1
+    headers = {"retry-after": "1"} if exc.status == 503 else {}
+    if exc.code == "error" and (exc.sqlstate or "").startswith("22"):
+        # a value that a type of the database cannot hold
+        return invalid(exc.message)
+    # what Postgres reports about itself is for the log, not for whoever asks
+    known = exc.code != "error"
+    detail = exc.message if known else "something went wrong here; the log of the server has it"
+    return Problem(exc.status, exc.code if known else "internal", detail, code=code, hint=exc.hint, headers=headers)
+
+
+def from_any(exc: BaseException) -> Problem:
+    if isinstance(exc, Problem):
+        return exc
+    if isinstance(exc, errors.TrunklineError):
+        return from_error(exc)
+    if isinstance(exc, (ValueError, TypeError)) and _from_client(exc):
+        return invalid(str(exc))
+    return Problem(500, "internal", "something went wrong here; the log of the server has it", code=1)
+
+
+def _from_client(exc: BaseException) -> bool:
+    """Whether the client refused an argument, which is the caller's mistake, or we made one ourselves."""
+    last = exc.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
+    return str(name).startswith(("trunkline.client", "trunkline.db"))

@@ -1,0 +1,133 @@
+"""Dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar.params import FromPath
+from msgspec import Meta
+
+from trunkline.server.call import Answer, Call, answer
+from trunkline.server.fields import Name
+from trunkline.server.params import Param
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import DeadLetterView, dead_view
+
+TAG = "dead letters"
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    dead_letters: list[DeadLetterView]
+    next_after: int | None
+    """For the next page, as `after`; null when this was the last one."""
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}/dead-letters",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(
+            Param(name="after", kind=int, default=0, low=0, words="`next_after` of the page before."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many at most."),
+        ),
+        answers={200: DeadLetters},
+        problems=(404,),
+        object="queue",
+    ),
+)
+async def list_dead(request: Call, queue: FromPath[str]) -> Answer:
+    """Messages that failed for good, the oldest first."""
+    query = request.query()
+    rows = await request.mq.dead.list(queue, after=query["after"], limit=query["limit"])
+    following = rows[-1].dead_id if len(rows) == query["limit"] else None
+    return answer(DeadLetters([dead_view(queue, row) for row in rows], following))
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}/dead-letters/{message:uuid}",
+    Doc(tag=TAG, scope="read", answers={200: DeadLetterView}, problems=(404,), object="queue"),
+)
+async def get_dead(request: Call, queue: FromPath[str], message: FromPath[UUID]) -> Answer:
+    """One dead letter, by the id of its message."""
+    request.query()
+    return answer(dead_view(queue, await request.mq.dead.get(queue, message)))
+
+
+Ids = Annotated[list[UUID], Meta(min_length=1, max_length=1000)]
+
+
+class Redrive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which: those named, the oldest `limit`, or all; and to which queue, by default their own."""
+
+    ids: Ids | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    to: Name | None = None
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    redriven: int
+
+
+@route(
+    "POST",
+    "/queues/{queue:str}/dead-letters/redrive",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=Redrive,
+        optional_body=True,
+        answers={200: Redriven},
+        problems=(400, 404, 408, 413),
+        object="queue",
+        audit=True,
+    ),
+)
+async def redrive(request: Call, queue: FromPath[str]) -> Answer:
+    """Deliver dead letters again, with a fresh count of attempts."""
+    request.query()
+    asked = await request.read(Redrive, optional=True)
+    if asked.to is not None:
+        request.engine.access.check(request.scope, "admin", asked.to)
+    await request.mq.queues.get(queue)
+    return answer(Redriven(await request.mq.dead.redrive(queue, ids=asked.ids, to=asked.to, limit=asked.limit)))
+
+
+class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which: those named, the oldest `limit`, or all."""
+
+    ids: Ids | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class Purged(msgspec.Struct, frozen=True):
+    purged: int
+
+
+@route(
+    "POST",
+    "/queues/{queue:str}/dead-letters/purge",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=Purge,
+        optional_body=True,
+        answers={200: Purged},
+        problems=(400, 404, 408, 413),
+        object="queue",
+        audit=True,
+    ),
+)
+async def purge_dead(request: Call, queue: FromPath[str]) -> Answer:
+    """Remove dead letters for good."""
+    request.query()
+    asked = await request.read(Purge, optional=True)
+    await request.mq.queues.get(queue)
+    return answer(Purged(await request.mq.dead.purge(queue, ids=asked.ids, limit=asked.limit)))
+
+
+ROUTES = [list_dead, get_dead, redrive, purge_dead]

@@ -1,0 +1,224 @@
+"""Server-sent events: follow a topic, or read it as a member of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from litestar.params import FromPath
+from litestar.response import Stream
+
+from trunkline.client.batches import Batch
+from trunkline.client.consuming import consumer_name
+from trunkline.db import calls
+from trunkline.errors import TrunklineError
+from trunkline.server.call import Call
+from trunkline.server.engine import Engine
+from trunkline.server.params import Param
+from trunkline.server.problems import Problem, from_error
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import message_view
+
+TAG = "events"
+_QUIET_SECONDS = 15.0
+_RESUME = {"Last-Event-ID": "Where a former connection ended: `partition:offset`, several separated by commas."}
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}
+
+
+def _stream(content: AsyncIterator[bytes]) -> Stream:
+    return Stream(content, media_type="text/event-stream", headers=_HEADERS)
+
+
+def _event(data: bytes, *, id: str | None = None, kind: str | None = None) -> bytes:
+    """One event. The data is JSON, so it has no line breaks."""
+    head = b"" if id is None else b"id: " + id.encode() + b"\n"
+    head += b"" if kind is None else b"event: " + kind.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
+
+
+def _failure(exc: TrunklineError) -> bytes:
+    return _event(from_error(exc).body(), kind="problem")
+
+
+def last_seen(text: str | None) -> dict[int, int]:
+    """Offsets by partition, of a Last-Event-ID."""
+    seen: dict[int, int] = {}
+    for part in (text or "").split(","):
+        if not part:
+            continue
+        partition, colon, offset = part.partition(":")
+        if not (colon and partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
+            raise Problem(400, "bad_header", "Last-Event-ID is not `partition:offset`", code=3)
+        if len(partition) > 2 or len(offset) > 16:
+            raise Problem(400, "bad_header", "Last-Event-ID is out of range", code=3)
+        seen[int(partition)] = int(offset)
+    return seen
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/events",
+    Doc(
+        tag=TAG,
+        scope="consume",
+        params=(Param(name="start", default="latest", words="latest, earliest, an offset or a time."),),
+        headers=_RESUME,
+        answers={200: str},
+        problems=(404, 416),
+        media="text/event-stream",
+        object="topic",
+    ),
+)
+async def follow(request: Call, topic: FromPath[str]) -> Stream:
+    """Messages as they come, as server-sent events. Changes nothing for any reader; `id` resumes after a break."""
+    start = request.query()["start"]
+    seen = last_seen(request.header("last-event-id"))
+    if start == "latest":
+        places = await request.engine.tails.heads(topic)
+    else:
+        async with request.mq.connection() as conn:
+            partitions = (await calls.get_topic(conn, topic)).partitions
+            places = [await calls.offset_of(conn, topic, number, start) for number in range(partitions)]
+    for partition, offset in seen.items():
+        if partition < len(places):
+            places[partition] = offset + 1
+    if seen:
+        # what retention took is said now, with a status
+        for partition, offset in enumerate(places):
+            await request.mq.topics.read(topic, partition, start=offset, limit=1)
+    return _stream(_follow(request.engine, topic, places))
+
+
+async def _follow(engine: Engine, topic: str, places: list[int]) -> AsyncIterator[bytes]:
+    yield b": here\n\n"
+    seen = {partition: place - 1 for partition, place in enumerate(places)}
+    try:
+        async with contextlib.aclosing(engine.tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
+            async for events in news:
+                if engine.stopping.is_set():
+                    return
+                if not events:
+                    yield b": still here\n\n"
+                for event in events:
+                    seen[event.partition] = event.offset
+                    yield _event(event.data, id=",".join(f"{partition}:{offset}" for partition, offset in seen.items()))
+    except TrunklineError as exc:
+        yield _failure(exc)
+
+
+class GroupEvent(msgspec.Struct, frozen=True):
+    """What a group's reader needs to commit."""
+
+    generation: Any
+    message: Any
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/groups/{group:str}/events",
+    Doc(
+        tag=TAG,
+        scope="consume",
+        params=(
+            Param(name="member", words="Who reads; by default a new name."),
+            Param(name="batch", kind=int, default=100, low=1, high=1000, words="How many may be under way."),
+            Param(
+                name="lease",
+                kind=float,
+                default=30.0,
+                low=1,
+                high=43_200,
+                words="Seconds until others get them when we die.",
+            ),
+            Param(name="commit", default="client", choices=("client", "auto"), words="Who commits."),
+        ),
+        headers=_RESUME,
+        answers={200: str},
+        problems=(404, 416),
+        media="text/event-stream",
+        object="topic",
+    ),
+)
+async def follow_group(request: Call, topic: FromPath[str], group: FromPath[str]) -> Stream:
+    """Messages of a group, as server-sent events.
+
+    Each event has the generation to commit with; the next batch comes after the last one was committed. Last-Event-ID
+    commits what it names. With `commit=auto` a batch counts as done when it was sent. Who disconnects leaves the group.
+    """
+    query = request.query()
+    seen = last_seen(request.header("last-event-id"))
+    member = query["member"] or consumer_name()
+    await request.mq.groups.ensure(topic, group)
+    reader = _GroupStream(request.engine, topic, group, member, query, seen)
+    return _stream(reader.events())
+
+
+class _GroupStream:
+    """A member of a group behind an HTTP connection."""
+
+    def __init__(
+        self, engine: Engine, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
+    ) -> None:
+        self._engine = engine
+        self._mq = engine.mq
+        self._topic = topic
+        self._group = group
+        self._member = member
+        self._size: int = query["batch"]
+        self._lease = timedelta(seconds=query["lease"])
+        self._auto = query["commit"] == "auto"
+        self._seen = seen
+
+    async def events(self) -> AsyncIterator[bytes]:
+        wakeup = self._mq._runtime().wakeup
+        watch = wakeup.watch("group", self._topic, group=self._group, member=self._member)
+        pause = min(_QUIET_SECONDS, self._lease.total_seconds() / 3)
+        yield b": here\n\n"
+        try:
+            while not self._engine.stopping.is_set():
+                watch.hush()
+                batch = await self._fetch()
+                if batch is None:
+                    if not await watch.wait(pause):
+                        await self._mq.heartbeat(self._topic, self._group, member=self._member, lease=self._lease)
+                        yield b": still here\n\n"
+                    continue
+                last = self._seen.pop(batch.partition, 0)
+                if batch.first_offset <= last:
+                    await batch.commit(min(last, batch.last_offset))
+                for message in batch:
+                    if message.offset > last:
+                        data = msgspec.json.encode(GroupEvent(batch.generation, message_view(message)))
+                        yield _event(data, id=f"{message.partition}:{message.offset}")
+                if self._auto:
+                    await batch.commit()
+        except TrunklineError as exc:
+            yield _failure(exc)
+        finally:
+            wakeup.unwatch(watch)
+            # the connection is gone and this task with it: somebody else gives the partitions back
+            self._engine.spawn(self._leave())
+
+    async def _fetch(self) -> Batch[Any] | None:
+        runtime = self._mq._runtime()
+        async with runtime.connection() as conn:
+            return await calls.fetch(
+                conn,
+                lambda **fields: Batch(runtime, self._topic, self._group, lease=self._lease, **fields),
+                self._topic,
+                self._group,
+                member=self._member,
+                max_messages=self._size,
+                lease=self._lease,
+            )
+
+    async def _leave(self) -> None:
+        with contextlib.suppress(TrunklineError):
+            await asyncio.shield(self._mq.leave(self._topic, self._group, member=self._member))
+
+
+ROUTES = [follow, follow_group]

@@ -1,0 +1,295 @@
+"""Messages: publish, read, consume, settle by id, explain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from litestar.params import FromPath
+from msgspec import Meta
+
+from trunkline.db import doors
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.envelopes import NDJSON, PRIORITY, RAW_PARAMS, Envelope, Sent, read_messages
+from trunkline.server.params import LARGEST, PARTITION, WAIT, Param
+from trunkline.server.problems import invalid, message_not_found
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import MessageView, Page, PublishedView, TextDeliveryView, message_view, text_delivery_view
+from trunkline.server.waiting import retry_until, until_gone
+from trunkline.types import Published
+
+TAG = "messages"
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Ids in the order of the messages."""
+
+    messages: list[PublishedView]
+
+
+_PUBLISH: dict[str, Any] = {
+    "tag": TAG,
+    "scope": "publish",
+    "body": Envelope | list[Envelope],
+    "bodies": {NDJSON[0]: str, "application/octet-stream": bytes},
+    "answers": {201: (PublishedView, Stored), 204: None},
+    "problems": (400, 404, 408, 409, 413, 415),
+    "headers": {
+        "Idempotency-Key": "A repeat with the same key adds nothing and answers the first id.",
+        "Prefer": "return=representation: answer 201 with the id also for a message with `body`.",
+        "traceparent": "Goes along with the message as a header.",
+    },
+}
+
+
+async def _publish(call: Call, kind: str, name: str) -> Answer:
+    query = call.query()
+    sent = await read_messages(call, query)
+    size = sum(len(message.body) for message in sent.messages)
+    with call.engine.publishing(size):
+        if sent.single:
+            published = [await _publish_one(call, kind, name, sent)]
+        else:
+            many = call.mq.publish_many if kind == "topic" else call.mq.enqueue_many
+            published = await many(name, sent.messages)
+    call.engine.metrics.published(len(published))
+    ids = [PublishedView(row.id, row.duplicate) for row in published]
+    if not sent.single:
+        return answer(Stored(ids), 201)
+    if sent.plain and "return=representation" not in (call.header("prefer") or ""):
+        return nothing({"message-id": str(ids[0].id)})
+    return answer(ids[0], 201, {"message-id": str(ids[0].id)})
+
+
+async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Published:
+    """Publishes of the same moment share one statement."""
+    publisher = call.mq._living().publisher
+    return await publisher.publish(kind, name, sent.messages[0])
+
+
+@route("POST", "/topics/{topic:str}/messages", Doc(**_PUBLISH, params=RAW_PARAMS, strict=False, object="topic"))
+async def publish(request: Call, topic: FromPath[str]) -> Answer:
+    """Publish one message, a JSON array or lines of JSON (all or none), or the body as it is.
+
+    A message with `body` is answered 204 with its id in the header Message-Id, one with `payload` 201. Other content types
+    than JSON, and every body with `raw=true`, are stored byte for byte; headers named Trunkline-Header-X become headers.
+    """
+    return await _publish(request, "topic", topic)
+
+
+@route("POST", "/queues/{queue:str}/messages", Doc(**_PUBLISH, params=(*RAW_PARAMS, PRIORITY), strict=False, object="queue"))
+async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
+    """Publish straight into a queue; the same forms as for a topic."""
+    return await _publish(request, "inbox", queue)
+
+
+# Reading a topic
+
+
+class Messages(msgspec.Struct, frozen=True):
+    messages: list[MessageView]
+    next_offset: int
+    """Where to go on."""
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/messages",
+    Doc(
+        tag=TAG,
+        scope="consume",
+        params=(
+            PARTITION,
+            Param(name="start", kind=int, default=1, low=1, words="The first offset."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many at most."),
+            WAIT,
+        ),
+        answers={200: Messages},
+        problems=(404, 416),
+        object="topic",
+    ),
+)
+async def read(request: Call, topic: FromPath[str]) -> Answer:
+    """Messages from an offset on, whoever consumed them; changes nothing for any reader."""
+    query = request.query()
+
+    async def look() -> list[Any] | None:
+        found = await request.mq.topics.read(topic, query["partition"], start=query["start"], limit=query["limit"])
+        return found or None
+
+    work = retry_until(request.mq, "topic", topic, look, wait=query["wait"])
+    found = (await (until_gone(request, work) if query["wait"] else work)) or []
+    shown = [message_view(row) for row in found]
+    return answer(Messages(shown, shown[-1].offset + 1 if shown else query["start"]))
+
+
+# Consuming in the manner of psqlqueue
+
+
+class TextDeliveries(msgspec.Struct, frozen=True):
+    data: list[TextDeliveryView]
+    limit: int
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}/messages",
+    Doc(
+        tag=TAG,
+        scope="consume",
+        params=(
+            Param(name="label", words="Only messages with this label."),
+            Param(name="limit", kind=int, default=10, low=0, lenient=True, words="How many at most."),
+            Param(
+                name="wait", kind=float, default=0.0, low=0, high=30, lenient=True, words="Seconds to wait for something."
+            ),
+        ),
+        strict=False,
+        answers={200: TextDeliveries},
+        problems=(404,),
+        object="queue",
+    ),
+)
+async def consume(request: Call, queue: FromPath[str]) -> Answer:
+    """Take messages for the acknowledgement deadline of the queue. Settle them by id, or better by receipt."""
+    query = request.query()
+    limit = min(query["limit"], request.engine.config.max_pull)
+    if limit == 0:
+        await request.mq.queues.get(queue)
+        return answer(Page([], 0))
+    labels = [query["label"]] if query["label"] else None
+    if query["wait"]:
+        await request.bytes()
+    taken = await request.engine.lines.claim(request, queue, limit=limit, lease=None, labels=labels, wait=query["wait"])
+    for delivery in taken:
+        request.engine.receipts.remember(queue, delivery.id, delivery.receipt)
+    return answer(TextDeliveries([text_delivery_view(queue, delivery) for delivery in taken], limit))
+
+
+class Again(msgspec.Struct, kw_only=True):
+    """When a message is to be delivered again."""
+
+    visibility_timeout_seconds: Annotated[int, Meta(ge=0, le=31_536_000)] = 0
+
+
+_BY_ID: dict[str, Any] = {
+    "tag": TAG,
+    "scope": "consume",
+    "strict": False,
+    "answers": {204: None},
+    "problems": (400, 404),
+    "object": "queue",
+}
+
+
+@route("PUT", "/queues/{queue:str}/messages/{message:str}/ack", Doc(**_BY_ID))
+async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
+    """The message is done. By receipt: only if that delivery still holds it. By id: for whoever holds it."""
+    await _settle_one(request, queue, message, None)
+    return nothing()
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}/messages/{message:str}/nack",
+    Doc(
+        **_BY_ID,
+        params=(
+            Param(
+                name="visibility_timeout_seconds",
+                kind=int,
+                low=0,
+                high=31_536_000,
+                lenient=True,
+                words="The same as in the body.",
+            ),
+        ),
+        body=Again,
+        optional_body=True,
+    ),
+)
+async def nack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
+    """Deliver the message again after so many seconds, at once by default."""
+    given = request.query()["visibility_timeout_seconds"]
+    asked = await request.read(Again, optional=True)
+    await _settle_one(request, queue, message, asked.visibility_timeout_seconds if given is None else given)
+    return nothing()
+
+
+async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -> None:
+    """Ack, or nack after `delay`. What was acked stays so, and that is no error."""
+    if "." in message:
+        await _settle_receipt(call, queue, message, delay)
+        return
+    try:
+        id = UUID(message)
+    except ValueError:
+        await call.mq.queues.get(queue)
+        raise message_not_found(f"{message[:100]!r} is no id of a message") from None
+    receipt = call.engine.receipts.take(queue, id)
+    if receipt is not None and await _settle(call, receipt, delay) == "done":
+        return
+    # given out by another worker, or lost: the database knows
+    for _ in range(3):
+        async with call.mq.connection() as conn:
+            held = await doors.delivery_of(conn, queue, id)
+        if held is None:
+            raise message_not_found(f"queue {queue} has no message {id}")
+        if held.state == "acked":
+            return
+        if held.receipt is None:
+            raise message_not_found(f"nobody holds message {id} now: it is {held.state}")
+        if await _settle(call, held.receipt, delay) == "done":
+            return
+        await asyncio.sleep(0.01)
+    raise message_not_found(f"the delivery of message {id} changes hands")
+
+
+async def _settle_receipt(call: Call, queue: str, receipt: str, delay: int | None) -> None:
+    found = (await call.engine.queue_of([receipt]))[0]
+    if found != queue:
+        await call.mq.queues.get(queue)
+        raise message_not_found(f"this is no receipt of queue {queue}")
+    result = await _settle(call, receipt, delay)
+    if result != "done":
+        raise message_not_found(f"the delivery is {result}: its deadline has passed, or it was settled otherwise")
+
+
+async def _settle(call: Call, receipt: str, delay: int | None) -> str:
+    if delay is None:
+        return await call.mq._living().settler.ack(receipt)
+    return (await call.mq.nack([receipt], delay=f"{delay}s"))[0]
+
+
+# Reasons
+
+
+@route(
+    "GET",
+    "/messages/{message:uuid}/explanation",
+    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,)),
+)
+async def explain(request: Call, message: FromPath[UUID]) -> Answer:
+    """Where a message is, who holds it, why it is not delivered now, and what happened so far."""
+    request.query()
+    found = await request.mq.explain(message)
+    if found.state == "unknown":
+        raise message_not_found(found.reason or f"there is no message {message}")
+    return answer(dict(found))
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/messages/{offset:int}/explanation",
+    Doc(tag=TAG, scope="read", params=(PARTITION,), answers={200: dict[str, Any]}, problems=(404, 416), object="topic"),
+)
+async def explain_offset(request: Call, topic: FromPath[str], offset: FromPath[int]) -> Answer:
+    """The same for an offset of a topic."""
+    if offset > LARGEST:
+        raise invalid("the offset is too large")
+    return answer(dict(await request.mq.explain_offset(topic, request.query()["partition"], offset=offset)))
+
+
+ROUTES = [publish, enqueue, read, consume, ack, nack, explain, explain_offset]

@@ -1,0 +1,376 @@
+"""The four routes that the pg-messaging recipes sketch, under `/pubsub` and `/queue`, and two that finish their work."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from trunkline.db import doors
+from trunkline.server.access import IN_BODY
+from trunkline.server.call import Answer, Call, answer
+from trunkline.server.fields import Offset, name_fault, refuse
+from trunkline.server.params import WAIT, Param
+from trunkline.server.parsing import check_value
+from trunkline.server.problems import Problem, invalid
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import render
+from trunkline.server.waiting import retry_until, until_gone
+from trunkline.types import NewMessage
+
+TAG = "pubsub"
+# the recipes begin with topic 0 and with one queue; only these are made when first used
+FIRST_TOPIC = "0"
+FIRST_QUEUE = "queue"
+
+
+def _name(value: str | int | None, default: str, field: str) -> str:
+    name = default if value is None else str(value)
+    refuse(**{field: name_fault(name)})
+    return name
+
+
+def _payload(raw: bytes) -> NewMessage:
+    check_value(raw)
+    return NewMessage(body=raw, content_type="application/json")
+
+
+def _bytes(text: str) -> NewMessage:
+    try:
+        return NewMessage(body=base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        raise invalid("payload_base64 is not base64") from None
+
+
+class Publish(msgspec.Struct, kw_only=True):
+    """A batch of payloads, or one; topics go by number or by name."""
+
+    topic_id: str | int | None = None
+    payloads: Annotated[list[Raw], Meta(min_length=1, max_length=1000)] | UnsetType = UNSET
+    payload: Raw | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+    def messages(self) -> list[NewMessage]:
+        found = [] if isinstance(self.payloads, UnsetType) else [_payload(bytes(raw)) for raw in self.payloads]
+        if not isinstance(self.payload, UnsetType):
+            found.append(_payload(bytes(self.payload)))
+        if not isinstance(self.payload_base64, UnsetType):
+            found.append(_bytes(self.payload_base64))
+        if not found:
+            raise invalid("payloads: cannot be blank.")
+        return found
+
+
+class Ids(msgspec.Struct, frozen=True):
+    ids: list[UUID]
+
+
+@route(
+    "POST",
+    "/pubsub/publish",
+    Doc(tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, answers={201: Ids}, problems=(400, 404, 413)),
+)
+async def publish(request: Call) -> Answer:
+    """Publish payloads, all or none; answers their ids."""
+    asked = await request.read(Publish)
+    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
+    await request.allow(topic)
+    messages = asked.messages()
+    if topic == FIRST_TOPIC:
+        await request.mq.topics.ensure(topic)
+    with request.engine.publishing(sum(len(message.body) for message in messages)):
+        published = await request.mq.publish_many(topic, messages)
+    request.engine.metrics.published(len(published))
+    return answer(Ids([row.id for row in published]), 201)
+
+
+class LogMessage(msgspec.Struct, frozen=True, kw_only=True):
+    c_offset: int
+    payload: Any
+    encoding: str
+    created_at: datetime
+
+
+class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets first to last; the end is one below the start when there is nothing."""
+
+    claimed_start_offset: int
+    claimed_end_offset: int
+    messages: list[LogMessage]
+
+
+def _log_messages(rows: list[Any]) -> list[LogMessage]:
+    shown = [(row, render(row.payload, row.content_type)) for row in rows]
+    return [
+        LogMessage(c_offset=row.offset, payload=view.payload, encoding=view.encoding, created_at=row.created_at)
+        for row, view in shown
+    ]
+
+
+@route(
+    "GET",
+    "/pubsub/consume",
+    Doc(
+        tag=TAG,
+        object=IN_BODY,
+        scope="consume",
+        params=(
+            Param(name="group_id", required=True, words="The group; it begins with the oldest message."),
+            Param(name="topic_id", default=FIRST_TOPIC, words="The topic."),
+            Param(name="max", kind=int, default=10, low=1, high=1000, words="How many at most."),
+            Param(
+                name="member",
+                words="Who consumes: then the messages are leased, and done with the next call of this member or a commit.",
+            ),
+            Param(name="lease", kind=float, default=30.0, low=1, high=43_200, words="Seconds before others get them."),
+            WAIT,
+        ),
+        strict=False,
+        answers={200: Consumed},
+        problems=(400, 404, 409),
+    ),
+)
+async def consume(request: Call) -> Answer:
+    """Claim the next offsets of a group and read them.
+
+    Without `member` the claim is for good, as the recipe has it: who dies then has lost them. With it they come back.
+    """
+    query = request.query()
+    topic, group = query["topic_id"], query["group_id"]
+    await request.allow(topic)
+    if topic == FIRST_TOPIC:
+        await request.mq.topics.ensure(topic)
+    if query["member"] is None:
+        return await _claim(request, topic, group, query)
+    return await _lease(request, topic, group, query)
+
+
+async def _claim(call: Call, topic: str, group: str, query: dict[str, Any]) -> Answer:
+    if query["wait"]:
+        await call.bytes()
+
+    async def look() -> Any:
+        return await call.mq.claim_range(topic, group, max_messages=query["max"])
+
+    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
+    found = await (until_gone(call, work) if query["wait"] else work)
+    if found is None:
+        async with call.mq.connection() as conn:
+            acked = await doors.committed(conn, topic, group)
+        return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
+    rows = await call.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
+    return answer(Consumed(claimed_start_offset=found.first, claimed_end_offset=found.last, messages=_log_messages(rows)))
+
+
+async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> Answer:
+    member, lease = query["member"], timedelta(seconds=query["lease"])
+    stats = await call.mq.groups.stats(topic) if await _has_topic(call, topic) else []
+    mine = [row for row in stats if row.group == group and row.member == member and row.fetched >= row.next_offset]
+    async with call.mq.connection() as conn:
+        for row in mine:
+            await doors.ack_upto(conn, topic, group, row.fetched)
+
+    async def look() -> doors.Pulled | None:
+        async with call.mq.connection() as conn:
+            return await doors.pull(conn, topic, group, member=member, max_messages=query["max"], lease=lease)
+
+    work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
+    try:
+        found = await (until_gone(call, work) if query["wait"] else work)
+    except BaseException:
+        if query["wait"]:
+            await call.mq.leave(topic, group, member=member)
+        raise
+    if found is None:
+        async with call.mq.connection() as conn:
+            acked = await doors.committed(conn, topic, group)
+        return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
+    rows = _log_messages(found.messages)
+    return answer(Consumed(claimed_start_offset=rows[0].c_offset, claimed_end_offset=rows[-1].c_offset, messages=rows))
+
+
+async def _has_topic(call: Call, topic: str) -> bool:
+    await call.mq.topics.get(topic)
+    return True
+
+
+class CommitOffset(msgspec.Struct, kw_only=True):
+    """Everything up to `offset` is done."""
+
+    group_id: str | None = None
+    topic_id: str | int | None = None
+    offset: Offset | None = None
+
+
+class CommittedOffset(msgspec.Struct, frozen=True):
+    next_offset: int
+
+
+@route(
+    "POST",
+    "/pubsub/commit",
+    Doc(
+        tag=TAG,
+        object=IN_BODY,
+        scope="consume",
+        strict=False,
+        body=CommitOffset,
+        answers={200: CommittedOffset},
+        problems=(400, 404, 409),
+    ),
+)
+async def commit(request: Call) -> Answer:
+    """For consumers with a `member`: cumulative, never goes back."""
+    asked = await request.read(CommitOffset)
+    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
+    refuse(group_id=name_fault(asked.group_id), offset="cannot be blank" if asked.offset is None else None)
+    assert asked.group_id is not None and asked.offset is not None  # noqa: S101
+    await request.allow(topic)
+    async with request.mq.connection() as conn:
+        done = await doors.ack_upto(conn, topic, asked.group_id, asked.offset)
+    request.mq.wake()
+    return answer(CommittedOffset(done + 1))
+
+
+# The queue
+
+
+class Enqueue(msgspec.Struct, kw_only=True):
+    """A job."""
+
+    queue: str | None = None
+    payload: Raw | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+class JobId(msgspec.Struct, frozen=True):
+    id: UUID
+
+
+@route(
+    "POST",
+    "/queue/enqueue",
+    Doc(
+        tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Enqueue, answers={201: JobId}, problems=(400, 404, 413)
+    ),
+)
+async def enqueue(request: Call) -> Answer:
+    """Put a job into a queue."""
+    asked = await request.read(Enqueue)
+    queue = _name(asked.queue, FIRST_QUEUE, "queue")
+    await request.allow(queue)
+    if not isinstance(asked.payload, UnsetType):
+        message = _payload(bytes(asked.payload))
+    elif not isinstance(asked.payload_base64, UnsetType):
+        message = _bytes(asked.payload_base64)
+    else:
+        raise invalid("payload: cannot be blank.")
+    if queue == FIRST_QUEUE:
+        await request.mq.queues.ensure(queue)
+    with request.engine.publishing(len(message.body)):
+        published = await request.mq._living().publisher.publish("inbox", queue, message)
+    request.engine.metrics.published(1)
+    return answer(JobId(published.id), 201)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    """The receipt: only its holder can archive the job."""
+    payload: Any
+    encoding: str
+    created_at: datetime
+    attempt: int
+    deadline: datetime
+
+
+class ClaimedJob(msgspec.Struct, frozen=True):
+    """Null when there is none."""
+
+    job: Job | None
+
+
+@route(
+    "GET",
+    "/queue/claim",
+    Doc(
+        tag=TAG,
+        object=IN_BODY,
+        scope="consume",
+        params=(Param(name="queue", default=FIRST_QUEUE, words="The queue."), WAIT),
+        strict=False,
+        answers={200: ClaimedJob},
+        problems=(404,),
+    ),
+)
+async def claim(request: Call) -> Answer:
+    """Take a job for as long as the queue's lease; who dies with it loses nothing."""
+    query = request.query()
+    queue = query["queue"]
+    await request.allow(queue)
+    if queue == FIRST_QUEUE:
+        await request.mq.queues.ensure(queue)
+    if query["wait"]:
+        await request.bytes()
+    taken = await request.engine.lines.claim(request, queue, limit=1, lease=None, labels=None, wait=query["wait"])
+    if not taken:
+        return answer(ClaimedJob(None))
+    row = taken[0]
+    view = render(row.payload, row.content_type)
+    return answer(
+        ClaimedJob(
+            Job(
+                id=row.receipt,
+                payload=view.payload,
+                encoding=view.encoding,
+                created_at=row.created_at,
+                attempt=row.attempt,
+                deadline=row.deadline,
+            )
+        )
+    )
+
+
+class Archive(msgspec.Struct, kw_only=True):
+    """The id that claim answered."""
+
+    id: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class Archived(msgspec.Struct, frozen=True):
+    result: str
+
+
+@route(
+    "POST",
+    "/queue/archive",
+    Doc(
+        tag=TAG,
+        object=IN_BODY,
+        scope="consume",
+        strict=False,
+        body=Archive,
+        answers={200: Archived},
+        problems=(400, 404, 409),
+    ),
+)
+async def archive(request: Call) -> Answer:
+    """The job is done: out of the queue, kept in the archive."""
+    asked = await request.read(Archive)
+    refuse(id="cannot be blank" if not asked.id else None)
+    assert asked.id is not None  # noqa: S101
+    owner = (await request.engine.queue_of([asked.id]))[0]
+    if owner is None:
+        raise Problem(404, "message_not_found", "there is no such job", code=6)
+    await request.allow(owner)
+    result = (await request.mq.ack([asked.id]))[0]
+    if result != "done":
+        raise Problem(409, "lease_lost", "the lease of this job has ended; somebody else may have it")
+    return answer(Archived(result))
+
+
+ROUTES = [publish, consume, commit, enqueue, claim, archive]

@@ -1,0 +1,294 @@
+"""Queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar.params import FromPath
+
+from trunkline.db import doors
+from trunkline.errors import AlreadyExists
+from trunkline.server.access import IN_BODY
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.fields import BLANK, Count, Seconds, Span, given, name_fault, refuse, span
+from trunkline.server.params import ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.problems import Problem
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import MessageView, Page, QueueStatsView, QueueView, message_view, page
+
+TAG = "queues"
+# psqlqueue never gives a message up before its retention ends
+_MANY_ATTEMPTS = 1000
+
+
+class QueueSettings(msgspec.Struct, kw_only=True):
+    """Settings of a queue. The first two are required when it is created without `ensure`, and when it is replaced."""
+
+    ack_deadline_seconds: Seconds | None = None
+    message_retention_seconds: Seconds | None = None
+    delivery_delay_seconds: Seconds | None = None
+    max_attempts: Count | None = None
+    backoff_base_seconds: Span | None = None
+    backoff_factor: float | None = None
+    backoff_cap_seconds: Span | None = None
+    backoff_jitter: float | None = None
+    history_seconds: Span | None = None
+    retention_seconds: Span | None = None
+    max_payload: Count | None = None
+
+    def changes(self) -> dict[str, Any]:
+        return given(
+            lease=span(self.ack_deadline_seconds),
+            ttl=span(self.message_retention_seconds),
+            delivery_delay=span(self.delivery_delay_seconds),
+            max_attempts=self.max_attempts,
+            backoff_base=span(self.backoff_base_seconds),
+            backoff_factor=self.backoff_factor,
+            backoff_cap=span(self.backoff_cap_seconds),
+            backoff_jitter=self.backoff_jitter,
+            history=span(self.history_seconds),
+            retention=span(self.retention_seconds),
+            max_payload=self.max_payload,
+        )
+
+
+class NewQueue(QueueSettings, kw_only=True):
+    """A queue to create."""
+
+    id: str | None = None
+    ordered: bool | None = None
+    partitions: Count | None = None
+    priorities: Count | None = None
+
+
+@route(
+    "POST",
+    "/queues",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(ENSURE,),
+        strict=False,
+        body=NewQueue,
+        object=IN_BODY,
+        answers={201: QueueView, 200: QueueView},
+        problems=(400, 409),
+        audit=True,
+    ),
+)
+async def create_queue(request: Call) -> Answer:
+    """Create a queue.
+
+    With `ensure` every setting has a default, and a queue that is there already is fine. Without it the acknowledgement
+    deadline and the retention of messages must be given, and attempts are not limited.
+    """
+    query = request.query()
+    asked = await request.read(NewQueue)
+    ensure = query["ensure"]
+    refuse(
+        id=name_fault(asked.id),
+        ack_deadline_seconds=BLANK if not ensure and not asked.ack_deadline_seconds else None,
+        message_retention_seconds=BLANK if not ensure and not asked.message_retention_seconds else None,
+    )
+    assert asked.id is not None  # noqa: S101
+    await request.allow(asked.id)
+    fixed = given(ordered=asked.ordered, partitions=asked.partitions, priorities=asked.priorities)
+    settings = asked.changes()
+    if not ensure:
+        settings.setdefault("max_attempts", _MANY_ATTEMPTS)
+    try:
+        return answer(QueueView.of(await request.mq.queues.create(asked.id, **settings, **fixed)), 201)
+    except AlreadyExists:
+        if not ensure:
+            raise Problem(400, "already_exists", f"there is a queue {asked.id} already", code=4) from None
+    return answer(QueueView.of(await request.mq.queues.ensure(asked.id, **fixed)))
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        strict=False,
+        body=QueueSettings,
+        answers={200: QueueView},
+        problems=(400, 404, 409),
+        object="queue",
+        audit=True,
+    ),
+)
+async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Replace the deadline, the retention of messages and the delivery delay (0 when left out); change the rest if given."""
+    asked = await request.read(QueueSettings)
+    refuse(
+        ack_deadline_seconds=None if asked.ack_deadline_seconds else BLANK,
+        message_retention_seconds=None if asked.message_retention_seconds else BLANK,
+    )
+    settings = {"delivery_delay": span(0), **asked.changes()}
+    return answer(QueueView.of(await request.mq.queues.alter(queue, **settings)))
+
+
+@route(
+    "PATCH",
+    "/queues/{queue:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=QueueSettings,
+        answers={200: QueueView},
+        problems=(400, 404, 409),
+        object="queue",
+        audit=True,
+    ),
+)
+async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Change what is given and keep the rest."""
+    request.query()
+    asked = await request.read(QueueSettings)
+    return answer(QueueView.of(await request.mq.queues.alter(queue, **asked.changes())))
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}",
+    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueView}, problems=(404,), object="queue"),
+)
+async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """One queue."""
+    return answer(QueueView.of(await request.mq.queues.get(queue)))
+
+
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+async def list_queues(request: Call) -> Answer:
+    """Queues by id; one unless `limit` says more."""
+    query = request.query()
+    return answer(page([QueueView.of(row) for row in await request.mq.queues.list()], query))
+
+
+@route(
+    "DELETE",
+    "/queues/{queue:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(FORCE,),
+        strict=False,
+        answers={204: None},
+        problems=(404, 409),
+        object="queue",
+        audit=True,
+    ),
+)
+async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Delete a queue with its messages and subscriptions. Refused while it has dead letters, unless forced."""
+    await request.mq.queues.delete(queue, force=request.query()["force"])
+    return nothing()
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}/stats",
+    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueStatsView}, problems=(404,), object="queue"),
+)
+async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
+    """How many messages are ready, delayed, leased, dead and done, and how old the oldest ready one is."""
+    return answer(QueueStatsView.of((await request.mq.queues.stats(queue))[0]))
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}/purge",
+    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
+)
+async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Remove every message of the queue, those that somebody works on too."""
+    await request.mq.queues.purge(queue)
+    async with request.mq.connection() as conn:
+        await doors.drop_leases(conn, queue)
+    return nothing()
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}/cleanup",
+    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
+)
+async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Give back the disk of finished messages now; upkeep does it anyway."""
+    await request.mq.queues.cleanup(queue)
+    return nothing()
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}/pause",
+    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+)
+async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """Give out nothing until `resume`; publishing and settling go on."""
+    request.query()
+    await request.mq.queues.pause(queue)
+    return nothing()
+
+
+@route(
+    "PUT",
+    "/queues/{queue:str}/resume",
+    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+)
+async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """End a pause."""
+    request.query()
+    await request.mq.queues.resume(queue)
+    return nothing()
+
+
+class WaitingView(MessageView, frozen=True, kw_only=True):
+    attempt: int
+    due_at: Any
+    error: str | None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    messages: list[WaitingView]
+
+
+@route(
+    "GET",
+    "/queues/{queue:str}/waiting",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="How many at most."),),
+        answers={200: Waiting},
+        problems=(404,),
+        object="queue",
+    ),
+)
+async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
+    """What waits, without claiming it or counting an attempt."""
+    limit = request.query()["limit"]
+    rows = await request.mq.queues.peek(queue, limit=limit)
+    shown = [
+        WaitingView(**msgspec.structs.asdict(message_view(row)), attempt=row.attempt, due_at=row.due_at, error=row.error)
+        for row in rows
+    ]
+    return answer(Waiting(shown))
+
+
+ROUTES = [
+    create_queue,
+    replace_queue,
+    alter_queue,
+    get_queue,
+    list_queues,
+    delete_queue,
+    queue_stats,
+    purge_queue,
+    cleanup_queue,
+    pause_queue,
+    resume_queue,
+    peek_queue,
+]

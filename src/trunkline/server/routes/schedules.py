@@ -1,0 +1,176 @@
+"""Schedules."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar.params import FromPath
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from trunkline.errors import ScheduleNotFound
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.fields import name_fault, refuse
+from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.problems import invalid
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import Page, ScheduleView, page
+from trunkline.types import Schedule
+
+TAG = "schedules"
+
+
+class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message that is published at the times of a cron line, to a topic or into a queue."""
+
+    id: str | None = None
+    cron: Annotated[str, Meta(min_length=1, max_length=200)]
+    topic_id: str | None = None
+    queue_id: str | None = None
+    payload: Raw | UnsetType = UNSET
+    key: Annotated[str, Meta(max_length=1000)] | None = None
+    routing_key: Annotated[str, Meta(max_length=1000)] | None = None
+    label: Annotated[str, Meta(max_length=200)] | None = None
+    headers: dict[str, Any] | None = None
+    timezone: Annotated[str, Meta(min_length=1, max_length=100)] = "UTC"
+    catch_up: Literal["skip", "one", "all"] = "one"
+
+
+@route(
+    "POST",
+    "/schedules",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(Param(name="ensure", kind=bool, default=False, words="Change the schedule if it is there."),),
+        body=NewSchedule,
+        answers={201: ScheduleView},
+        problems=(400, 404, 408, 409, 413),
+        audit=True,
+    ),
+)
+async def create_schedule(request: Call) -> Answer:
+    """Create a schedule."""
+    ensure = request.query()["ensure"]
+    asked = await request.read(NewSchedule)
+    refuse(id=name_fault(asked.id))
+    assert asked.id is not None  # noqa: S101
+    make = request.mq.schedules.ensure if ensure else request.mq.schedules.create
+    payload = None if isinstance(asked.payload, UnsetType) else msgspec.json.decode(asked.payload)
+    made = await make(
+        asked.id,
+        asked.cron,
+        topic=asked.topic_id,
+        queue=asked.queue_id,
+        body=payload,
+        key=asked.key,
+        routing_key=asked.routing_key,
+        label=asked.label,
+        headers=asked.headers,
+        timezone=asked.timezone,
+        catch_up=asked.catch_up,
+    )
+    return answer(ScheduleView.of(made), 201)
+
+
+async def _find(call: Call, id: str) -> Schedule:
+    for row in await call.mq.schedules.list():
+        if row.name == id:
+            return row
+    raise ScheduleNotFound(f"there is no schedule {id}")
+
+
+@route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+async def list_schedules(request: Call) -> Answer:
+    """Schedules by id; one unless `limit` says more."""
+    query = request.query()
+    return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
+
+
+@route("GET", "/schedules/{schedule:str}", Doc(tag=TAG, scope="read", answers={200: ScheduleView}, problems=(404,)))
+async def get_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+    """One schedule."""
+    request.query()
+    return answer(ScheduleView.of(await _find(request, schedule)))
+
+
+_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404,), "audit": True}
+
+
+@route("DELETE", "/schedules/{schedule:str}", Doc(**_CHANGE))
+async def delete_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+    """Delete a schedule."""
+    request.query()
+    await request.mq.schedules.delete(schedule)
+    return nothing()
+
+
+@route("PUT", "/schedules/{schedule:str}/pause", Doc(**_CHANGE))
+async def pause_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+    """Do not fire until `resume`."""
+    request.query()
+    await request.mq.schedules.pause(schedule)
+    return nothing()
+
+
+@route("PUT", "/schedules/{schedule:str}/resume", Doc(**_CHANGE))
+async def resume_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+    """End a pause."""
+    request.query()
+    await request.mq.schedules.resume(schedule)
+    return nothing()
+
+
+class Fired(msgspec.Struct, frozen=True):
+    id: UUID
+
+
+@route(
+    "POST",
+    "/schedules/{schedule:str}/run",
+    Doc(tag=TAG, scope="admin", answers={200: Fired}, problems=(404,), audit=True),
+)
+async def run_schedule(request: Call, schedule: FromPath[str]) -> Answer:
+    """Fire now, out of turn; answers the id of the message."""
+    request.query()
+    return answer(Fired(await request.mq.schedules.run(schedule)))
+
+
+class Runs(msgspec.Struct, frozen=True):
+    runs: list[datetime]
+
+
+@route(
+    "GET",
+    "/next-runs",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(
+            Param(name="cron", required=True, words="A cron line."),
+            Param(name="timezone", default="UTC", words="Where its times are."),
+            Param(name="n", kind=int, default=5, low=1, high=100, words="How many."),
+        ),
+        answers={200: Runs},
+    ),
+)
+async def next_runs(request: Call) -> Answer:
+    """When a cron line would fire next."""
+    query = request.query()
+    if len(query["cron"]) > 200:
+        raise invalid("cron: has more than 200 characters.")
+    return answer(Runs(await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], n=query["n"])))
+
+
+ROUTES = [
+    create_schedule,
+    list_schedules,
+    get_schedule,
+    delete_schedule,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
+    next_runs,
+]

@@ -1,0 +1,133 @@
+"""Subscriptions: what feeds queues from topics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar.params import FromPath
+from msgspec import Meta
+
+from trunkline.db import doors
+from trunkline.errors import AlreadyExists, SubscriptionNotFound
+from trunkline.server.access import IN_BODY
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.fields import name_fault, refuse
+from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.problems import Problem
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import Page, SubscriptionView, page
+from trunkline.types import Reader, Subscription
+
+TAG = "subscriptions"
+
+
+class NewSubscription(msgspec.Struct, kw_only=True):
+    """A subscription to create: messages must have each header of `message_filters` with one of its values, and a routing
+    key that matches `pattern`."""
+
+    id: str | None = None
+    topic_id: str | None = None
+    queue_id: str | None = None
+    message_filters: dict[str, list[str]] | None = None
+    pattern: Annotated[str, Meta(min_length=1, max_length=1000)] = "#"
+    start: Annotated[str, Meta(min_length=1, max_length=100)] = "latest"
+    """latest, earliest, an offset or a time."""
+
+
+@route(
+    "POST",
+    "/subscriptions",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        strict=False,
+        body=NewSubscription,
+        object=IN_BODY,
+        answers={201: SubscriptionView},
+        problems=(400, 404, 409, 416),
+        audit=True,
+    ),
+)
+async def create_subscription(request: Call) -> Answer:
+    """Feed a queue from a topic, from now on unless `start` says otherwise."""
+    asked = await request.read(NewSubscription)
+    refuse(id=name_fault(asked.id), topic_id=name_fault(asked.topic_id), queue_id=name_fault(asked.queue_id))
+    assert asked.id and asked.topic_id and asked.queue_id  # noqa: S101
+    request.engine.access.check(request.scope, "admin", asked.topic_id)
+    await request.allow(asked.queue_id)
+    try:
+        async with request.mq.connection() as conn:
+            await doors.subscribe_once(
+                conn,
+                asked.id,
+                queue=asked.queue_id,
+                topic=asked.topic_id,
+                pattern=asked.pattern,
+                headers=asked.message_filters,
+                start=asked.start,
+            )
+    except AlreadyExists as exc:
+        raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint) from None
+    return answer(SubscriptionView.of(await _find(request, asked.id)), 201)
+
+
+async def _find(call: Call, id: str) -> Subscription:
+    for row in await call.mq.subscriptions.list():
+        if row.name == id:
+            return row
+    raise SubscriptionNotFound(f"there is no subscription {id}")
+
+
+@route(
+    "GET",
+    "/subscriptions/{subscription:str}",
+    Doc(tag=TAG, scope="read", strict=False, answers={200: SubscriptionView}, problems=(404,)),
+)
+async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer:
+    """One subscription."""
+    return answer(SubscriptionView.of(await _find(request, subscription)))
+
+
+@route("GET", "/subscriptions", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+async def list_subscriptions(request: Call) -> Answer:
+    """Subscriptions by id; one unless `limit` says more."""
+    query = request.query()
+    rows = sorted(await request.mq.subscriptions.list(), key=lambda row: row.name)
+    return answer(page([SubscriptionView.of(row) for row in rows], query))
+
+
+@route(
+    "DELETE",
+    "/subscriptions/{subscription:str}",
+    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), audit=True),
+)
+async def delete_subscription(request: Call, subscription: FromPath[str]) -> Answer:
+    """Stop feeding. What is not settled of it is forgotten."""
+    row = await _find(request, subscription)
+    await request.mq.subscriptions.remove(row.queue, row.name)
+    return nothing()
+
+
+class Readers(msgspec.Struct, frozen=True):
+    readers: list[Reader]
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/readers",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(Param(name="routing_key", words="The routing key of a message to try."),),
+        answers={200: Readers},
+        problems=(404,),
+        object="topic",
+    ),
+)
+async def readers(request: Call, topic: FromPath[str]) -> Answer:
+    """Who reads the topic, and whether a message with this routing key would be for them. Publishes nothing."""
+    return answer(Readers(await request.mq.subscriptions.test(topic, request.query()["routing_key"])))
+
+
+ROUTES = [create_subscription, get_subscription, list_subscriptions, delete_subscription, readers]

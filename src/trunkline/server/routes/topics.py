@@ -1,0 +1,186 @@
+"""Topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar.params import FromPath
+
+from trunkline.db import calls
+from trunkline.errors import AlreadyExists
+from trunkline.server.access import IN_BODY
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
+from trunkline.server.params import ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
+from trunkline.server.problems import Problem, invalid
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import Page, TopicView, page
+from trunkline.types import TopicStats
+
+TAG = "topics"
+
+
+class TopicSettings(msgspec.Struct, kw_only=True):
+    """Settings of a topic; partitions can only be added."""
+
+    partitions: Count | None = None
+    retention_seconds: Span | None = None
+    retention_bytes: Count | None = None
+    hard_retention_seconds: Span | None = None
+    max_payload: Count | None = None
+
+    def changes(self) -> dict[str, Any]:
+        return given(
+            partitions=self.partitions,
+            retention=span(self.retention_seconds),
+            retention_bytes=self.retention_bytes,
+            hard_retention=span(self.hard_retention_seconds),
+            max_payload=self.max_payload,
+        )
+
+
+class NewTopic(TopicSettings, kw_only=True):
+    """A topic to create."""
+
+    id: str | None = None
+
+
+@route(
+    "POST",
+    "/topics",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(ENSURE,),
+        strict=False,
+        body=NewTopic,
+        object=IN_BODY,
+        answers={201: TopicView, 200: TopicView},
+        problems=(400, 409),
+        audit=True,
+    ),
+)
+async def create_topic(request: Call) -> Answer:
+    """Create a topic."""
+    ensure = request.query()["ensure"]
+    asked = await request.read(NewTopic)
+    refuse(id=name_fault(asked.id))
+    assert asked.id is not None  # noqa: S101
+    await request.allow(asked.id)
+    try:
+        return answer(TopicView.of(await request.mq.topics.create(asked.id, **asked.changes())), 201)
+    except AlreadyExists:
+        if not ensure:
+            raise Problem(400, "already_exists", f"there is a topic {asked.id} already", code=7) from None
+    return answer(TopicView.of(await request.mq.topics.ensure(asked.id, partitions=asked.partitions)))
+
+
+@route(
+    "PATCH",
+    "/topics/{topic:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=TopicSettings,
+        answers={200: TopicView},
+        problems=(400, 404, 409),
+        object="topic",
+        audit=True,
+    ),
+)
+async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
+    """Change what is given and keep the rest."""
+    request.query()
+    asked = await request.read(TopicSettings)
+    return answer(TopicView.of(await request.mq.topics.alter(topic, **asked.changes())))
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}",
+    Doc(tag=TAG, scope="read", strict=False, answers={200: TopicView}, problems=(404,), object="topic"),
+)
+async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
+    """One topic."""
+    return answer(TopicView.of(await request.mq.topics.get(topic)))
+
+
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+async def list_topics(request: Call) -> Answer:
+    """Topics by id; one unless `limit` says more."""
+    query = request.query()
+    return answer(page([TopicView.of(row) for row in await request.mq.topics.list()], query))
+
+
+@route(
+    "DELETE",
+    "/topics/{topic:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(FORCE,),
+        strict=False,
+        answers={204: None},
+        problems=(404, 409),
+        object="topic",
+        audit=True,
+    ),
+)
+async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
+    """Delete a topic with its log and the subscriptions to it. Refused while a group reads it, unless forced."""
+    force = request.query()["force"]
+    if not force:
+        await request.mq.topics.get(topic)
+        groups = await request.mq.groups.list(topic)
+        if groups:
+            raise Problem(
+                409, "in_use", f"group {groups[0].name} reads topic {topic}", hint="delete the group first, or force=true"
+            )
+    await request.mq.topics.delete(topic, force=True)
+    return nothing()
+
+
+class TopicStatsView(msgspec.Struct, frozen=True):
+    partitions: list[TopicStats]
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/stats",
+    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic"),
+)
+async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
+    """For each partition: lowest offset and head, bytes, rate."""
+    request.query()
+    return answer(TopicStatsView(await request.mq.topics.stats(topic)))
+
+
+class OffsetView(msgspec.Struct, frozen=True):
+    partition: int
+    offset: int
+
+
+@route(
+    "GET",
+    "/topics/{topic:str}/offset",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(PARTITION, Param(name="at", words="earliest, latest, or a time with a zone.", default="latest")),
+        answers={200: OffsetView},
+        problems=(404, 416),
+        object="topic",
+    ),
+)
+async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
+    """The next offset from a place on: the first message at or after a time, or head + 1."""
+    query = request.query()
+    async with request.mq.connection() as conn:
+        if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
+            raise invalid(f"topic {topic} has no partition {query['partition']}")
+        offset = await calls.offset_of(conn, topic, query["partition"], query["at"])
+    return answer(OffsetView(query["partition"], offset))
+
+
+ROUTES = [create_topic, alter_topic, get_topic, list_topics, delete_topic, topic_stats, offset_at]

@@ -1,0 +1,63 @@
+"""Starting the server: one or more worker processes behind one port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trunkline.server import logs
+from trunkline.server.addresses import check_address
+from trunkline.server.config import STOP_SIGNAL, Config
+
+
+def serve(
+    config: Config, *, tls_cert: Path | None = None, tls_key: Path | None = None, tls_password: str | None = None
+) -> None:
+    """Run until SIGINT or SIGTERM, then finish what is under way."""
+    from granian.constants import HTTPModes, Interfaces, Loops
+    from granian.http import HTTP1Settings
+    from granian.server.mp import MPServer
+
+    class Drained(MPServer):
+        """Tells the workers before it stops them, so that those who wait for messages get their answer at once."""
+
+        def shutdown(self, exit_code: int = 0) -> None:
+            for worker in self.wrks:
+                with contextlib.suppress(ProcessLookupError, TypeError):
+                    os.kill(worker._id(), STOP_SIGNAL)  # type: ignore[no-untyped-call]
+            super().shutdown(exit_code)  # type: ignore[no-untyped-call]
+
+    check_address(config.host, tokens=config.require_token)
+    config.to_environment()
+    logs.set_up()
+    shared: str | None = None
+    if config.workers > 1:
+        shared = tempfile.mkdtemp(prefix="trunkline-metrics-")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
+    try:
+        Drained(
+            "trunkline.server.app:from_environment",
+            factory=True,
+            address=config.host,
+            port=config.port,
+            interface=Interfaces.ASGI,
+            workers=config.workers,
+            loop=Loops.auto,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=4096,
+            backpressure=config.max_requests * 2,
+            http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 * 1024),
+            respawn_failed_workers=True,
+            workers_kill_timeout=int(config.drain_seconds) + 5,
+            ssl_cert=tls_cert,
+            ssl_key=tls_key,
+            ssl_key_password=tls_password,
+            log_enabled=False,
+        ).serve()
+    finally:
+        if shared is not None:
+            shutil.rmtree(shared, ignore_errors=True)

@@ -1,0 +1,158 @@
+"""Following topics for many HTTP clients: each topic is read once, whoever follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from trunkline import Client
+from trunkline.server.views import message_view
+from trunkline.types import Message
+
+_RECENT = 1000
+_PAGE = 200
+_RETRY_SECONDS = 0.5
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A message as it goes to followers; made once for all of them."""
+
+    partition: int
+    offset: int
+    data: bytes
+
+    @classmethod
+    def of(cls, message: Message[Any]) -> Event:
+        return cls(message.partition, message.offset, msgspec.json.encode(message_view(message)))
+
+
+class Tail:
+    """The end of one topic: what came lately, and a bell for what comes."""
+
+    def __init__(self, mq: Client, topic: str, places: list[int]) -> None:
+        self.topic = topic
+        self.next = places
+        self.followers = 0
+        self.failure: Exception | None = None
+        self._mq = mq
+        self._recent: list[deque[Event]] = [deque(maxlen=_RECENT) for _ in places]
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"trunkline tail {topic}")
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def recent(self, partition: int, offset: int) -> list[Event] | None:
+        """What is known from an offset on; None when that is too long ago."""
+        known = self._recent[partition]
+        if not known or known[0].offset > offset:
+            return None
+        return list(known)[offset - known[0].offset :]
+
+    async def wait(self, seconds: float) -> None:
+        """Until something came, or for so long."""
+        news = self._news
+        try:
+            async with asyncio.timeout(seconds):
+                await news.wait()
+        except TimeoutError:
+            return
+
+    async def _run(self) -> None:
+        wakeup = self._mq._runtime().wakeup
+        watch = wakeup.watch("topic", self.topic)
+        try:
+            while True:
+                watch.hush()
+                if not await self._read():
+                    await watch.wait(10)
+                    await self._grow()
+        except Exception as exc:
+            self.failure = exc
+        finally:
+            wakeup.unwatch(watch)
+            self._ring()
+
+    async def _read(self) -> bool:
+        found = False
+        for partition, start in enumerate(self.next):
+            page = await self._mq.topics.read(self.topic, partition, start=start, limit=_PAGE)
+            for message in page:
+                self._recent[partition].append(Event.of(message))
+                self.next[partition] = message.offset + 1
+                found = True
+        if found:
+            self._ring()
+        return found
+
+    async def _grow(self) -> None:
+        """Partitions may have been added meanwhile."""
+        for _ in range((await self._mq.topics.get(self.topic)).partitions - len(self.next)):
+            self._recent.append(deque(maxlen=_RECENT))
+            self.next.append(1)
+
+    def _ring(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Tails:
+    """The tails of a worker; one is there while somebody follows it."""
+
+    def __init__(self, mq: Client) -> None:
+        self._mq = mq
+        self._tails: dict[str, Tail] = {}
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+
+    async def heads(self, topic: str) -> list[int]:
+        """The next offset of each partition."""
+        known = self._tails.get(topic)
+        if known is not None and known.failure is None:
+            return list(known.next)
+        partitions = (await self._mq.topics.get(topic)).partitions
+        return [await self._mq.topics.head(topic, partition) + 1 for partition in range(partitions)]
+
+    async def follow(self, topic: str, places: list[int], quiet: float) -> AsyncIterator[list[Event]]:
+        """Events from these places on, as they come; an empty list after so many seconds without any."""
+        tail = self._tails.get(topic)
+        if tail is None or tail.failure is not None:
+            heads = await self.heads(topic)
+            tail = self._tails.get(topic)
+            if tail is None or tail.failure is not None:
+                tail = self._tails[topic] = Tail(self._mq, topic, heads)
+        tail.followers += 1
+        try:
+            while tail.failure is None:
+                places += [1] * (len(tail.next) - len(places))
+                events = await self._due(tail, places)
+                if not events:
+                    await tail.wait(quiet)
+                    events = await self._due(tail, places)
+                for event in events:
+                    places[event.partition] = event.offset + 1
+                yield events
+            raise tail.failure
+        finally:
+            tail.followers -= 1
+            if not tail.followers and self._tails.get(topic) is tail:
+                del self._tails[topic]
+                tail.close()
+
+    async def _due(self, tail: Tail, places: list[int]) -> list[Event]:
+        for partition, start in enumerate(places):
+            if start < tail.next[partition]:
+                known = tail.recent(partition, start)
+                if known is None:
+                    page = await self._mq.topics.read(tail.topic, partition, start=start, limit=_PAGE)
+                    known = [Event.of(message) for message in page]
+                if known:
+                    return known
+        return []

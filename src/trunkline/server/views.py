@@ -1,0 +1,404 @@
+"""Things as JSON. Names of psqlqueue where it has one, words of the design for the rest."""
+
+from __future__ import annotations
+
+import base64
+import math
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trunkline.server.parsing import check_value
+from trunkline.server.problems import Problem
+from trunkline.types import (
+    DeadLetter,
+    Delivery,
+    Group,
+    GroupStats,
+    Message,
+    Queue,
+    QueueStats,
+    Schedule,
+    Subscription,
+    Topic,
+    TopicStats,
+)
+
+TEXT = "text/plain; charset=utf-8"
+
+
+def seconds(span: timedelta) -> int | float:
+    """A duration as JSON clients like it: whole seconds as a whole number."""
+    value = span.total_seconds()
+    return int(value) if value.is_integer() else value
+
+
+def maybe_seconds(span: timedelta | None) -> int | float | None:
+    return None if span is None else seconds(span)
+
+
+# Payloads
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """A payload inside JSON: as itself if it is JSON, as text if it is text, else in base64."""
+
+    payload: Any
+    encoding: str
+
+
+def render(payload: bytes, content_type: str) -> Rendered:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind.endswith(("/json", "+json")):
+        try:
+            payload.decode()
+            check_value(payload)
+            return Rendered(msgspec.Raw(payload), "json")
+        except (Problem, UnicodeDecodeError):
+            pass
+    elif kind.startswith("text/"):
+        try:
+            return Rendered(payload.decode(), "text")
+        except UnicodeDecodeError:
+            pass
+    return Rendered(base64.b64encode(payload).decode(), "base64")
+
+
+def as_text(payload: bytes) -> tuple[str, bool]:
+    """A payload as one text; the flag says that it is base64 because it is not UTF-8."""
+    try:
+        return payload.decode(), False
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), True
+
+
+def attributes(headers: dict[str, Any] | None) -> dict[str, str] | None:
+    """Headers as texts."""
+    if headers is None:
+        return None
+    return {key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in headers.items()}
+
+
+# Topics and queues
+
+
+class TopicView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created_at: datetime
+    partitions: int
+    retention_seconds: float
+    retention_bytes: int | None
+    hard_retention_seconds: float | None
+    max_payload: int
+
+    @classmethod
+    def of(cls, topic: Topic) -> TopicView:
+        return cls(
+            id=topic.name,
+            created_at=topic.created_at,
+            partitions=topic.partitions,
+            retention_seconds=seconds(topic.retention),
+            retention_bytes=topic.retention_bytes,
+            hard_retention_seconds=maybe_seconds(topic.hard_retention),
+            max_payload=topic.max_payload,
+        )
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    ack_deadline_seconds: float
+    message_retention_seconds: float | None
+    delivery_delay_seconds: float
+    created_at: datetime
+    updated_at: datetime
+    max_attempts: int
+    backoff_base_seconds: float
+    backoff_factor: float
+    backoff_cap_seconds: float
+    backoff_jitter: float
+    ordered: bool
+    paused: bool
+    partitions: int
+    priorities: int
+    history_seconds: float | None
+    retention_seconds: float
+    max_payload: int
+
+    @classmethod
+    def of(cls, queue: Queue) -> QueueView:
+        return cls(
+            id=queue.name,
+            ack_deadline_seconds=seconds(queue.lease),
+            message_retention_seconds=maybe_seconds(queue.ttl),
+            delivery_delay_seconds=seconds(queue.delivery_delay),
+            created_at=queue.created_at,
+            updated_at=queue.updated_at,
+            max_attempts=queue.max_attempts,
+            backoff_base_seconds=seconds(queue.backoff_base),
+            backoff_factor=queue.backoff_factor,
+            backoff_cap_seconds=seconds(queue.backoff_cap),
+            backoff_jitter=queue.backoff_jitter,
+            ordered=queue.ordered,
+            paused=queue.paused,
+            partitions=queue.partitions,
+            priorities=queue.priorities,
+            history_seconds=maybe_seconds(queue.history),
+            retention_seconds=seconds(queue.retention),
+            max_payload=queue.max_payload,
+        )
+
+
+class QueueStatsView(msgspec.Struct, frozen=True, kw_only=True):
+    num_undelivered_messages: int
+    oldest_unacked_message_age_seconds: int
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    acked: int
+    expired: int
+    purged: int
+    paused: bool
+
+    @classmethod
+    def of(cls, row: QueueStats) -> QueueStatsView:
+        return cls(
+            num_undelivered_messages=row.ready,
+            oldest_unacked_message_age_seconds=math.floor(row.oldest_age) if row.ready else 0,
+            ready=row.ready,
+            delayed=row.delayed,
+            leased=row.leased,
+            dead=row.dead,
+            acked=row.acked,
+            expired=row.expired,
+            purged=row.purged,
+            paused=row.paused,
+        )
+
+
+class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    topic_id: str
+    queue_id: str
+    message_filters: dict[str, Any] | None
+    created_at: datetime
+    pattern: str
+
+    @classmethod
+    def of(cls, row: Subscription) -> SubscriptionView:
+        return cls(
+            id=row.name,
+            topic_id=row.topic,
+            queue_id=row.queue,
+            message_filters=row.headers,
+            created_at=row.created_at,
+            pattern=row.pattern,
+        )
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    topic_id: str
+    pattern: str | None
+    message_filters: dict[str, Any] | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, row: Group) -> GroupView:
+        return cls(
+            id=row.name, topic_id=row.topic, pattern=row.pattern, message_filters=row.headers, created_at=row.created_at
+        )
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    cron: str
+    timezone: str
+    catch_up: str
+    topic_id: str | None
+    queue_id: str | None
+    payload: Any
+    encoding: str
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: dict[str, Any] | None
+    paused: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_id: UUID | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, row: Schedule) -> ScheduleView:
+        shown = render(row.payload, row.content_type)
+        return cls(
+            id=row.name,
+            cron=row.cron,
+            timezone=row.timezone,
+            catch_up=row.catch_up,
+            topic_id=row.topic,
+            queue_id=row.queue,
+            payload=shown.payload,
+            encoding=shown.encoding,
+            key=row.key,
+            routing_key=row.routing_key,
+            label=row.label,
+            headers=row.headers,
+            paused=row.paused,
+            next_at=row.next_at,
+            last_at=row.last_at,
+            last_id=row.last_id,
+            created_at=row.created_at,
+        )
+
+
+# Messages
+
+
+class PublishedView(msgspec.Struct, frozen=True):
+    id: UUID
+    duplicate: bool
+
+
+class MessageView(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    partition: int
+    offset: int
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: dict[str, Any] | None
+    content_type: str
+    payload: Any
+    encoding: str
+    """How `payload` is written here: json, text or base64."""
+    occurred_at: datetime | None
+    created_at: datetime
+
+
+def _common(message: Message[Any]) -> dict[str, Any]:
+    shown = render(message.payload, message.content_type)
+    return {
+        "id": message.id,
+        "partition": message.partition,
+        "offset": message.offset,
+        "key": message.key,
+        "routing_key": message.routing_key,
+        "label": message.label,
+        "headers": message.headers,
+        "content_type": message.content_type,
+        "payload": shown.payload,
+        "encoding": shown.encoding,
+        "occurred_at": message.occurred_at,
+        "created_at": message.created_at,
+    }
+
+
+def message_view(message: Message[Any]) -> MessageView:
+    return MessageView(**_common(message))
+
+
+class DeliveryView(MessageView, frozen=True, kw_only=True):
+    queue_id: str
+    topic_id: str | None
+    receipt: str
+    attempt: int
+    deadline: datetime
+
+
+def delivery_view(queue: str, delivery: Delivery[Any]) -> DeliveryView:
+    return DeliveryView(
+        **_common(delivery),
+        queue_id=queue,
+        topic_id=delivery.topic,
+        receipt=delivery.receipt,
+        attempt=delivery.attempt,
+        deadline=delivery.deadline,
+    )
+
+
+class TextDeliveryView(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery as psqlqueue shows it, and what settles it safely."""
+
+    id: UUID
+    queue_id: str
+    label: str | None
+    body: str
+    attributes: dict[str, str] | None
+    delivery_attempts: int
+    created_at: datetime
+    receipt: str
+    deadline: datetime
+    topic_id: str | None
+    key: str | None
+    routing_key: str | None
+    content_type: str
+    base64: bool
+
+
+def text_delivery_view(queue: str, delivery: Delivery[Any]) -> TextDeliveryView:
+    body, encoded = as_text(delivery.payload)
+    return TextDeliveryView(
+        id=delivery.id,
+        queue_id=queue,
+        label=delivery.label,
+        body=body,
+        attributes=attributes(delivery.headers),
+        delivery_attempts=delivery.attempt,
+        created_at=delivery.created_at,
+        receipt=delivery.receipt,
+        deadline=delivery.deadline,
+        topic_id=delivery.topic,
+        key=delivery.key,
+        routing_key=delivery.routing_key,
+        content_type=delivery.content_type,
+        base64=encoded,
+    )
+
+
+class DeadLetterView(MessageView, frozen=True, kw_only=True):
+    dead_id: int
+    queue_id: str
+    topic_id: str | None
+    attempts: int
+    error: str | None
+    reason: str
+    dead_at: datetime
+
+
+def dead_view(queue: str, letter: DeadLetter[Any]) -> DeadLetterView:
+    return DeadLetterView(
+        **_common(letter),
+        dead_id=letter.dead_id,
+        queue_id=queue,
+        topic_id=letter.topic or None,
+        attempts=letter.attempts,
+        error=letter.error,
+        reason=letter.reason,
+        dead_at=letter.dead_at,
+    )
+
+
+class StatsView(msgspec.Struct, frozen=True):
+    topics: list[TopicStats]
+    groups: list[GroupStats]
+    queues: list[QueueStats]
+
+
+# Lists
+
+
+class Page(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`offset` is left out when it is 0."""
+
+    data: list[Any]
+    limit: int
+    offset: int = 0
+
+
+def page(rows: list[Any], query: dict[str, Any]) -> Page:
+    start, limit = query["offset"], query["limit"]
+    return Page(rows[start : start + limit], limit, start)

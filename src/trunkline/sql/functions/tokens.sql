@@ -1,0 +1,127 @@
+-- Tokens of the HTTP service, and the audit log. For the server and the command line, which make the secrets; so the names start with _.
+
+create or replace function trunkline._check_scopes(p_scopes text[]) returns void
+language plpgsql
+as $$
+declare
+    v_bad text;
+begin
+    if coalesce(cardinality(p_scopes), 0) not between 1 and 100 then
+        perform trunkline._fail('TL001', 'a token has 1 to 100 scopes', 'such as publish:orders.* or admin:*');
+    end if;
+    select s into v_bad from unnest(p_scopes) s
+    where s is null or s !~ '^(publish|consume|read|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
+    if found then
+        perform trunkline._fail('TL001', format('the scope %L is not valid', left(v_bad, 220)),
+                                'write publish, consume, read or admin, a colon, and a name in which * stands for any characters');
+    end if;
+end
+$$;
+
+create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
+returns trunkline.tokens
+language plpgsql
+as $$
+declare
+    v_row trunkline.tokens;
+begin
+    perform trunkline._check_name('token', p_name);
+    perform trunkline._check_scopes(p_scopes);
+    if p_expires_at <= trunkline.clock() then
+        perform trunkline._fail('TL001', 'the token would have expired already', 'give a time to come');
+    end if;
+    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at) values (p_token_id, p_name, p_hash, p_scopes, p_expires_at)
+    on conflict do nothing returning * into v_row;
+    if not found then
+        perform trunkline._fail('TL020', format('token %L already exists', p_name), 'use another name, or rotate it');
+    end if;
+    return v_row;
+end
+$$;
+
+create or replace function trunkline._token(p_name text) returns trunkline.tokens
+language plpgsql
+as $$
+declare
+    v_row trunkline.tokens;
+begin
+    select * into v_row from trunkline.tokens where name = p_name;
+    if not found then
+        perform trunkline._fail('TL016', format('token %L does not exist', p_name), 'see trunkline token list');
+    end if;
+    return v_row;
+end
+$$;
+
+-- A new secret under the same name; the former one is good for p_grace.
+create or replace function trunkline._rotate_token(p_name text, p_hash bytea, p_grace interval default '0', p_expires_at timestamptz default null)
+returns trunkline.tokens
+language plpgsql
+as $$
+declare
+    v_row trunkline.tokens := trunkline._token(p_name);
+begin
+    perform trunkline._need_duration('grace', p_grace, '0', '30 days');
+    update trunkline.tokens set old_hash = hash, old_until = trunkline.clock() + p_grace, hash = p_hash,
+        expires_at = coalesce(p_expires_at, expires_at), revoked_at = null
+    where token_id = v_row.token_id returning * into v_row;
+    return v_row;
+end
+$$;
+
+create or replace function trunkline._revoke_token(p_name text) returns void
+language plpgsql
+as $$
+declare
+    v_row trunkline.tokens := trunkline._token(p_name);
+begin
+    update trunkline.tokens set revoked_at = coalesce(revoked_at, trunkline.clock()) where token_id = v_row.token_id;
+end
+$$;
+
+create or replace function trunkline._list_tokens() returns setof trunkline.tokens
+language sql stable
+as $$ select * from trunkline.tokens order by name $$;
+
+create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
+returns bytea
+language sql immutable
+as $$
+    select sha256(coalesce(p_before, '') || convert_to(jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)::text, 'UTF8'))
+$$;
+
+create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text) returns bigint
+language plpgsql
+as $$
+declare
+    v_last trunkline.audit;
+    v_id   bigint;
+    v_at   timestamptz;
+begin
+    perform trunkline._commit_durably();
+    -- one at a time: each entry needs the one before
+    perform pg_advisory_xact_lock(778006, 0);
+    select * into v_last from trunkline.audit order by audit_id desc limit 1;
+    v_id := coalesce(v_last.audit_id, 0) + 1;
+    v_at := trunkline.clock();
+    insert into trunkline.audit (audit_id, at, actor, address, action, object, hash)
+    values (v_id, v_at, p_actor, p_address, p_action, p_object, trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object));
+    return v_id;
+end
+$$;
+
+create or replace function trunkline._list_audit(p_after bigint default 0, p_limit int default 100)
+returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text)
+language sql stable
+as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
+
+-- The first entry that was changed, or that follows one that was removed; null: the log is whole.
+create or replace function trunkline._verify_audit() returns bigint
+language sql stable
+as $$
+    select min(x.audit_id) from (
+        select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object) as due,
+               a.audit_id = coalesce(lag(a.audit_id) over w, 0) + 1 as follows
+        from trunkline.audit a window w as (order by a.audit_id)) x
+    where x.hash <> x.due or not x.follows
+$$;

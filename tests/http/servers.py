@@ -1,0 +1,89 @@
+"""Real server processes for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class HttpServer:
+    """`trunkline serve` as a process of its own."""
+
+    def __init__(self, database_url: str, *arguments: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [
+            sys.executable, "-m", "tests.http.serve", "--port", str(self.port), *arguments
+        ]  # fmt: skip
+        self._environment = {**os.environ, "TRUNKLINE_DATABASE_URL": database_url}
+        self.log = Path(tempfile.mkstemp(prefix="trunkline-http-", suffix=".log")[1])
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> HttpServer:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"{self.url}/healthz", timeout=5)
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"the server did not start:\n{self.log.read_text()}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        """kill -9 of the process and its workers."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def end(self) -> None:
+        self.kill()
+        self.log.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def serving(database_url: str, *arguments: str) -> Iterator[HttpServer]:
+    server = HttpServer(database_url, *arguments)
+    try:
+        yield server.start()
+    finally:
+        server.end()
+
+
+def problem(answer: httpx.Response, status: int, error: str) -> dict[str, Any]:
+    """Checks that the answer is such a problem."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["error"] == error, body
+    assert body["status"] == status
+    return body

@@ -1,0 +1,106 @@
+"""The library's HTTP client against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import pytest
+
+from tests.http.servers import HttpServer, free_port
+from trunkline import errors
+from trunkline.http_client import HttpClient
+from trunkline.types import NewMessage
+
+
+@pytest.fixture
+async def mq(server: HttpServer) -> AsyncIterator[HttpClient]:
+    async with HttpClient(server.url) as client:
+        yield client
+
+
+async def test_topics_and_groups(mq: HttpClient, name: str) -> None:
+    topic = await mq.topics.ensure(name, partitions=1, retention="1d")
+    assert await mq.topics.get(name) == topic
+    assert name in [row.name for row in await mq.topics.list()]
+    published = await mq.publish(name, {"n": 1}, key="k", headers={"h": 1}, routing_key="a.b", label="l")
+    many = await mq.publish_many(name, [2, NewMessage(body=b"\x00\xff", content_type="image/png"), None])
+    messages = await mq.topics.read(name)
+    assert [message.body for message in messages] == [{"n": 1}, 2, b"\x00\xff", None]
+    assert [message.id for message in messages] == [published.id, *(row.id for row in many)]
+    assert (messages[0].key, messages[0].headers, messages[0].label) == ("k", {"h": 1}, "l")
+    batch = await mq.fetch(name, "g", member="m", max_messages=2)
+    assert batch is not None
+    assert [message.body for message in batch.messages] == [{"n": 1}, 2]
+    assert await batch.commit() == "done"
+    assert await mq.seek(name, "g", "earliest") == {0: 1}
+    assert await batch.commit() == "lost"
+    assert await mq.leave(name, "g", member="m") == 0
+    await mq.topics.delete(name, force=True)
+    with pytest.raises(errors.TopicNotFound):
+        await mq.topics.get(name)
+
+
+async def test_queues(mq: HttpClient, name: str) -> None:
+    queue = await mq.queues.ensure(name, lease="10s", max_attempts=3)
+    assert (queue.lease.total_seconds(), queue.max_attempts) == (10, 3)
+    assert await mq.queues.get(name) == queue
+    first = await mq.enqueue(name, {"n": 1}, idempotency_key="once")
+    again = await mq.enqueue(name, {"n": 1}, idempotency_key="once")
+    assert (again.id, again.duplicate) == (first.id, True)
+    await mq.enqueue_many(name, range(4))
+    deliveries = await mq.claim(name, max_messages=10, lease="30s")
+    assert [delivery.body for delivery in deliveries] == [{"n": 1}, 0, 1, 2, 3]
+    assert await deliveries[0].ack() == "done"
+    assert await deliveries[1].nack(delay="1h", error="no") == "done"
+    assert await deliveries[2].bury("bad") == "done"
+    assert await deliveries[3].extend("1m") == "done"
+    assert await deliveries[3].release() == "done"
+    assert await mq.ack(name, [deliveries[3].receipt, deliveries[4].receipt]) == ["lost", "done"]
+    assert await mq.ack(name, []) == []
+    explained = await mq.explain(first.id)
+    assert explained.readers[0]["state"] == "acked"
+    stats = next(row for row in (await mq.stats()).queues if row.queue == name)
+    assert (stats.ready, stats.delayed, stats.dead) == (1, 1, 1)
+    await mq.queues.pause(name)
+    assert await mq.claim(name) == []
+    await mq.queues.resume(name)
+    async for delivery in mq.deliveries(name, type=int):
+        assert delivery.body == 2
+        break
+    with pytest.raises(errors.InUse):
+        await mq.queues.delete(name)
+    await mq.queues.delete(name, force=True)
+
+
+async def test_subscriptions(mq: HttpClient, name: str) -> None:
+    await mq.topics.ensure(name)
+    await mq.queues.ensure(name)
+    made = await mq.subscriptions.add(name, name, headers={"a": ["1"]})
+    assert made in await mq.subscriptions.list()
+    await mq.publish(name, 1, headers={"a": "1"})
+    await mq.publish(name, 2)
+    assert [(row.body, row.topic) for row in await mq.claim(name, max_messages=9)] == [(1, name)]
+    await mq.subscriptions.remove(made.name)
+    with pytest.raises(errors.SubscriptionNotFound):
+        await mq.subscriptions.remove(made.name)
+
+
+async def test_errors(mq: HttpClient, name: str) -> None:
+    with pytest.raises(errors.TopicNotFound):
+        await mq.publish("nobody", 1)
+    with pytest.raises(errors.InvalidArgument):
+        await mq.topics.ensure("a b")
+    with pytest.raises(errors.NotFound):
+        await mq.explain(UUID(int=1))
+    await mq.topics.ensure(name)
+    with pytest.raises(errors.PayloadTooLarge):
+        await mq.publish(name, b"x" * 700_000 + b"x" * 500_000)
+    await mq.publish(name, 1, idempotency_key="k")
+    with pytest.raises(errors.IdempotencyConflict):
+        await mq.publish(name, 2, idempotency_key="k")
+    async with HttpClient(f"http://127.0.0.1:{free_port()}") as nobody:
+        with pytest.raises(errors.DatabaseUnavailable):
+            await nobody.stats()
+    with pytest.raises(errors.SettingsError):
+        HttpClient()

@@ -1,0 +1,90 @@
+"""The OpenAPI document tells the truth: generated calls get no 5xx and no answer that is not declared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.http.servers import HttpServer, serving
+from trunkline.server.app import create_app
+from trunkline.server.config import Config
+from trunkline.server.openapi import build, routes
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+NAMES = ("topic", "queue", "group", "id", "topic_id", "queue_id", "name", "subscription", "schedule", "group_id", "member")
+SEED = os.environ.get("TRUNKLINE_HTTP_SEED", "1")
+CALLS = int(os.environ.get("TRUNKLINE_HTTP_CALLS", "500"))
+
+
+def test_every_route_is_in_the_document() -> None:
+    app = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
+    document = build(app)
+    served = {(re.sub(r":\w+\}", "}", path), method.lower()) for path, method, _ in routes(app)}
+    declared = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert served == declared
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"].endswith("."), (method, path)
+            assert set(re.findall(r"\{(\w+)\}", path)) == {
+                parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"
+            }
+
+
+def test_every_reference_is_there(server: HttpServer) -> None:
+    text = httpx.get(f"{server.url}/openapi.json").text
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    for name in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
+        assert name in document["components"]["schemas"]
+
+
+def with_names(document: dict[str, Any]) -> dict[str, Any]:
+    """The document, with names of things that are there among those to try."""
+
+    def known(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"anyOf": [{"enum": ["0", "1"]}, {"enum": ["0", "1"]}, schema]}
+
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for parameter in operation["parameters"]:
+                if parameter["name"] in NAMES and parameter["in"] != "header":
+                    parameter["schema"] = known(parameter["schema"])
+    for component in document["components"]["schemas"].values():
+        for name, schema in component.get("properties", {}).items():
+            if name in NAMES and schema.get("format") != "uuid":
+                component["properties"][name] = known(schema)
+    return document
+
+
+@pytest.mark.timeout(3600)
+def test_generated_calls(db: str, tmp_path: Path) -> None:
+    """TRUNKLINE_HTTP_CALLS=20000 for the long run."""
+    with serving(db, "--max-wait", "0.02") as server:
+        for noun in ("topics", "queues"):
+            for name in ("0", "1"):
+                assert httpx.post(f"{server.url}/v1/{noun}?ensure=true", json={"id": name}).status_code == 201
+        document = with_names(httpx.get(f"{server.url}/openapi.json").json())
+        operations = sum(len(methods) for methods in document["paths"].values())
+        (tmp_path / "openapi.json").write_text(json.dumps(document))
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "schemathesis.cli", "run", "openapi.json", "--url", server.url,
+                "--checks", CHECKS, "--exclude-path-regex", "/events$", "--max-examples", str(max(1, CALLS // operations)),
+                "--phases", "coverage,fuzzing" if CALLS > 1000 else "fuzzing", "--mode", "all", "--seed", SEED, "--no-color",
+                "--max-failures", "20", "--suppress-health-check", "all", "--request-timeout", "30", "--warnings", "off",
+                "--generation-database", "none",
+            ],
+            capture_output=True, text=True, cwd=tmp_path, timeout=3500, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:] + server.log.read_text()[-3000:]
+        print(re.findall(r"Test cases:\n(.*)", done.stdout))

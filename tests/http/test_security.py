@@ -1,0 +1,349 @@
+"""Each control has a test that fails without it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from tests.http.servers import HttpServer, free_port, problem, serving
+from trunkline.db import tokens
+from trunkline.db.pool import connect
+from trunkline.server.access import Caller
+from trunkline.server.app import create_app
+from trunkline.server.config import Config
+from trunkline.server.openapi import routes
+
+QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 60}
+Bearer = Callable[..., dict[str, str]]
+
+
+def run(url: str, work: Callable[[Any], Any]) -> Any:
+    async def connected() -> Any:
+        conn = await connect(url)
+        try:
+            return await work(conn)
+        finally:
+            await conn.close()
+
+    return asyncio.run(connected())
+
+
+@pytest.fixture(scope="module")
+def bearer(module_db: str) -> Bearer:
+    """Makes a token and answers the header that shows it."""
+
+    def make(*scopes: str, name: str | None = None, expires_at: datetime | None = None) -> dict[str, str]:
+        title = name or f"t{time.monotonic_ns()}"
+        text, _ = run(module_db, lambda conn: tokens.create_token(conn, title, scopes, expires_at=expires_at))
+        return {"authorization": f"Bearer {text}"}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server(module_db: str, bearer: Bearer) -> Iterator[HttpServer]:
+    bearer("admin:*", name="first")
+    with serving(module_db) as running:  # there is a token, so tokens are wanted
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admin(server: HttpServer, bearer: Bearer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers=bearer("admin:*"), timeout=30) as client:
+        # a worker reads the tokens again after a moment
+        deadline = time.monotonic() + 10
+        while client.get("/v1/stats").status_code == 401:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield client
+
+
+def soon(client: httpx.Client, headers: dict[str, str], path: str, status: int) -> httpx.Response:
+    """Asks until the server has heard of a change to the tokens."""
+    deadline = time.monotonic() + 5
+    while True:
+        answer = client.get(path, headers=headers)
+        if answer.status_code == status:
+            return answer
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.05)
+
+
+def test_without_tokens_only_loopback(db: str) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        server = HttpServer(db, "--host", host)
+        done = subprocess.run(
+            [*server._command], env=server._environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+        assert "without tokens" in done.stderr
+        server.log.unlink()
+
+
+def test_no_token(http: httpx.Client) -> None:
+    for headers in ({}, {"authorization": "Bearer"}, {"authorization": "Basic eDp5"}, {"authorization": "Bearer x"}):
+        answer = http.get("/v1/stats", headers=headers)
+        problem(answer, 401, "unauthenticated")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert http.get("/v1/stats", params={"token": "tl_0"}).status_code == 401
+    for path in ("/healthz", "/readyz", "/v1/healthz", "/openapi.json", "/docs"):
+        assert http.get(path).status_code == 200
+
+
+def test_wrong_and_unknown_look_alike(http: httpx.Client, bearer: Bearer) -> None:
+    good = bearer("read:*")
+    soon(http, good, "/v1/stats", 200)
+    wrong = {"authorization": good["authorization"][:-4] + "0000"}
+    unknown = {"authorization": "Bearer tl_" + "0" * 16 + "_" + "0" * 64}
+    one, two = http.get("/v1/stats", headers=wrong), http.get("/v1/stats", headers=unknown)
+    assert (one.status_code, one.json()) == (two.status_code, two.json())
+
+
+def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.Client, bearer: Bearer) -> None:
+    """A token with a scope on another name reaches no route but the public ones."""
+    foreign = [bearer(f"{scope}:elsewhere.*") for scope in ("publish", "consume", "read", "admin")]
+    soon(http, foreign[-1], "/v1/topics/elsewhere.x", 404)
+    app = create_app(Config(database_url="postgresql://nowhere"))
+    values = {
+        "queue": "mine",
+        "topic": "mine",
+        "group": "g",
+        "subscription": "s",
+        "schedule": "s",
+        "message": "0" * 32,
+        "offset": "1",
+    }
+    count = 0
+    for path, method, handler in routes(app.app):  # type: ignore[attr-defined]
+        doc = handler.opt["doc"]
+        assert doc.scope in ("public", "publish", "consume", "read", "admin")
+        if doc.scope == "public":
+            continue
+        target = path
+        for name, value in values.items():
+            for kind in ("str", "uuid", "int"):
+                target = target.replace(f"{{{name}:{kind}}}", value)
+        body = {
+            "id": "mine", "name": "mine", "topic_id": "mine", "queue_id": "mine", "queue": "mine", "payload": 1,
+            "group_id": "g", "offset": 1, "ack_deadline_seconds": 1, "message_retention_seconds": 1,
+        }  # fmt: skip
+        query = {"topic_id": "mine", "group_id": "g", "queue": "mine"} if path.startswith(("/pubsub", "/queue")) else {}
+        for headers in foreign:
+            answer = http.request(method, target, headers=headers, json=body, params=query)
+            # /queue/archive names no queue: a receipt that nobody has is not found
+            known = path == "/queue/archive" and doc.scope in headers_scope(headers, foreign)
+            assert answer.status_code == (404 if known else 403), (method, path, answer.text)
+        count += 1
+    assert count > 60
+
+
+def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:
+    """The scopes that the token of these headers has somewhere."""
+    return (("publish",), ("consume",), ("read",), ("consume", "publish", "read", "admin"))[foreign.index(headers)]
+
+
+def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
+    for name in ("orders.eu", "orders.us", "billing"):
+        assert admin.post("/v1/topics", json={"id": name}).status_code == 201
+    headers = bearer("publish:orders.*", "read:billing")
+    soon(http, headers, "/v1/topics/billing", 200)
+
+    def publish(topic: str) -> httpx.Response:
+        return http.post(f"/v1/topics/{topic}/messages", json={"payload": 1}, headers=headers)
+
+    assert [publish("orders.eu").status_code, publish("orders.us").status_code] == [201, 201]
+    assert "publish:billing" in problem(publish("billing"), 403, "missing_scope")["detail"]
+    # whether a thing is there is not told
+    problem(publish("secret"), 403, "missing_scope")
+    problem(http.get("/v1/topics/orders.eu", headers=headers), 403, "missing_scope")
+    problem(http.delete("/v1/topics/orders.eu", headers=headers), 403, "missing_scope")
+    problem(http.get("/v1/topics", headers=headers), 403, "missing_scope")
+    problem(http.get("/metrics", headers=headers), 403, "missing_scope")
+
+
+def test_an_administrator_of_some_names(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
+    headers = bearer("admin:team-*")
+    soon(http, headers, "/v1/queues/team-x", 404)
+    assert http.post("/v1/queues", json={"id": "team-a", **QUEUE}, headers=headers).status_code == 201
+    problem(http.post("/v1/queues", json={"id": "other", **QUEUE}, headers=headers), 403, "missing_scope")
+    admin.post("/v1/topics", json={"id": "foreign"})
+    answer = http.post("/v1/subscriptions", json={"id": "s", "topic_id": "foreign", "queue_id": "team-a"}, headers=headers)
+    problem(answer, 403, "missing_scope")
+    problem(http.post("/v1/queues/team-a/dead-letters/redrive", json={"to": "other"}, headers=headers), 403, "missing_scope")
+
+
+def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
+    for name in ("mine-1", "theirs-1"):
+        admin.post("/v1/queues", json={"id": name, **QUEUE})
+    admin.post("/v1/queues/theirs-1/messages", json={"payload": 1})
+    receipt = admin.post("/v1/queues/theirs-1/claims").json()["deliveries"][0]["receipt"]
+    headers = bearer("consume:mine-*")
+    soon(http, headers, "/v1/queues/mine-1/messages", 200)
+    answer = http.post("/v1/queues/mine-1/ack", json={"receipts": [receipt]}, headers=headers)
+    assert answer.json()["results"] == [{"receipt": receipt, "result": "unknown"}]
+    assert http.put(f"/v1/queues/mine-1/messages/{receipt}/ack", headers=headers).status_code == 404
+    problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
+    assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
+
+
+def test_expiry_revocation_and_rotation(http: httpx.Client, module_db: str, bearer: Bearer) -> None:
+    expired = bearer("read:*", expires_at=datetime.now(UTC) + timedelta(seconds=3))
+    revoked = bearer("read:*", name="revoked")
+    rotated = bearer("read:*", name="rotated")
+    for headers in (expired, revoked, rotated):
+        soon(http, headers, "/v1/stats", 200)
+    run(module_db, lambda conn: tokens.revoke_token(conn, "revoked"))
+    text, _ = run(module_db, lambda conn: tokens.rotate_token(conn, "rotated", grace=timedelta(seconds=4)))
+    fresh = {"authorization": f"Bearer {text}"}
+    problem(soon(http, revoked, "/v1/stats", 401), 401, "token_revoked")
+    soon(http, fresh, "/v1/stats", 200)
+    assert http.get("/v1/stats", headers=rotated).status_code == 200  # within the grace
+    problem(soon(http, expired, "/v1/stats", 401), 401, "token_expired")
+    problem(soon(http, rotated, "/v1/stats", 401), 401, "unauthenticated")
+
+
+def test_no_secret_in_the_database_or_the_log(
+    server: HttpServer, http: httpx.Client, module_db: str, bearer: Bearer
+) -> None:
+    headers = bearer("read:*")
+    secret = headers["authorization"].rpartition("_")[2]
+    soon(http, headers, "/v1/stats", 200)
+    http.get("/v1/stats", params={"token": secret})
+    with psycopg.connect(module_db) as conn:
+        rows = conn.execute("select t::text from trunkline.tokens t").fetchall()
+    assert rows and secret not in str(rows)
+    assert secret not in server.log.read_text()
+
+
+def test_audit(admin: httpx.Client, module_db: str) -> None:
+    admin.post("/v1/queues", json={"id": "audited", **QUEUE})
+    admin.put("/v1/queues/audited/purge")
+    admin.delete("/v1/queues/audited")
+    entries = run(module_db, lambda conn: tokens.list_audit(conn, limit=1000))
+    ours = [(entry.action, entry.object) for entry in entries if entry.object == "audited"]
+    assert ours == [
+        ("POST /v1/queues", "audited"),
+        ("PUT /v1/queues/{queue}/purge", "audited"),
+        ("DELETE /v1/queues/{queue}", "audited"),
+    ]
+    assert entries[-1].address == "127.0.0.1"
+    assert run(module_db, tokens.verify_audit) is None
+    for change, back in (
+        ("update trunkline.audit set actor = 'nobody' where audit_id = 2", None),
+        ("delete from trunkline.audit where audit_id = 2", None),
+    ):
+        with psycopg.connect(module_db) as conn:
+            conn.execute(change)
+            row = conn.execute("select trunkline._verify_audit()").fetchone()
+            assert row is not None and row[0] in (2, 3), back
+            conn.rollback()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "fits"),
+    [
+        ("*", "anything", True), ("a*", "a", True), ("a*", "ba", False), ("*a", "ba", True), ("a*c", "abc", True),
+        ("a*c", "ac", True), ("a*a", "a", False), ("a*b*c", "a-b-c", True), ("a*b*c", "a-c-b", False), ("a.b", "aXb", False),
+    ],
+)  # fmt: skip
+def test_patterns(pattern: str, name: str, fits: bool) -> None:
+    assert Caller("c", (f"read:{pattern}",)).may("read", name) is fits
+
+
+def test_patterns_are_linear() -> None:
+    start = time.perf_counter()
+    assert not Caller("c", ("read:" + "a*" * 90 + "b",)).may("read", "a" * 200)
+    assert time.perf_counter() - start < 0.5
+
+
+# Without tokens, in front of a browser
+
+
+@pytest.fixture(scope="module")
+def open_server(servers: Any, module_db: str) -> Iterator[HttpServer]:
+    with serving(module_db, "--no-require-token") as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "error"),
+    [
+        ({"origin": "https://evil.example"}, 403, "cross_origin"),
+        ({"origin": "null"}, 403, "cross_origin"),
+        ({"sec-fetch-site": "cross-site"}, 403, "cross_origin"),
+        ({"host": "evil.example"}, 421, "wrong_host"),
+        ({"host": "127.0.0.1.evil.example:80"}, 421, "wrong_host"),
+    ],
+)
+def test_a_web_page_cannot_use_an_open_server(
+    open_server: HttpServer, headers: dict[str, str], status: int, error: str
+) -> None:
+    problem(httpx.post(f"{open_server.url}/v1/topics", content=b'{"id": "evil"}', headers=headers), status, error)
+    ours = {"origin": open_server.url, "sec-fetch-site": "same-origin"}
+    assert httpx.get(f"{open_server.url}/v1/stats", headers=ours).status_code == 200
+
+
+def test_cors_is_off(open_server: HttpServer, http: httpx.Client) -> None:
+    for url in (open_server.url, str(http.base_url)):
+        answer = httpx.options(
+            f"{url}/v1/topics", headers={"origin": "https://evil.example", "access-control-request-method": "POST"}
+        )
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert httpx.get(f"{open_server.url}/healthz").headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_loads_nothing_from_elsewhere(open_server: HttpServer) -> None:
+    answer = httpx.get(f"{open_server.url}/docs")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for path in ("/docs", "/docs.js", "/docs.css"):
+        text = httpx.get(f"{open_server.url}{path}").text
+        assert "http://" not in text and "https://" not in text and "innerHTML" not in text
+
+
+def test_rate(db: str) -> None:
+    with serving(db, "--rate", "5") as server, httpx.Client(base_url=server.url) as client:
+        answers = [client.get("/v1/stats") for _ in range(20)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(refused) >= 10
+        problem(refused[0], 429, "rate_limited")
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert client.get("/healthz").status_code == 200
+
+
+def test_tls(db: str, tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    port = free_port()
+    server = HttpServer(db, "--tls-cert", str(cert), "--tls-key", str(key), port=port)
+    server.url = f"https://127.0.0.1:{port}"
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(cert))
+    with server.log.open("ab") as log:
+        server.process = subprocess.Popen(
+            server._command, env=server._environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert httpx.get(f"{server.url}/healthz", verify=context).status_code == 200
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline, server.log.read_text()
+                time.sleep(0.1)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.url}/healthz")  # nobody vouches for this certificate
+    finally:
+        server.end()
