@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,10 @@ from tests.servers import make_server, missing
 from trunkline.sql.migrate import migrate
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+# A run in the background of a shell ignores Ctrl-C, and so would the programs that tests start and then interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _numbers = itertools.count()
 
 
