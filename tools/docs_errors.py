@@ -62,6 +62,7 @@ WHAT_TO_DO = {
     "in_use": "Remove what depends on it first, or force it.",
     "idempotency_conflict": "Use a new key for a new message.",
     "not_supported": "Use another kind of topic or queue; the hint says which.",
+    "unauthenticated": "Send a token that allows it; make one with `trunkline token create`.",
     "lease_lost": "Nothing: somebody else has the messages. Make the lease longer than the work if it happens often.",
     "transaction_misuse": "Leave commit and rollback to the block.",
     "unavailable": "Try again later.",

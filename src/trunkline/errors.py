@@ -133,6 +133,12 @@ class ScheduleNotFound(NotFound):
     code = "schedule_not_found"
 
 
+class Unauthorized(TrunklineError):
+    """The HTTP service wants a token, or this one does not allow it."""
+
+    code, status, exit_code = "unauthenticated", 401, 4
+
+
 class TokenNotFound(NotFound):
     """No token of the HTTP service has this name."""
 

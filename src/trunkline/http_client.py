@@ -17,8 +17,9 @@ import httpx
 import msgspec
 
 from trunkline import errors
+from trunkline.client.refusals import LeaseLost
 from trunkline.db.codec import decoder, duration, encode_message, place
-from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError, TrunklineError
+from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
 from trunkline.types import (
     Delivery,
     Duration,
@@ -50,17 +51,7 @@ _BY_STATUS: dict[int, type[TrunklineError]] = {
 _MESSAGES = 1000
 
 
-class Unauthorized(TrunklineError):
-    """The server wants a token, or this one does not allow it."""
-
-    code, status, exit_code = "unauthenticated", 401, 4
-
-
-class _LeaseLost(errors.Conflict):
-    code = "lease_lost"
-
-
-_ERRORS[_LeaseLost.code] = _LeaseLost
+_ERRORS[LeaseLost.code] = LeaseLost
 
 
 class HttpDelivery(Delivery[Any], frozen=True, kw_only=True, eq=False):
@@ -112,7 +103,7 @@ class HttpBatch:
         }
         try:
             await self._http._ask("POST", _group(self.topic, self.group, "commit"), body)
-        except _LeaseLost:
+        except LeaseLost:
             return "lost"
         return "done"
 
