@@ -81,7 +81,7 @@ BUGS = {
     ),
     "ack ignores the deadline": Bug(
         (
-            Change("ack", "and l.deadline > v_now and", "and"),
+            Change("_ack_open", "and l.deadline > v_now and", "and"),
             Change("_settle", "if l.deadline <= v_now then", "if false then"),
         ),
         QUEUE,
@@ -230,7 +230,7 @@ CRASH_BUGS = {
     ),
     "ack ignores the token": (
         (
-            Change("ack", "l.token::text = split_part(v_lease, '.', 4)", "true"),
+            Change("_ack_open", "l.token::text = split_part(p_lease, '.', 3)", "true"),
             Change("_settle", "l.token::text = split_part(g.lease, '.', 4)", "true"),
         ),
         QUEUE,

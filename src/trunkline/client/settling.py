@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from trunkline.client.runtime import Runtime
 from trunkline.db import calls
 from trunkline.db.codec import duration
+from trunkline.db.pool import Connection
 from trunkline.db.tasks import Coalescer
 from trunkline.types import Duration, Result
 
@@ -29,47 +31,39 @@ class Settler:
         return await self._acks.submit(receipt)
 
     async def ack_many(self, receipts: Sequence[str]) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            async with self.runtime.connection(writing=True) as conn:
-                answers += await calls.ack(conn, part)
-            self.forget(part)
-        return answers
+        return await self._settle(receipts, calls.ack)
 
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
     ) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            async with self.runtime.connection(writing=True) as conn:
-                answers += await calls.nack(conn, part, delay=duration(delay), error=error)
-            self.forget(part)
-        return answers
+        return await self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            async with self.runtime.connection(writing=True) as conn:
-                answers += await calls.bury(conn, part, error=error)
-            self.forget(part)
-        return answers
+        return await self._settle(receipts, partial(calls.bury, error=error))
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            async with self.runtime.connection(writing=True) as conn:
-                answers += await calls.release(conn, part)
-            self.forget(part)
-        return answers
+        return await self._settle(receipts, calls.release)
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
         if span is None:
             raise TypeError("lease is None; give a duration such as '30s'")
+        return await self._settle(receipts, partial(calls.extend, lease=span), ends=False)
+
+    async def _settle(
+        self,
+        receipts: Sequence[str],
+        verb: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]],
+        *,
+        ends: bool = True,
+    ) -> list[Result]:
+        """A verb on receipts, in parts; `ends` when they need no more care afterwards."""
         answers: list[Result] = []
         for part in _parts(receipts):
             async with self.runtime.connection(writing=True) as conn:
-                answers += await calls.extend(conn, part, lease=span)
+                answers += await verb(conn, part)
+            if ends:
+                self.forget(part)
         return answers
 
     async def drain(self) -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from trunkline.client.sync.runtime import Runtime
 from trunkline.db.codec import duration
 from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection
 from trunkline.db.threads import Coalescer
 from trunkline.types import Duration, Result
 
@@ -30,45 +32,37 @@ class Settler:
         return self._acks.submit(receipt)
 
     def ack_many(self, receipts: Sequence[str]) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            with self.runtime.connection(writing=True) as conn:
-                answers += calls.ack(conn, part)
-            self.forget(part)
-        return answers
+        return self._settle(receipts, calls.ack)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            with self.runtime.connection(writing=True) as conn:
-                answers += calls.nack(conn, part, delay=duration(delay), error=error)
-            self.forget(part)
-        return answers
+        return self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            with self.runtime.connection(writing=True) as conn:
-                answers += calls.bury(conn, part, error=error)
-            self.forget(part)
-        return answers
+        return self._settle(receipts, partial(calls.bury, error=error))
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
-        answers: list[Result] = []
-        for part in _parts(receipts):
-            with self.runtime.connection(writing=True) as conn:
-                answers += calls.release(conn, part)
-            self.forget(part)
-        return answers
+        return self._settle(receipts, calls.release)
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
         if span is None:
             raise TypeError("lease is None; give a duration such as '30s'")
+        return self._settle(receipts, partial(calls.extend, lease=span), ends=False)
+
+    def _settle(
+        self,
+        receipts: Sequence[str],
+        verb: Callable[[Connection, Sequence[str]], list[Result]],
+        *,
+        ends: bool = True,
+    ) -> list[Result]:
+        """A verb on receipts, in parts; `ends` when they need no more care afterwards."""
         answers: list[Result] = []
         for part in _parts(receipts):
             with self.runtime.connection(writing=True) as conn:
-                answers += calls.extend(conn, part, lease=span)
+                answers += verb(conn, part)
+            if ends:
+                self.forget(part)
         return answers
 
     def drain(self) -> None:

@@ -253,6 +253,7 @@ declare
     v_head    bigint;
     v_turn    record;
     v_from    bigint;
+    v_levels  int;
 begin
     select * into q from trunkline.queues where queue_id = p_queue_id;
     if q.paused then
@@ -275,10 +276,12 @@ begin
         v_want := v_want - v_count;
     end if;
 
-    -- with priorities, give everything its offset first: a new message may be more urgent than those that have one
-    perform trunkline._tick(k.topic_id, k.partition, k.segment_rows)
-    from (select c2.* from trunkline.cursors c2 join trunkline.topics t using (topic_id)
-          where c2.queue_id = q.queue_id and c2.lane = 'log' and t.priorities is not null order by c2.log) k;
+    v_levels := (select priorities from trunkline.topics where topic_id = q.inbox_id);
+    if v_levels is not null then
+        -- give everything its offset first: a new message may be more urgent than those that have one
+        perform trunkline._tick(q.inbox_id, l.partition, t.segment_rows)
+        from trunkline.topics t cross join generate_series(0, v_levels - 1) l(partition) where t.topic_id = q.inbox_id;
+    end if;
 
     -- First whatever has offsets already, from a random place on; then, in the order of the logs, what must be sequenced.
     -- With several logs nobody waits for a cursor: who holds it is claiming from it.
@@ -286,9 +289,10 @@ begin
         select x.cursor_id, y.pass = 2
         from unnest(v_cursors) x(cursor_id) cross join (values (1), (2)) y(pass)
         order by y.pass, case when y.pass = 1 then
-                              -- a queue with priorities: a random order in which the heavier lane is more often the first
-                              -ln(1 - random()) / coalesce((select trunkline._weight(k.partition, t.priorities) from trunkline.cursors k
-                                                            join trunkline.topics t using (topic_id) where k.cursor_id = x.cursor_id), 1)
+                              -- with priorities, a random order in which the heavier lane is more often the first
+                              -ln(1 - random()) / case when v_levels is null then 1 else coalesce((
+                                  select trunkline._weight(k.partition, v_levels) from trunkline.cursors k
+                                  where k.cursor_id = x.cursor_id and k.topic_id = q.inbox_id), 1) end
                           else x.cursor_id end
     loop
         exit when v_want <= 0;

@@ -1,44 +1,10 @@
 -- For HTTP clients of other systems' habits: they settle by message id or by offset alone, without a receipt or a generation. Everything
 -- here ends in the same rows as the verbs; the names start with _ because programs of our own should use those.
 
--- Looks for a message in the log of a cursor. Null: not there.
-create or replace function trunkline._find_offset(p_log int, p_id uuid) returns bigint
-language plpgsql
-as $$
-declare
-    v_at     timestamptz := trunkline._uuid_time(p_id);
-    v_offset bigint;
-begin
-    if v_at is null then
-        return trunkline._find_in_ticks(p_log, coalesce((select first_offset from trunkline.ticks where log = p_log order by first_offset desc offset 20 limit 1), 0),
-                                        21, p_id);
-    end if;
-    v_offset := trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 3, p_id);
-    return coalesce(v_offset, trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 200, p_id));
-end
-$$;
-
 -- The newest lease that had an offset of a cursor, in its first pass or in the retry lane; null: it was never claimed.
 create or replace function trunkline._newest_lease(c trunkline.cursors, p_offset bigint) returns trunkline.leases
-language plpgsql
-as $$
-declare
-    l trunkline.leases;
-begin
-    select r.* into l from (
-        select * from trunkline.leases where cursor_id = (
-            select k.cursor_id from trunkline.cursors k where k.queue_id = c.queue_id and k.lane = 'retry')
-        order by lease_no desc limit 20000) r
-    where r.source_id = c.cursor_id and r.offsets @> p_offset order by r.lease_no desc limit 1;
-    if not found then
-        l := trunkline._lease_over(c.cursor_id, p_offset);
-        if not coalesce(l.offsets @> p_offset, false) then
-            l := null;
-        end if;
-    end if;
-    return l;
-end
-$$;
+language sql stable
+as $$ select * from trunkline._leases_of(c, p_offset) l order by l.cursor_id = c.cursor_id, l.lease_no desc limit 1 $$;
 
 -- How a message stands in a queue: leased (with the receipt of who has it), acked, waiting, dead or gone. No row: the queue never saw it.
 create or replace function trunkline._delivery_of(p_queue text, p_id uuid, out state text, out receipt text)
@@ -224,22 +190,3 @@ begin
     return trunkline._find_offset(t.topic_id * 64, p_id);
 end
 $$;
-
--- These are called from outside: the same settings as pin.sql gives to the verbs, but not our rights.
-do $do$
-declare
-    f regprocedure;
-begin
-    for f in
-        select p.oid from pg_proc p where p.pronamespace = 'trunkline'::regnamespace
-           and p.proname in ('_delivery_of', '_drop_leases', '_queues_of_cursors', '_subscribe_once', '_pull', '_ack_upto', '_committed', '_offset_of')
-    loop
-        execute format('alter function %s set search_path = pg_catalog, pg_temp', f);
-        execute format('alter function %s set enable_seqscan = off', f);
-        execute format('alter function %s set enable_bitmapscan = off', f);
-        execute format('alter function %s set enable_hashjoin = off', f);
-        execute format('alter function %s set enable_mergejoin = off', f);
-        execute format('alter function %s set jit = off', f);
-    end loop;
-end
-$do$;

@@ -102,6 +102,30 @@ begin
 end
 $$;
 
+-- The offset of a message in a log; null: it has none there. An id that carries no time is looked for among the newest 21 ticks.
+-- p_soon: only where a message is in general, sequenced soon after it was made.
+create or replace function trunkline._find_offset(p_log int, p_id uuid, p_soon boolean default false) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_at     timestamptz := trunkline._uuid_time(p_id);
+    v_offset bigint;
+begin
+    if v_at is null then
+        return case when not p_soon then trunkline._find_in_ticks(
+            p_log, coalesce((select first_offset from trunkline.ticks where log = p_log order by first_offset desc offset 20 limit 1), 0), 21, p_id) end;
+    end if;
+    -- the id is made a moment before the row, and the row is sequenced after it
+    v_offset := trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 3, p_id);
+    if v_offset is null and not p_soon then
+        -- by the time of the messages themselves, and then after a transaction that stayed open
+        v_offset := coalesce(trunkline._find_in_ticks(p_log, trunkline._tick_made_at(p_log, v_at), 100, p_id, true),
+                             trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 200, p_id));
+    end if;
+    return v_offset;
+end
+$$;
+
 -- Is the message committed, but without an offset yet? Only ids from where the sequencer stopped, and those it waits for, are looked at.
 create or replace function trunkline._is_unsequenced(p_log int, p_id uuid) returns boolean
 language plpgsql stable
@@ -146,6 +170,21 @@ begin
 end
 $$;
 
+-- The leases that had an offset of a queue's cursor, as far as they are still there: that of its first pass, and those of the retry lane.
+create or replace function trunkline._leases_of(c trunkline.cursors, p_offset bigint) returns setof trunkline.leases
+language sql stable
+as $$
+    select * from (
+        select (trunkline._lease_over(c.cursor_id, p_offset)).*
+        union all
+        select * from (select * from trunkline.leases where cursor_id = (
+                           select r.cursor_id from trunkline.cursors r where r.queue_id = c.queue_id and r.lane = 'retry')
+                       order by lease_no desc limit 20000) r
+        where r.source_id = c.cursor_id
+    ) l
+    where l.offsets @> p_offset
+$$;
+
 -- Every delivery of one message by one cursor of a queue, oldest first.
 create or replace function trunkline._deliveries_of(c trunkline.cursors, p_offset bigint)
 returns table (attempt int, consumer text, claimed_at timestamptz, deadline timestamptz, settled_at timestamptz, kind "char", error text)
@@ -158,21 +197,13 @@ as $$
         where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
         union
         select l.attempt, l.consumer, l.claimed_at, greatest(l.deadline, k.until), e.at, e.kind, e.error
-        from (
-            select (trunkline._lease_over(c.cursor_id, p_offset)).*
-            union all
-            select * from (select * from trunkline.leases where cursor_id = (
-                               select r.cursor_id from trunkline.cursors r where r.queue_id = c.queue_id and r.lane = 'retry')
-                           order by lease_no desc limit 20000) r
-            where r.source_id = c.cursor_id
-        ) l
+        from trunkline._leases_of(c, p_offset) l
         left join lateral (select * from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
                              and x.kind <> 'e' and x.offsets @> p_offset order by x.at limit 1) e on true
         left join lateral (select max(x.until) as until from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
                              and x.kind = 'e' and x.offsets @> p_offset) k on true
-        where l.offsets @> p_offset
-          -- what was written to the history is told from there
-          and (e.at is null or not exists (
+        -- what was written to the history is told from there
+        where (e.at is null or not exists (
               select from trunkline.history h where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
                  and h.claimed_at = l.claimed_at and h.attempt = l.attempt))
     ) d(attempt, consumer, claimed_at, deadline, settled_at, kind, error)
@@ -243,17 +274,18 @@ declare
     v_state   text;
     v_why     text;
     v_until   timestamptz;
-    v_history jsonb;
+    v_history jsonb := '[]';
     v_holder  record;
 begin
     select * into q from trunkline.queues where queue_id = c.queue_id;
     s := trunkline._lease_state(c);
     select * into w from trunkline.pending where cursor_id = c.cursor_id and log_offset = m.log_offset;
     select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
-    select jsonb_agg(jsonb_build_object('attempt', y.attempt, 'consumer', y.consumer, 'claimed_at', y.claimed_at, 'settled_at', y.settled_at,
-                                        'outcome', trunkline._outcome(y.kind), 'error', y.error) order by y.claimed_at)
-      into v_history from trunkline._deliveries_of(c, m.log_offset) y;
-    select * into x from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at desc limit 1;
+    -- afterwards x is the newest delivery
+    for x in select * from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at loop
+        v_history := v_history || jsonb_build_object('attempt', x.attempt, 'consumer', x.consumer, 'claimed_at', x.claimed_at, 'settled_at', x.settled_at,
+                                                     'outcome', trunkline._outcome(x.kind), 'error', x.error);
+    end loop;
     -- the open lease of an ordered queue's partition
     select y.consumer, y.deadline into v_holder from trunkline._live_deliveries(c.queue_id) y
     where q.ordered and y.source_id = c.cursor_id and y.kind is null and y.deadline > v_now limit 1;
@@ -326,7 +358,7 @@ begin
         end if;
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'until', v_until, 'attempt', coalesce(x.attempt, 0),
-                              'consumer', case when v_state = 'leased' then x.consumer end, 'history', coalesce(v_history, '[]'));
+                              'consumer', case when v_state = 'leased' then x.consumer end, 'history', v_history);
 end
 $$;
 
@@ -398,7 +430,6 @@ create or replace function trunkline.explain_message(p_id uuid) returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_at     timestamptz := trunkline._uuid_time(p_id);
     v_offset bigint;
     v_due    record;
     v_dead   record;
@@ -419,28 +450,20 @@ begin
             return trunkline._explain_at(l.log, v_offset) || jsonb_build_object('redriven_at', l.at);
         end if;
     end loop;
+    -- three looks, each through all logs: where it is in general, not sequenced yet, and anywhere else
     for l in select x.log from trunkline.logs x order by x.log loop
-        if v_at is not null then
-            -- the id is made a moment before the row, and the row is sequenced after it
-            v_offset := trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, v_at), 3, p_id);
-        end if;
+        v_offset := trunkline._find_offset(l.log, p_id, true);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
         end if;
+    end loop;
+    for l in select x.log from trunkline.logs x order by x.log loop
         if trunkline._is_unsequenced(l.log, p_id) then
             return trunkline._explain_unsequenced(l.log, p_id);
         end if;
     end loop;
-    -- the long look: sequenced long after it was made, or an id that carries no time
-    for l in select x.log, (select first_offset from trunkline.ticks where log = x.log order by first_offset desc offset 20 limit 1) as recent
-             from trunkline.logs x order by x.log loop
-        if v_at is null then
-            v_offset := trunkline._find_in_ticks(l.log, coalesce(l.recent, 0), 21, p_id);
-        else
-            -- by the time of the messages themselves, and then after a transaction that stayed open
-            v_offset := coalesce(trunkline._find_in_ticks(l.log, trunkline._tick_made_at(l.log, v_at), 100, p_id, true),
-                                 trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, v_at), 200, p_id));
-        end if;
+    for l in select x.log from trunkline.logs x order by x.log loop
+        v_offset := trunkline._find_offset(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
         end if;
@@ -453,7 +476,7 @@ begin
             'readers', '[]'::jsonb);
     end if;
     return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
-        'reason', case when v_at is null then 'not among the newest 20,000 messages of any log; if you know its topic and offset, ask explain_offset'
+        'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of any log; if you know its topic and offset, ask explain_offset'
                        else 'no such message: not committed (yet), or removed by retention' end);
 end
 $$;

@@ -5,17 +5,23 @@
 -- jit: before Postgres 18 a full scan of a one-row table would then look expensive enough to be compiled.
 do $do$
 declare
-    f regprocedure;
+    f      regprocedure;
+    v_verb boolean;
 begin
-    for f in
-        select p.oid from pg_proc p
-        where p.pronamespace = 'trunkline'::regnamespace and p.proname !~ '^(_|topic_[0-9]|queue_[0-9])' and p.prokind = 'f'
+    for f, v_verb in
+        select p.oid, p.proname !~ '^_' from pg_proc p
+        where p.pronamespace = 'trunkline'::regnamespace and p.prokind = 'f'
+          and (p.proname !~ '^(_|topic_[0-9]|queue_[0-9])'
+               -- called by our own HTTP service, with its rights (doors.sql)
+               or p.proname in ('_delivery_of', '_drop_leases', '_queues_of_cursors', '_subscribe_once', '_pull', '_ack_upto', '_committed', '_offset_of'))
           -- a function with settings is not expanded in place; these two are called in every statement
           and p.proname not in ('clock', 'new_id')
           -- must not run with our rights, and says why (outbox.sql)
           and p.proname <> 'publish_row'
     loop
-        execute format('alter function %s security definer', f);
+        if v_verb then
+            execute format('alter function %s security definer', f);
+        end if;
         execute format('alter function %s set search_path = pg_catalog, pg_temp', f);
         execute format('alter function %s set enable_seqscan = off', f);
         execute format('alter function %s set enable_bitmapscan = off', f);

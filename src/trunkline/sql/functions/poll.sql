@@ -23,6 +23,7 @@ declare
     q       record;
     v_now   timestamptz := trunkline.clock();
     v_ready boolean;
+    v_ends  timestamptz;
     v_next  timestamptz;
     v_soon  timestamptz;
 begin
@@ -30,8 +31,10 @@ begin
     for q in select * from trunkline.queues x where x.name = any (p_queues) and not x.paused order by x.queue_id loop
         perform trunkline._release_due(t.topic_id, 1000)
         from (select distinct c.topic_id from trunkline.cursors c where c.queue_id = q.queue_id and c.lane = 'log' order by c.topic_id) t;
-        if trunkline._next_deadline(q.queue_id) <= v_now then
+        v_ends := trunkline._next_deadline(q.queue_id);
+        if v_ends <= v_now then
             perform trunkline._check_queue_leases(q.queue_id);
+            v_ends := trunkline._next_deadline(q.queue_id);
         end if;
         v_ready := exists (select from (select p.due_at from trunkline.pending p where p.queue_id = q.queue_id order by p.due_at limit 1) p where p.due_at <= v_now)
             or exists (select from trunkline.cursors c
@@ -47,7 +50,7 @@ begin
             select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1)
             from (select distinct c.topic_id from trunkline.cursors c where c.queue_id = q.queue_id and c.lane = 'log') t
             union all
-            select trunkline._next_deadline(q.queue_id)
+            select v_ends
         ) x where x.at > v_now;
         v_soon := least(v_soon, v_next);
     end loop;

@@ -180,6 +180,33 @@ as $$
            * (1 + q.backoff_jitter * (2 * random() - 1)) * interval '1 second'
 $$;
 
+-- The short way of an ack, for offsets of one lease of which nothing was settled or extended yet. Answers whether that was so; if not, the
+-- long way finds out what each of them is. p_lease is the part of a receipt behind the first dot.
+create or replace function trunkline._ack_open(p_lease text, p_offsets int8multirange) returns boolean
+language plpgsql
+as $$
+declare
+    v_now timestamptz;
+    l     record;
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    -- if the lease is being ended at this moment, the long way waits for it
+    select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
+    where cursor_id = split_part(p_lease, '.', 1)::int and lease_no = split_part(p_lease, '.', 2)::bigint for key share skip locked;
+    v_now := trunkline.clock();
+    if l.token::text = split_part(p_lease, '.', 3) and l.deadline > v_now and p_offsets <@ l.offsets then
+        -- a statement of its own: it sees what was settled before the row was ours
+        insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
+        select e.slot, l.cursor_id, l.lease_no, 'a', p_offsets, v_now from trunkline.epoch e
+        where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && p_offsets);
+        return found;
+    end if;
+    return false;
+end
+$$;
+
 -- The messages are done. Never delivered again.
 create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
 language plpgsql
@@ -188,70 +215,36 @@ declare
     v_lease   text := substr(p_receipts[1], strpos(p_receipts[1], '.'));
     v_offsets int8multirange;
     v_same    boolean;
-    v_now     timestamptz;
-    l         record;
 begin
-    -- The short way, for receipts of one lease of which nothing was settled or extended yet. All else goes the long way.
     if trunkline._names_a_lease(v_lease) and array_ndims(p_receipts) = 1 and cardinality(p_receipts) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
         -- no regular expression here, and none that counts the characters of a whole receipt: they cost more than all the rest
         select range_agg(int8range(r.off, r.off + 1)), bool_and(r.off is not null) into v_offsets, v_same
         from (select case when y.first || v_lease = y.receipt and length(y.first) between 1 and 18 and ltrim(y.first, '0123456789') = '' then y.first::bigint end as off
               from (select x as receipt, split_part(x, '.', 1) as first from unnest(p_receipts) x offset 0) y) r;
-        if v_same then
-            if current_setting('synchronous_commit') = 'off' then
-                perform set_config('synchronous_commit', 'on', true);
-            end if;
-            -- if the lease is being ended at this moment, the long way waits for it
-            select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-            where cursor_id = split_part(v_lease, '.', 2)::int and lease_no = split_part(v_lease, '.', 3)::bigint for key share skip locked;
-            v_now := trunkline.clock();
-            if l.token::text = split_part(v_lease, '.', 4) and l.deadline > v_now and v_offsets <@ l.offsets then
-                -- a statement of its own: it sees what was settled before the row was ours
-                insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
-                select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, v_now from trunkline.epoch e
-                where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && v_offsets);
-                if found then
-                    return query select x.ord::int, x.receipt, 'done' from unnest(p_receipts) with ordinality x(receipt, ord);
-                    return;
-                end if;
-            end if;
+        if v_same and trunkline._ack_open(substr(v_lease, 2), v_offsets) then
+            return query select x.ord::int, x.receipt, 'done' from unnest(p_receipts) with ordinality x(receipt, ord);
+            return;
         end if;
     end if;
     return query select * from trunkline._settle('a', p_receipts) order by ord;
 end
 $$;
 
--- The same for offsets of one lease, which is the part of a receipt behind the first dot: what our own client calls, because to take
--- receipts apart costs more than the rest. Answers null when all are done, else one answer per offset.
+-- The same for offsets of one lease: what our own client calls, because to take receipts apart costs more than the rest.
+-- Answers null when all are done, else one answer per offset.
 create or replace function trunkline.ack_lease(p_lease text, p_offsets bigint[]) returns text[]
 language plpgsql
 as $$
 declare
     v_offsets int8multirange;
-    v_now     timestamptz;
-    l         record;
 begin
     if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_offsets) = 1 and cardinality(p_offsets) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
         -- null when an offset is null or not one that can be: then all goes the long way
-        v_offsets := (select case when bool_and(o > 0 and o < 1000000000000000000) then range_agg(int8range(o, o + 1)) end from unnest(p_offsets) o);
-        if v_offsets is not null and array_position(p_offsets, null) is null then
-            if current_setting('synchronous_commit') = 'off' then
-                perform set_config('synchronous_commit', 'on', true);
-            end if;
-            select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-            where cursor_id = split_part(p_lease, '.', 1)::int and lease_no = split_part(p_lease, '.', 2)::bigint for key share skip locked;
-            v_now := trunkline.clock();
-            if l.token::text = split_part(p_lease, '.', 3) and l.deadline > v_now and v_offsets <@ l.offsets then
-                -- a statement of its own: it sees what was settled before the row was ours
-                insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
-                select e.slot, l.cursor_id, l.lease_no, 'a', v_offsets, v_now from trunkline.epoch e
-                where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && v_offsets);
-                if found then
-                    return null;
-                end if;
-            end if;
+        v_offsets := (select case when bool_and(coalesce(o > 0 and o < 1000000000000000000, false)) then range_agg(int8range(o, o + 1)) end from unnest(p_offsets) o);
+        if v_offsets is not null and trunkline._ack_open(p_lease, v_offsets) then
+            return null;
         end if;
     end if;
     return (select case when bool_or(r.result <> 'done') then array_agg(r.result order by r.ord) end

@@ -179,24 +179,24 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_limits constant bigint[] := '{%2$s}';
-    v_any    int := floor(random() * %6$s);
+    v_any    int := floor(random() * %4$s);
     v_bad    record;
 begin
     if pg_current_xact_id() is not null and current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    %7$s
+    %5$s
     for v_bad in
-        select r.part, r.row_id / %5$s as segment
+        select r.part, r.row_id / %3$s as segment
         from unnest(partitions, ids) r(part, row_id)
         where r.row_id >= v_limits[r.part + 1]
         group by 1, 2
     loop
-        perform trunkline._make_segment(%1$s, v_bad.part, v_bad.segment, %5$s);
+        perform trunkline._make_segment(%1$s, v_bad.part, v_bad.segment, %3$s);
     end loop;
 end
 $$
-    $x$, p_topic_id, v_limits, v_part_many, v_draw, t.segment_rows, t.partitions,
+    $x$, p_topic_id, v_limits, t.segment_rows, t.partitions,
         case when t.partitions = 1 then
             -- ids go up as they are drawn, so the last one tells whether a segment is missing
             format('ids := array(select %s from generate_series(1, p_n));
