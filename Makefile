@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+SPARK := $(VENV)/.spark
 
 # Nothing may depend on a writable HOME: every cache lives in the checkout.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,13 +29,18 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Half a gigabyte: only tests, checks and benchmarks need it.
+$(SPARK): $(STAMP) requirements-spark.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
+	@touch $@
+
 up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
 	@exec $(BIN)/trunkline up --data .data $(ARGS)
 
-test: setup ## all tests; ARGS="-k name"
+test: $(SPARK) ## all tests; ARGS="-k name"
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-check: setup ## format, lint, strict types, import contract
+check: $(SPARK) ## format, lint, strict types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -48,7 +54,7 @@ generate: setup ## write the sync twin of the client and the reference pages ane
 	$(BIN)/python tools/unasync.py
 	for page in sql python errors cli; do $(BIN)/python tools/docs_$$page.py; done
 
-bench: setup ## measure; prints one table and JSON
+bench: $(SPARK) ## measure; prints one table and JSON
 	$(BIN)/python -m bench $(ARGS)
 
 chaos: setup ## the long run of the history checker

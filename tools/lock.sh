@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renews requirements.lock from pyproject.toml: every extra and the dev group, with hashes, for all platforms and
-# every Python from 3.11 on. Index addresses are kept out of the file, so pip uses whichever index it is set up for.
+# Renews requirements.lock (every extra but Spark, and the dev group) and requirements-spark.lock (the same with Spark)
+# from pyproject.toml, with hashes, for all platforms and every Python from 3.11 on. Index addresses are kept out of the file, so pip uses whichever index it is set up for.
 # uv only makes the file; nobody needs it to install. Arguments go to uv, e.g. `tools/lock.sh --upgrade`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,12 +16,16 @@ if [[ -n "${PIP_INDEX_URL:-$index}" ]]; then
     export UV_DEFAULT_INDEX="${PIP_INDEX_URL:-$index}"
 fi
 
-UV_CACHE_DIR="$tool/cache" "$tool/venv/bin/uv" pip compile pyproject.toml \
-    --all-extras --group dev --universal --python-version 3.11 \
-    --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet \
-    --output-file requirements.lock "$@"
+compile() {
+    UV_CACHE_DIR="$tool/cache" "$tool/venv/bin/uv" pip compile pyproject.toml \
+        --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet "$@"
+    if grep -q '://' "$out"; then
+        echo "$out contains an address; it must not" >&2
+        exit 1
+    fi
+}
 
-if grep -q '://' requirements.lock; then
-    echo "requirements.lock contains an address; it must not" >&2
-    exit 1
-fi
+# Spark is half a gigabyte: who only runs the service does not download it.
+out=requirements.lock compile --extra all --group dev --output-file requirements.lock "$@"
+out=requirements-spark.lock compile --extra all --extra spark --extra lake --group dev --group spark \
+    --constraint requirements.lock --output-file requirements-spark.lock "$@"

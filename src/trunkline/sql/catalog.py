@@ -33,6 +33,9 @@ FUNCTION_FILES = (
     "recipes.sql",
     "doors.sql",
     "tokens.sql",
+    "spark.sql",
+    "jobs.sql",
+    "push.sql",
     "roles.sql",
     "pin.sql",
 )
