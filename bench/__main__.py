@@ -35,6 +35,13 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> list[str
 @click.option("--deep", type=click.IntRange(10_000), help="Messages of the deep backlog [10 million; 1 with --quick].")
 @click.option("--samples", type=click.IntRange(20), help="Samples of each latency [300; 100 with --quick].")
 @click.option("--disconnects", type=click.IntRange(1), help="Forced disconnects of a listener [200; 20 with --quick].")
+@click.option(
+    "--slower-flush",
+    metavar="MS",
+    type=click.FloatRange(0, 100),
+    default=0,
+    help="Each flush of the WAL takes so much longer.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes.")
 def main(
@@ -46,6 +53,7 @@ def main(
     deep: int | None,
     samples: int | None,
     disconnects: int | None,
+    slower_flush: float,
     output: str,
     save: Path | None,
 ) -> None:
@@ -64,7 +72,7 @@ def main(
     )
     rows: list[Row] = []
     began = time.monotonic()
-    with open_lab() as lab:
+    with open_lab(slower_flush_ms=slower_flush) as lab:
         facts = machine.facts(lab.conn, lab.directory)
         for name in names:
             say(name)

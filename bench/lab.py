@@ -63,8 +63,8 @@ class Lab:
 
 
 @contextmanager
-def open_lab() -> Iterator[Lab]:
-    """A lab in a directory of its own, removed at the end."""
+def open_lab(*, slower_flush_ms: float = 0) -> Iterator[Lab]:
+    """A lab in a directory of its own, removed at the end; flushes of the WAL may be made slower, as on a far disk."""
     # /tmp may be memory, where a flush costs nothing; /var/tmp is a disk.
     home = Path(tempfile.mkdtemp(prefix="trunkline-bench-", dir="/var/tmp"))
     try:
@@ -72,6 +72,11 @@ def open_lab() -> Iterator[Lab]:
             migrate(server.url)
             with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url) as upkeep_process:
                 conn.execute("create schema bench")
+                if slower_flush_ms:
+                    # who flushes waits first and holds the lock on the WAL: as with a slow disk, others join the next flush
+                    conn.execute(f"alter system set commit_delay = {round(slower_flush_ms * 1000)}".encode())
+                    conn.execute("alter system set commit_siblings = 0")
+                    conn.execute("select pg_reload_conf()")
                 yield Lab(home, server.url, server.tcp_url, conn, upkeep_process)
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -20,6 +20,7 @@ _SETTINGS = (
     "shared_buffers",
     "max_wal_size",
     "autovacuum",
+    "commit_delay",
 )
 
 
