@@ -297,6 +297,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL022": IdempotencyConflict,
     "TL023": NotSupported,
     "TL030": Busy,
+    "22003": InvalidArgument,  # a number that no column of ours can hold
     "22021": InvalidArgument,  # bytes that are not text in the server's encoding, NUL among them
     "22P05": InvalidArgument,  # \u0000 in jsonb
     "25006": ReadOnly,

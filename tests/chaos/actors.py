@@ -14,6 +14,7 @@ import msgspec
 import psycopg
 
 from tests.chaos.consumers import GroupMember, GroupMemberSpec, QueueConsumer, QueueConsumerSpec, TailReader, TailReaderSpec
+from tests.chaos.operators import Purger, PurgerSpec, Seeker, SeekerSpec
 from tests.chaos.publisher import Publisher, PublisherSpec
 from tests.chaos.redrives import Redriver, RedriverSpec
 from tests.chaos.session import Session
@@ -28,7 +29,17 @@ class AuditorSpec(msgspec.Struct, frozen=True, tag="auditor"):
     every: float = 1.0
 
 
-Spec = PublisherSpec | QueueConsumerSpec | GroupMemberSpec | TailReaderSpec | RedriverSpec | UpkeepSpec | AuditorSpec
+Spec = (
+    PublisherSpec
+    | QueueConsumerSpec
+    | GroupMemberSpec
+    | TailReaderSpec
+    | RedriverSpec
+    | SeekerSpec
+    | PurgerSpec
+    | UpkeepSpec
+    | AuditorSpec
+)
 
 
 class Upkeep:
@@ -92,6 +103,8 @@ _ACTORS: dict[Any, Callable[[Session, Any], Runner]] = {
     GroupMemberSpec: GroupMember,
     TailReaderSpec: TailReader,
     RedriverSpec: Redriver,
+    SeekerSpec: Seeker,
+    PurgerSpec: Purger,
     UpkeepSpec: Upkeep,
     AuditorSpec: Auditor,
 }

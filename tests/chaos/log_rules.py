@@ -34,6 +34,13 @@ def collect_logs(finals: list[Op], report: Report) -> Logs:
     return logs
 
 
+def fields_of(publishes: list[Op], name: str) -> dict[tuple[str, str], str | None]:
+    """A field of each message, by target and content."""
+    return {
+        (part["target"], value): part.get(name) for op in publishes for part in op.args["parts"] for value in part["values"]
+    }
+
+
 def check_log(logs: Logs, by_call: dict[str, list[Op]], redriven: Redriven, report: Report) -> None:
     check_publishes(logs, by_call["publish"], redriven, report)
     check_reads(logs, by_call["read"] + by_call["head"], report)

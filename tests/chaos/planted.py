@@ -15,7 +15,7 @@ from tests.chaos.history import load
 from tests.chaos.report import Report
 from tests.chaos.run import create, read_everything
 from tests.chaos.session import Session
-from tests.chaos.workloads import Queue, Workload
+from tests.chaos.workloads import Group, Queue, Workload
 
 
 @dataclass(frozen=True)
@@ -70,31 +70,40 @@ class World:
         return check(load(self._directory))
 
 
-TOPIC = Workload("topic", topics={"t": 1}, groups=(("t", "g", False),))
+TOPIC = Workload("topic", topics={"t": 1}, groups=(Group("t", "g"),))
+FILTERED = Workload("filtered", topics={"t": 1}, groups=(Group("t", "g", pattern="yes", keys=("yes",)),))
 QUEUE = Workload("queue", queues=(Queue("q"),))
+BRIEF = Workload("brief", queues=(Queue("q", ttl=5.0),))
 ORDERED = Workload("ordered", queues=(Queue("q", ordered=True),))
 
 
 class Publish:
     """A publish in a transaction that stays open until `commit`."""
 
-    def __init__(self, session: Session, values: Sequence[str], *, send: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, session: Session, values: Sequence[str], *, send: Sequence[str] | None = None, routing_key: str | None = None
+    ) -> None:
         """`values` are those of the whole transaction; `send` are the first of them, if not all are sent at once."""
         self.session = session
-        self.op = session.recorder.invoke("publish", parts=[{"target": "topic:t", "values": list(values)}])
+        self.routing_key = routing_key
+        part = {"target": "topic:t", "values": list(values), "routing_key": routing_key}
+        self.op = session.recorder.invoke("publish", parts=[part])
         session.connect().execute("begin")
         self.add(values if send is None else send)
 
     def add(self, values: Sequence[str]) -> None:
-        self.session.rows("select count(*) from trunkline.publish_many('t', %s)", ([value.encode() for value in values],))
+        self.session.rows(
+            "select count(*) from trunkline.publish_many('t', %s, p_routing_keys => %s::text[])",
+            ([value.encode() for value in values], [self.routing_key] * len(values)),
+        )
 
     def commit(self) -> None:
         self.session.connect().execute("commit")
         self.session.recorder.done(self.op, "ok")
 
 
-def publish(session: Session, *values: str) -> None:
-    Publish(session, values).commit()
+def publish(session: Session, *values: str, routing_key: str | None = None) -> None:
+    Publish(session, values, routing_key=routing_key).commit()
 
 
 def enqueue(session: Session, *values: str, label: str | None = None) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.chaos.history import Op
-from tests.chaos.log_rules import Logs
+from tests.chaos.log_rules import Logs, fields_of
 from tests.chaos.redrives import Life, Redriven, life_of
 from tests.chaos.report import Report
 
@@ -67,13 +67,17 @@ class Queue:
     # starts of claims without an answer: they may have delivered anything
     unknown: list[float] = field(default_factory=list)
     crashes: list[float] = field(default_factory=list)
+    # when a publish without a delay had returned
+    accepted: dict[str, float] = field(default_factory=dict)
+    purges: list[Op] = field(default_factory=list)
     ordered: bool = False
     max_attempts: int = 0
+    ttl: float | None = None
 
 
 def check_queues(logs: Logs, by_call: dict[str, list[Op]], redriven: Redriven, report: Report) -> None:
     queues = _collect(by_call)
-    keys = _fields(by_call["publish"], "routing_key")
+    keys = fields_of(by_call["publish"], "routing_key")
     _check_labels(by_call, report)
     for op in by_call["audit"]:
         if op.outcome == "ok":
@@ -81,6 +85,7 @@ def check_queues(logs: Logs, by_call: dict[str, list[Op]], redriven: Redriven, r
     for final in by_call["final_queue"]:
         queue = queues[final.args["queue"]]
         queue.ordered, queue.max_attempts = final.args["ordered"], final.args["max_attempts"]
+        queue.ttl = final.args.get("ttl")
         for grants in queue.grants.values():
             grants.sort(key=lambda g: g.claimed)
             _check_message(queue, grants, report)
@@ -133,24 +138,25 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
                 grants[receipt].settles.append(Settle(op.args["verb"], sure, before, after, op.args.get("seconds"), op.proc))
     for grant in grants.values():
         grant.settles.sort(key=lambda s: s.before)
+    for op in by_call["purge"]:
+        if op.outcome != "fail":
+            queue_of(op.args["queue"]).purges.append(op)
     for op in by_call["publish"]:
         for part in op.args["parts"]:
-            if part.get("delay") and part["target"].startswith("queue:"):
-                queue = queue_of(part["target"].removeprefix("queue:"))
+            if not part["target"].startswith("queue:"):
+                continue
+            queue = queue_of(part["target"].removeprefix("queue:"))
+            if part.get("delay"):
                 begun = op.result.get("before", op.start)
                 queue.due.update(dict.fromkeys(part["values"], begun + part["delay"]))
+            elif op.outcome == "ok":
+                queue.accepted.update(dict.fromkeys(part["values"], op.end))
     return queues
-
-
-def _fields(publishes: list[Op], name: str) -> dict[tuple[str, str], str | None]:
-    return {
-        (part["target"], value): part.get(name) for op in publishes for part in op.args["parts"] for value in part["values"]
-    }
 
 
 def _check_labels(by_call: dict[str, list[Op]], report: Report) -> None:
     """Who asks for labels gets no others. A content is published once, so it has one label."""
-    labels = {value: label for (_, value), label in _fields(by_call["publish"], "label").items()}
+    labels = {value: label for (_, value), label in fields_of(by_call["publish"], "label").items()}
     for op in by_call["claim"]:
         if op.outcome != "ok" or "labels" not in op.args:
             continue
@@ -195,12 +201,30 @@ def _check_message(queue: Queue, grants: list[Grant], report: Report) -> None:
     due = queue.due.get(grants[0].value)
     if due is not None and grants[0].claimed < due - _EPSILON:
         report.add("early", f"{who} was delivered {due - grants[0].claimed:.6f} s early to {grants[0].proc}")
+    _check_removed(queue, who, grants, report)
     for number, grant in enumerate(grants):
         later = grants[number + 1 :]
         _check_settles(who, grant, later, report)
         _check_attempt(queue, who, grant, grants[number - 1] if number else None, report)
         if later:
             _check_next(queue, who, grant, later[0], report)
+
+
+def _check_removed(queue: Queue, who: str, grants: list[Grant], report: Report) -> None:
+    """Not delivered when it is too old, and not when it waited in the queue while that was purged."""
+    accepted = queue.accepted.get(grants[0].value)
+    if accepted is None:
+        return
+    if queue.ttl is not None and grants[-1].claimed > accepted + queue.ttl + _EPSILON:
+        late = grants[-1].claimed - accepted - queue.ttl
+        report.add("after_ttl", f"{who} was delivered {late:.6f} s after its ttl to {grants[-1].proc}")
+    for purge in queue.purges:
+        if purge.outcome != "ok" or not accepted < purge.start or not purge.result["after"] < grants[0].claimed - _EPSILON:
+            continue
+        # a claim without an answer may have had it at that time
+        if bisect_left(queue.unknown, purge.result["after"]) == bisect_left(queue.unknown, accepted - _LINGER):
+            report.add("after_purge", f"{who} was delivered to {grants[0].proc}, though it was purged before")
+            return
 
 
 def _check_settles(who: str, grant: Grant, later: list[Grant], report: Report) -> None:
@@ -286,11 +310,11 @@ def _check_end(
     audit: dict[str, int],
     report: Report,
 ) -> None:
-    """After the drain each message is acked, dead, or was dead and redriven: exactly one of these."""
+    """After the drain each message is acked, dead, was dead and redriven, expired, or purged: exactly one of these."""
     dead = {life_of(letter): letter for letter in dead_rows}
     if len(dead) < len(dead_rows):
         report.add("duplicate", f"queue {queue.name} has {len(dead_rows)} dead letters of {len(dead)} messages")
-    acked = maybe = 0
+    acked = maybe = removed = 0
     for life, value in expected.items():
         settles = [s for g in queue.grants.get(life, ()) for s in g.settles]
         is_acked = any(s.verb == "ack" and s.sure for s in settles)
@@ -306,6 +330,8 @@ def _check_end(
             _check_dead(queue, life, died, report)
         elif any(s.verb == "bury" and s.sure for s in settles):
             report.add("lost", f"{value} of queue {queue.name} was buried and is no dead letter")
+        elif not may_be and (queue.ttl is not None or queue.purges):
+            removed += 1
         elif not may_be:
             report.add("lost", f"{value} of queue {queue.name} is neither acked nor a dead letter")
     for life, grants in queue.grants.items():
@@ -315,12 +341,28 @@ def _check_end(
         report.add("unexpected", f"queue {queue.name} has or had a dead letter {life}, which is not in its logs")
     _check_sum(queue.name, audit, report)
     deaths = len(dead_rows) + len(redriven)
-    if audit["accepted"] != len(expected) or audit["dead"] != deaths or audit["acked"] + deaths != len(expected):
+    gone = audit["expired"] + audit["purged"]
+    if audit["accepted"] != len(expected) or audit["dead"] != deaths or audit["acked"] + deaths + gone != len(expected):
         report.add("conservation", f"queue {queue.name}: {len(expected)} messages, {deaths} dead letters, and {audit}")
     elif not acked <= audit["acked"] <= acked + maybe:
         report.add("conservation", f"queue {queue.name}: {acked} to {acked + maybe} acks, and {audit}")
+    elif not removed <= gone <= removed + maybe:
+        report.add("conservation", f"queue {queue.name}: {removed} to {removed + maybe} expired or purged, and {audit}")
+    _check_counts(queue, audit, report)
     report.totals["queue messages"] += len(expected)
     report.totals["dead letters"] += len(dead_rows)
+
+
+def _check_counts(queue: Queue, audit: dict[str, int], report: Report) -> None:
+    """Nothing expires without a ttl, and purged is what the purges answered."""
+    answered = sum(purge.result["count"] for purge in queue.purges if purge.outcome == "ok")
+    sure = all(purge.outcome == "ok" for purge in queue.purges)
+    if audit["purged"] < answered or (sure and audit["purged"] > answered):
+        report.add("conservation", f"queue {queue.name}: purges answered {answered}, and {audit}")
+    if queue.ttl is None and audit["expired"]:
+        report.add("conservation", f"queue {queue.name} has no ttl, and {audit}")
+    report.totals["expired"] += audit["expired"]
+    report.totals["purged"] += audit["purged"]
 
 
 def _check_dead(queue: Queue, life: Life, letter: list[Any], report: Report) -> None:

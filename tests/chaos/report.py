@@ -18,10 +18,12 @@ RULES = {
     "double_lease": "two unexpired leases at one time",
     "stale_ack": "an expired or replaced lease that settled something",
     "early": "delivered before its due time",
+    "after_ttl": "delivered although it was older than its queue allows",
+    "after_purge": "delivered although a purge had removed it",
     "attempts": "delivery tries counted wrongly, or a dead letter too early or too late",
     "conservation": "accepted is not the sum of the states",
     "stale_commit": "a former owner's commit was taken",
-    "commit_regress": "a group's position went back",
+    "commit_regress": "a group's position went back, and nobody had sought it back",
     "error": "an error of the server that no fault explains",
 }
 _EXAMPLES = 5

@@ -82,13 +82,15 @@ def create(session: Session, workload: Workload) -> None:
         session.rows(
             "select from trunkline.create_topic(%s, %s::int, p_segment_rows => %s::int)", (topic, partitions, SEGMENT_ROWS)
         )
-    for topic, group, _ in workload.groups:
-        session.rows("select from trunkline.create_group(%s, %s)", (topic, group))
+    for group in workload.groups:
+        call = "select from trunkline.create_group(%s, %s, p_pattern => %s)"
+        session.rows(call, (group.topic, group.name, group.pattern))
     for queue in workload.queues:
         session.rows(
             "select from trunkline.create_queue(%s, p_lease => '1 second', p_max_attempts => %s::int,"
-            " p_backoff_base => '0.1 seconds', p_ordered => %s, p_partitions => %s::int, p_segment_rows => %s::int)",
-            (queue.name, MAX_ATTEMPTS, queue.ordered, queue.partitions, SEGMENT_ROWS),
+            " p_backoff_base => '0.1 seconds', p_ordered => %s, p_partitions => %s::int, p_segment_rows => %s::int,"
+            " p_ttl => make_interval(secs => %s))",
+            (queue.name, MAX_ATTEMPTS, queue.ordered, queue.partitions, SEGMENT_ROWS, queue.ttl),
         )
         for topic, pattern, _ in queue.feeds:
             session.rows("select from trunkline.subscribe(%s, %s, %s)", (queue.name, topic, pattern))
@@ -141,8 +143,9 @@ def _drain(workload: Workload, stage: Stage, main: Session) -> None:
             stage.start(
                 f"drain.{queue.name}.{number}", QueueConsumerSpec(queue.name, lease=5.0, ordered=queue.ordered, calm=True)
             )
-    for topic, group, effects in workload.groups:
-        stage.start(f"drain.{topic}.{group}", GroupMemberSpec(topic, group, lease=5.0, effects=effects, calm=True))
+    for group in workload.groups:
+        member = GroupMemberSpec(group.topic, group.name, lease=5.0, effects=group.effects, calm=True)
+        stage.start(f"drain.{group.topic}.{group.name}", member)
     limit = time.monotonic() + _DRAIN_SECONDS
     quiet_since = None
     while time.monotonic() < limit and (quiet_since is None or time.monotonic() - quiet_since < _QUIET_SECONDS):
@@ -173,14 +176,13 @@ def read_everything(session: Session, workload: Workload) -> None:
         _read_queue(session, queue)
     sealed = session.rows("select count(*) from trunkline.segments where sealed_at is not null")[0][0]
     session.recorder.note("final_store", sealed=sealed)
-    for topic, group, effects in workload.groups:
+    for group in workload.groups:
         rows = session.rows(
             "select partition, first_offset, last_offset from public.effects where topic = %s and group_name = %s",
-            (topic, group),
+            (group.topic, group.name),
         )
-        session.recorder.note(
-            "final_group", topic=topic, group=group, effects=[list(row) for row in rows] if effects else None
-        )
+        effects = [list(row) for row in rows] if group.effects else None
+        session.recorder.note("final_group", topic=group.topic, group=group.name, effects=effects, keys=group.keys)
 
 
 def _read_log(session: Session, kind: str, name: str, partition: int, number: int) -> None:
@@ -221,11 +223,12 @@ def _read_queue(session: Session, queue: Queue) -> None:
         after = page[-1][0]
         dead += [list(row[1:]) for row in page]
     feeds = [[f"queue:{queue.name}", None], *([f"topic:{topic}", keys] for topic, _, keys in queue.feeds)]
-    max_attempts = session.rows("select max_attempts from trunkline.list_queues() where name = %s", (queue.name,))[0][0]
+    max_attempts = session.rows("select max_attempts from trunkline.get_queue(%s)", (queue.name,))[0][0]
     session.recorder.note(
         "final_queue",
         queue=queue.name,
         ordered=queue.ordered,
+        ttl=queue.ttl,
         max_attempts=max_attempts,
         feeds=feeds,
         audit=found,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.chaos.nemesis import crash
+from tests.chaos.operators import purge, seek
 from tests.chaos.planted import Background, Publish, World, commit, enqueue, fetch, finish_group, finish_queue, publish
 from tests.chaos.redrives import redrive
 from tests.chaos.session import Session
@@ -239,6 +240,41 @@ def next_in_line(world: World) -> None:
     for session, rows in ((two, second), (one, first)):
         if rows:
             session.settle("ack", [rows[0][0]])
+    finish_queue(world)
+
+
+def commit_after_a_seek(world: World) -> None:
+    """The group is sought back while a member has a batch; then the member commits it."""
+    one = world.session("one")
+    publish(world.main, "a", "b", "c")
+    batch = fetch(one)
+    commit(one, batch, 2)
+    seek(world.main, "t", "g", 0, 1)
+    commit(one, batch, 3)
+    finish_group(world)
+
+
+def filtered_batch_of_a_dead_member(world: World) -> None:
+    """Two messages of a filtered group are fetched and not committed; the next member must get them."""
+    for value, key in (("a", "no"), ("b", "yes"), ("c", "no"), ("d", "yes"), ("e", "no")):
+        publish(world.main, value, routing_key=key)
+    fetch(world.session("one"))
+    publish(world.main, "f", routing_key="yes")
+    finish_group(world)
+
+
+def purge_of_new_and_nacked(world: World) -> None:
+    enqueue(world.main, "a", "b", "c")
+    rows = world.main.claim("q", 1, 1.0)
+    assert rows
+    world.main.settle("nack", [rows[0][0]], seconds=0.0, delay=0.0)
+    purge(world.main, "q")
+    finish_queue(world)
+
+
+def message_past_its_ttl(world: World) -> None:
+    enqueue(world.main, "a", "b")
+    world.advance(10)
     finish_queue(world)
 
 

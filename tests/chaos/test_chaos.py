@@ -49,4 +49,8 @@ def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedSe
     if name == "queue":
         assert outcome.report.totals["redriven"] > 0
         assert outcome.report.totals["deliveries by label"] > 0
+        assert outcome.report.totals["expired"] > 0
+        assert outcome.report.totals["purged"] > 0
+    if name == "log":
+        assert outcome.report.totals["seeks"] > 0
     shutil.rmtree(outcome.directory)

@@ -54,8 +54,17 @@ def commit(generation: str, offset: int, *, at: float, answer: str = "done") -> 
     return op("commit", at=at, proc=generation, result={"answer": answer}, **args)
 
 
-def final_group(effects: list[list[int]] | None = None) -> Op:
-    return op("final_group", topic="t", group="g", effects=effects)
+def seek(offset: int, *, at: float, outcome: str = "ok") -> Op:
+    return op("seek", at=at, outcome=outcome, topic="t", group="g", partition=0, offset=offset)
+
+
+def final_group(effects: list[list[int]] | None = None, keys: list[str] | None = None) -> Op:
+    return op("final_group", topic="t", group="g", effects=effects, keys=keys)
+
+
+def filtered_fetch(generation: str, *rows: tuple[int, str], at: float) -> Op:
+    result = {"rows": [list(row) for row in rows], "partition": 0, "generation": generation}
+    return op("fetch", at=at, proc=generation, topic="t", group="g", member=generation, result=result)
 
 
 def claim(
@@ -73,12 +82,19 @@ def settle(
     return op("settle", at=at, outcome=outcome, verb=verb, receipts=[receipt], seconds=seconds, result=result)
 
 
-def final_queue(*values: str, dead: tuple[list[Any], ...] = (), ordered: bool = False, **audit: int) -> list[Op]:
+def purge(count: int, *, at: float, outcome: str = "ok") -> Op:
+    result = {"before": at, "count": count, "after": at} if outcome == "ok" else {}
+    return op("purge", at=at, outcome=outcome, queue="q", result=result)
+
+
+def final_queue(
+    *values: str, dead: tuple[list[Any], ...] = (), ordered: bool = False, ttl: float | None = None, **audit: int
+) -> list[Op]:
     states = dict.fromkeys(("ready", "pending", "leased", "expired", "purged"), 0)
     deaths = audit.pop("deaths", len(dead))
     counts = {"accepted": len(values), "acked": len(values) - deaths, "dead": deaths} | states | audit
     args: dict[str, Any] = {"queue": "q", "feeds": [["queue:q", None]], "dead": list(dead), "audit": counts}
-    return [*final_log(*values, target="queue:q"), op("final_queue", max_attempts=3, ordered=ordered, **args)]
+    return [*final_log(*values, target="queue:q"), op("final_queue", max_attempts=3, ordered=ordered, ttl=ttl, **args)]
 
 
 def redrive(*letters: list[Any], outcome: str = "ok", count: int | None = None) -> Op:
@@ -106,7 +122,42 @@ BURY = [enqueue("a"), claim(A, "a", at=1), settle("bury", A, at=1.5)]
 TWICE = [*BURY, claim(SECOND, "a", at=4), settle("ack", SECOND, at=4.5)]
 TWICE_END = final_queue("a", "a", deaths=1)
 
+# a, c and e are not for the group
+SOME = [
+    *(publish(value, routing_key="yes" if value in "bd" else "no", at=n / 10) for n, value in enumerate("abcde")),
+    *final_log(*"abcde"),
+]
+
 CLEAN: dict[str, list[Op]] = {
+    "sought back and read again": [
+        *GROUP,
+        fetch("g1", 1, "a", "b", at=1),
+        commit("g1", 2, at=2),
+        seek(1, at=3),
+        commit("g1", 2, at=4, answer="lost"),
+        fetch("g2", 1, "a", "b", at=5),
+        commit("g2", 2, at=6),
+    ],
+    "perhaps sought back": [
+        *GROUP,
+        fetch("g1", 1, "a", "b", at=1),
+        commit("g1", 2, at=2),
+        seek(2, at=3, outcome="info"),
+        fetch("g2", 2, "b", at=5),
+    ],
+    "group reads what matches": [
+        *SOME,
+        filtered_fetch("g1", (2, "b"), at=1),
+        commit("g1", 3, at=2),
+        filtered_fetch("g2", (4, "d"), at=9),
+        commit("g2", 5, at=10),
+        final_group([[0, 2, 3], [0, 4, 4]], keys=["yes"]),
+    ],
+    "expired": [enqueue("a"), *final_queue("a", ttl=5.0, acked=0, expired=1)],
+    "delivered before its ttl": [enqueue("a"), *final_queue("a", ttl=5.0), *DONE],
+    "purged": [enqueue("a"), purge(1, at=1), *final_queue("a", acked=0, purged=1)],
+    "purged without an answer": [enqueue("a"), purge(0, at=1, outcome="info"), *final_queue("a", acked=0, purged=1)],
+    "leased while it was purged": [*QUEUE, claim(A, "a", at=1), purge(0, at=1.2), settle("ack", A, at=1.5)],
     "accepted and there": LOG,
     "failed and absent": [*LOG, publish("c", outcome="fail")],
     "unknown and absent": [*LOG, publish("c", "d", outcome="info")],
@@ -195,6 +246,44 @@ CLEAN: dict[str, list[Op]] = {
 }
 
 BROKEN: list[tuple[str, str, list[Op]]] = [
+    (
+        "commit_regress",
+        "further back than sought",
+        [
+            *GROUP,
+            fetch("g1", 1, "a", "b", at=1),
+            seek(1, at=2),
+            fetch("g2", 1, "a", "b", at=3),
+            commit("g2", 2, at=4),
+            fetch("g3", 1, "a", at=9),
+        ],
+    ),
+    (
+        "gap",
+        "sought back and not read again",
+        [*GROUP, fetch("g1", 1, "a", "b", at=1), commit("g1", 1, at=2), seek(1, at=3), fetch("g2", 2, "b", at=5)],
+    ),
+    (
+        "stale_commit",
+        "commit after a seek",
+        [*GROUP, fetch("g1", 1, "a", "b", at=1), seek(1, at=2), commit("g1", 2, at=3)],
+    ),
+    ("lost", "a match passed by", [*SOME, filtered_fetch("g1", (2, "b"), at=1), final_group(keys=["yes"])]),
+    ("gap", "a match in between", [*SOME, filtered_fetch("g1", (4, "d"), at=1), final_group(keys=["yes"])]),
+    (
+        "unexpected",
+        "no match",
+        [*SOME, filtered_fetch("g1", (2, "b"), (3, "c"), (4, "d"), at=1), final_group(keys=["yes"])],
+    ),
+    ("after_ttl", "delivered late", [enqueue("a"), *final_queue("a", ttl=0.5), *DONE]),
+    ("after_purge", "delivered after a purge", [*QUEUE, purge(1, at=0.5), *DONE]),
+    ("conservation", "purged more than was said", [enqueue("a"), purge(0, at=1), *final_queue("a", acked=0, purged=1)]),
+    ("conservation", "expired without a ttl", [enqueue("a"), *DONE, *final_queue("a", acked=0, expired=1)]),
+    (
+        "conservation",
+        "acked and expired",
+        [enqueue("a"), *DONE, *final_queue("a", ttl=5.0, acked=0, expired=1)],
+    ),
     ("lost", "accepted and absent", [publish("a", "b"), *final_log("a")]),
     ("lost", "group never saw it", [*GROUP, fetch("g1", 1, "a")]),
     ("lost", "effect missing", [*GROUP[:-1], fetch("g1", 1, "a", "b"), final_group([[0, 1, 1]])]),

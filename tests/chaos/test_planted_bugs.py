@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.chaos import scripts
-from tests.chaos.planted import ORDERED, QUEUE, TOPIC, Change, World
+from tests.chaos.planted import BRIEF, FILTERED, ORDERED, QUEUE, TOPIC, Change, World
 from tests.chaos.workloads import Workload
 from tests.conftest import Clock
 from trunkline.db.embedded import EmbeddedServer
@@ -174,6 +174,36 @@ BUGS = {
         TOPIC,
         scripts.commit_of_less,
         ("commit_regress",),
+    ),
+    "seek leaves the owner its batch": Bug(
+        tuple(
+            Change("seek", f"s.{field};", "")
+            for field in ("fetched := s.committed", "generation := null", "deadline := null")
+        ),
+        TOPIC,
+        scripts.commit_after_a_seek,
+        ("stale_commit",),
+    ),
+    "filtered group passes what it fetched": Bug(
+        (Change("fetch", "s.committed := lower(v_found.offsets) - 1;", "s.committed := s.fetched;"),),
+        FILTERED,
+        scripts.filtered_batch_of_a_dead_member,
+        ("gap",),
+    ),
+    "purge does not remove": Bug(
+        (Change("purge_queue", "s.position := v_head + 1;", ""),), QUEUE, scripts.purge_of_new_and_nacked, ("after_purge",)
+    ),
+    "purge not counted": Bug(
+        (Change("purge_queue", "s.purged := s.purged + v_count;", ""),),
+        QUEUE,
+        scripts.purge_of_new_and_nacked,
+        ("conservation",),
+    ),
+    "ttl not looked at": Bug(
+        (Change("_scan", "coalesce(r.created_at < p_oldest, false) as old", "false as old"),),
+        BRIEF,
+        scripts.message_past_its_ttl,
+        ("after_ttl",),
     ),
     "idempotency key forgotten": Bug(
         (Change("_reserve_keys", "return v_first;", "return null;"),), TOPIC, scripts.repeated_publish, ("duplicate",)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.actors import Spec
 from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec, TailReaderSpec
+from tests.chaos.operators import PurgerSpec, SeekerSpec
 from tests.chaos.publisher import Target
 from tests.chaos.redrives import RedriverSpec
 
@@ -17,10 +18,21 @@ _LABELS = ("mail", "pdf", "sms")
 
 
 @dataclass(frozen=True)
+class Group:
+    topic: str
+    name: str
+    effects: bool = False
+    pattern: str | None = None
+    # the routing keys that the pattern lets through
+    keys: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Queue:
     name: str
     partitions: int = 1
     ordered: bool = False
+    ttl: float | None = None
     # (topic, pattern, the routing keys that the pattern lets through)
     feeds: tuple[tuple[str, str, tuple[str, ...] | None], ...] = ()
 
@@ -29,7 +41,7 @@ class Queue:
 class Workload:
     name: str
     topics: dict[str, int] = field(default_factory=dict)
-    groups: tuple[tuple[str, str, bool], ...] = ()
+    groups: tuple[Group, ...] = ()
     queues: tuple[Queue, ...] = ()
     targets: tuple[Target, ...] = ()
     publishers: int = 4
@@ -37,24 +49,44 @@ class Workload:
     readers: tuple[tuple[str, Spec], ...] = ()
 
 
+_GROUPS = (
+    Group("wide", "plain"),
+    Group("wide", "exact", effects=True),
+    Group("wide", "some", effects=True, pattern="order.*", keys=_KEYS[:2]),
+    Group("narrow", "exact", effects=True),
+)
 LOG = Workload(
     name="log",
     topics={"wide": 4, "narrow": 1},
-    groups=(("wide", "plain", False), ("wide", "exact", True), ("narrow", "exact", True)),
-    targets=(Target("topic", "wide", keys=50), Target("topic", "wide"), Target("topic", "narrow", readback=True)),
-    consumers=tuple(
-        (f"{topic}.{group}.{number}", GroupMemberSpec(topic, group, effects=effects))
-        for topic, group, effects in (("wide", "plain", False), ("wide", "exact", True), ("narrow", "exact", True))
-        for number in range(2)
+    groups=_GROUPS,
+    targets=(
+        Target("topic", "wide", keys=50, routing_keys=_KEYS),
+        Target("topic", "wide", routing_keys=(*_KEYS, "user.gone")),
+        Target("topic", "narrow", readback=True),
+    ),
+    consumers=(
+        *(
+            (f"{group.topic}.{group.name}.{number}", GroupMemberSpec(group.topic, group.name, effects=group.effects))
+            for group in _GROUPS
+            for number in range(2)
+        ),
+        ("seeker", SeekerSpec("wide", "plain")),
     ),
     readers=(("tail.wide", TailReaderSpec("wide", 4)), ("tail.narrow", TailReaderSpec("narrow", 1))),
 )
 
 QUEUE = Workload(
     name="queue",
-    queues=(Queue("work"), Queue("many", partitions=4)),
-    targets=(Target("queue", "work", delays=True, labels=_LABELS), Target("queue", "many", keys=50, delays=True)),
+    queues=(Queue("work"), Queue("many", partitions=4), Queue("brief", ttl=2.0), Queue("swept")),
+    targets=(
+        Target("queue", "work", delays=True, labels=_LABELS),
+        Target("queue", "many", keys=50, delays=True),
+        Target("queue", "brief"),
+        Target("queue", "swept"),
+    ),
     consumers=(
+        *((f"{name}.{number}", QueueConsumerSpec(name)) for name in ("brief", "swept") for number in range(2)),
+        ("purger", PurgerSpec("swept")),
         *((f"work.{number}", QueueConsumerSpec("work", labels=_LABELS if number < 2 else ())) for number in range(4)),
         *((f"many.{number}", QueueConsumerSpec("many")) for number in range(3)),
         *((f"redrive.{number}", RedriverSpec(("work", "many"))) for number in range(2)),
@@ -64,7 +96,7 @@ QUEUE = Workload(
 MIXED = Workload(
     name="mixed",
     topics={"events": 2},
-    groups=(("events", "exact", True),),
+    groups=(Group("events", "exact", effects=True),),
     queues=(
         Queue("all", feeds=(("events", "#", None),)),
         Queue("orders", feeds=(("events", "order.*", _KEYS[:2]),)),

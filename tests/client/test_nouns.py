@@ -15,7 +15,6 @@ from trunkline.errors import (
     InUse,
     InvalidArgument,
     InvalidDuration,
-    NotSupported,
     QueueNotFound,
     TopicNotFound,
 )
@@ -27,11 +26,14 @@ async def test_topics(mq: Any) -> None:
     with pytest.raises(AlreadyExists):
         await mq.topics.create("orders")
     assert await mq.topics.ensure("orders", partitions=2) == made
+    assert (await mq.topics.ensure("orders", retention_bytes=10**9)).retention_bytes == 10**9
+    assert await mq.topics.ensure("orders", retention_bytes=0) == made
     with pytest.raises(AlreadyExists):
         await mq.topics.ensure("orders", partitions=3)
     changed = await mq.topics.alter("orders", retention="1d", partitions=3)
     assert (changed.retention, changed.partitions, changed.max_payload) == (timedelta(days=1), 3, 1000)
-    assert await mq.topics.list() == [changed]
+    assert await mq.topics.list() == await mq.topics.list(after="o", limit=1) == [changed]
+    assert await mq.topics.list(after="orders") == []
     assert await mq.topics.get("orders") == changed
     assert [row.partition for row in await mq.topics.stats("orders")] == [0, 1, 2]
     await mq.groups.ensure("orders", "g")
@@ -75,12 +77,16 @@ async def test_tail_gives_what_comes(mq: Any) -> None:
 async def test_queues(mq: Any) -> None:
     made = await mq.queues.create("mail", lease="45s", max_attempts=3, backoff_base="2s", ordered=True, partitions=4)
     assert (made.lease, made.max_attempts, made.ordered, made.partitions) == (timedelta(seconds=45), 3, True, 4)
-    assert await mq.queues.ensure("mail", lease="1s") == made
-    with pytest.raises(AlreadyExists):
-        await mq.queues.ensure("mail", ordered=False)
+    assert await mq.queues.ensure("mail", lease="45s", ordered=True) == made
+    assert (await mq.queues.ensure("mail", lease="50s", ttl="2h")).ttl == timedelta(hours=2)
+    assert (await mq.queues.alter("mail", ttl="0s")).ttl is None
+    for fixed in ({"ordered": False}, {"partitions": 3}, {"priorities": 2}):
+        with pytest.raises(AlreadyExists):
+            await mq.queues.ensure("mail", **fixed)
     changed = await mq.queues.alter("mail", lease="1m", ttl="1h")
     assert (changed.lease, changed.ttl, changed.max_attempts) == (timedelta(minutes=1), timedelta(hours=1), 3)
     assert await mq.queues.list() == [await mq.queues.get("mail")]
+    assert await mq.queues.list(after="mail", limit=5) == []
     await mq.queues.pause("mail")
     await mq.enqueue("mail", {"n": 1})
     assert len(await mq.claim("mail")) == 0
@@ -132,19 +138,36 @@ async def test_groups(mq: Any) -> None:
     assert [row.lag for row in await mq.groups.stats("t", "g")] == [4]
     await mq.groups.ensure("t", "h")
     assert [group.name for group in await mq.groups.list("t")] == ["g", "h"]
+    assert [group.name for group in await mq.groups.list("t", after="g")] == ["h"]
+    assert [group.name for group in await mq.groups.list(after="t/g", limit=1)] == ["h"]
+    with pytest.raises(InvalidArgument):
+        await mq.groups.list(limit=-1)
     await mq.groups.delete("t", "h")
     assert [group.name for group in await mq.groups.list()] == ["g"]
 
 
-async def test_a_group_with_a_filter_filters_or_is_refused_clearly(mq: Any) -> None:
+async def test_a_group_with_a_pattern_and_headers_reads_what_matches(mq: Any) -> None:
     await mq.topics.create("t")
-    try:
-        made = await mq.groups.create("t", "g", pattern="a.#")
-    except NotSupported as exc:
-        assert "leave pattern and headers out" in (exc.hint or "")
-        assert await mq.groups.list("t") == []
-    else:
-        assert made.pattern == "a.#"
+    made = await mq.groups.create("t", "g", pattern="a.#", headers={"land": ["de", "at"]})
+    assert (made.pattern, made.headers) == ("a.#", {"land": ["de", "at"]})
+    assert await mq.groups.list("t") == [made] == [await mq.groups.ensure("t", "g")]
+    for number, (key, land) in enumerate([("b", "de"), ("a.1", "de"), ("a.2", "fr"), ("a", "at"), ("b", "at")]):
+        await mq.publish("t", number, routing_key=key, headers={"land": land})
+    async with mq.subscribe("t", int, group="g") as batches:
+        async for batch in batches:
+            assert [message.body for message in batch] == [1, 3]
+            assert await batch.commit() == "done"
+            break
+    assert [row.lag for row in await mq.groups.stats("t", "g")] == [0]
+    with pytest.raises(AlreadyExists):
+        await mq.groups.ensure("t", "g", pattern="b.#")
+
+
+async def test_numbers_too_large_for_the_database_are_refused(mq: Any) -> None:
+    await mq.topics.create("t")
+    for call in (mq.topics.read("t", 0, start=2**70), mq.topics.read("t", 2**40, start=1)):
+        with pytest.raises(InvalidArgument):
+            await call
 
 
 async def test_subscriptions(mq: Any) -> None:

@@ -58,7 +58,7 @@ def test_functions_applied_again_change_nothing(db: str) -> None:
 def test_changed_function_is_put_right(db: str) -> None:
     with psycopg.connect(db, autocommit=True) as conn:
         before = catalog(conn)
-        conn.execute("alter function trunkline.list_topics() cost 7")
+        conn.execute("alter function trunkline.get_topic(text) cost 7")
         conn.execute("update trunkline.function_files set checksum = 'of an older release' where name = 'topics.sql'")
         assert migrate(db).applied == ["topics.sql"]
         assert catalog(conn)["functions"] == before["functions"]

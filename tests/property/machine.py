@@ -87,8 +87,14 @@ class Kernel(RuleBasedStateMachine):
     def duty(self, name: str) -> int:
         return self.one("select trunkline.run_duty(%s)", name)  # type: ignore[no-any-return]
 
-    @initialize(rows=st.integers(16, 64), partitions=st.integers(1, 2), max_attempts=st.integers(1, 4))
-    def create(self, rows: int, partitions: int, max_attempts: int) -> None:
+    @initialize(
+        rows=st.integers(16, 64),
+        partitions=st.integers(1, 2),
+        max_attempts=st.integers(1, 4),
+        group_pattern=st.sampled_from([None, "a.*", "b.#"]),
+    )
+    def create(self, rows: int, partitions: int, max_attempts: int, group_pattern: str | None) -> None:
+        self.group_pattern = group_pattern
         self.sql("select trunkline.create_topic(%s, p_segment_rows => %s, p_retention => '15 seconds')", self.topic, rows)
         self.sql(
             "select trunkline.create_queue(%s, p_lease => %s, p_max_attempts => %s, p_backoff_base => %s,"
@@ -297,7 +303,25 @@ class Kernel(RuleBasedStateMachine):
         if self.group is None:
             base = self._base(self.topic, 0)
             self.group = Group(LEASE, base - 1, base - 1)
+            if self.group_pattern is not None:
+                call = "select trunkline.create_group(%s, %s, p_pattern => %s)"
+                self.sql(call, self.topic, self.group_name, self.group_pattern)
         return self.group
+
+    def _for_group(self, first: int, n: int, empty: bool) -> tuple[list[int], int]:
+        """The next offsets that a fetch answers, and the last one that it looks at."""
+        if self.group_pattern is None:
+            last = min(self._in_topic(), first + n - 1)
+            return list(range(first, last + 1)), last
+        self._look(self.topic, 0)
+        known = self.seen.get((self.topic, 0), {})
+        keys = {message.id: message.routing_key or "" for message in self.logged}
+        head = max(known, default=0)
+        assert not empty or head == self._in_topic(), "a fetch without an answer did not look at all messages"
+        wanted = [offset for offset in range(first, head + 1) if keys[known[offset][0]].startswith(self.group_pattern[:2])][
+            :n
+        ]
+        return wanted, wanted[-1] if len(wanted) == n else head
 
     def _in_topic(self) -> int:
         return sum(times for message, times in self.logged.items() if message.topic == self.topic)
@@ -318,8 +342,18 @@ class Kernel(RuleBasedStateMachine):
         if mine and group.fetched > group.committed and not again:
             assert rows == [], "a member got a second batch before it committed the first"
             return
-        last = min(self._in_topic(), group.committed + n)
-        assert [row[0] for row in rows] == list(range(group.committed + 1, last + 1))
+        wanted, last = self._for_group(group.committed + 1, n, not rows)
+        assert [row[0] for row in rows] == wanted
+        if not rows and last > group.committed:
+            # passed by, and the partition is the member's
+            group.committed = group.fetched = last
+            group.member, group.deadline = member, self.now + LEASE
+            group.generation = self.one(
+                "select p.generation from trunkline.positions p join trunkline.cursors using (cursor_id)"
+                " join trunkline.subscriptions s using (subscription_id) where s.name = %s order by state_no desc limit 1",
+                self.group_name,
+            )
+            return
         if not rows:
             if mine and group.deadline is not None and group.deadline < self.now + LEASE * 0.66:
                 group.deadline = self.now + LEASE
@@ -329,6 +363,9 @@ class Kernel(RuleBasedStateMachine):
         for offset, _, _, message_id, payload in rows:
             self._remember((self.topic, 0), offset, (message_id, payload))
         group.member, group.generation, group.deadline, group.fetched = member, rows[0][1], self.now + LEASE, last
+        group.last_match = wanted[-1]
+        if self.group_pattern is not None:
+            group.committed = wanted[0] - 1
         self.generations.append((rows[0][1], last))
 
     @rule(data=st.data(), member=members, n=st.sampled_from([3, 50]), wait=st.sampled_from([0, 0, 10, 40]))
@@ -355,7 +392,7 @@ class Kernel(RuleBasedStateMachine):
             assert refused.value.sqlstate == "TL007"
         else:
             assert self.one(call, self.topic, self.group_name, generation, offset) == "done"
-            group.committed = max(group.committed, offset)
+            group.committed = max(group.committed, group.fetched if offset >= group.last_match else offset)
 
     @precondition(lambda self: self.group)
     @rule(data=st.data(), verb=st.sampled_from(["leave", "seek", "claim_range"]))
@@ -394,9 +431,13 @@ class Kernel(RuleBasedStateMachine):
 
     def claim_range(self, n: int) -> None:
         group = self._start_group()
-        rows = self.sql(
-            "select first_offset, last_offset from trunkline.claim_range(%s, %s, %s)", self.topic, self.group_name, n
-        )
+        call = "select first_offset, last_offset from trunkline.claim_range(%s, %s, %s)"
+        if self.group_pattern is not None:
+            with pytest.raises(psycopg.Error) as refused:
+                self.sql(call, self.topic, self.group_name, n)
+            assert refused.value.sqlstate == "TL023"
+            return
+        rows = self.sql(call, self.topic, self.group_name, n)
         last = min(self._in_topic(), group.committed + n)
         if group.held(self.now) or last <= group.committed:
             assert rows == []

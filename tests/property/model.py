@@ -198,6 +198,8 @@ class Group:
     member: str | None = None
     generation: UUID | None = None
     deadline: datetime | None = None
+    # of the batch at hand; what follows it, up to fetched, is passed with it
+    last_match: int = 0
 
     def held(self, now: datetime) -> bool:
         return self.deadline is not None and self.deadline > now

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, contents, fetch, head, publish, refused, rows, value
+from tests.sql.verbs import Connect, call, contents, duty, fetch, head, publish, refused, rows, seal, value
 
 
 @pytest.fixture(autouse=True)
@@ -292,3 +292,19 @@ def test_members_that_left_without_a_word_are_forgotten(conn: Connection, clock:
     clock.advance(2 * 3600)
     value(conn, "select trunkline.run_duty('windows')")
     assert rows(conn, "select * from trunkline.members") == []
+
+
+def test_the_lag_in_seconds_of_a_group_below_retention_is_that_of_the_lowest_message_left(
+    conn: Connection, clock: Clock
+) -> None:
+    call(conn, "create_topic", "short", p_segment_rows=16, p_retention="1 hour", p_hard_retention="2 hours")
+    call(conn, "create_group", "short", "g")
+    publish(conn, "short", *range(40))
+    head(conn, "short")
+    seal(conn, 3)
+    clock.advance(3 * 3600)
+    duty(conn, "retention", 3)
+    assert call(conn, "topic_stats", "short")[0].lowest_offset > 1
+    [stats] = call(conn, "group_stats", "short", "g")
+    assert (stats.next_offset, stats.lag) == (1, 40)
+    assert stats.lag_seconds >= 3 * 3600

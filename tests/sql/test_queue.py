@@ -375,3 +375,22 @@ def test_a_queue_reads_its_inbox_and_its_topics(conn: Connection) -> None:
     enqueue(conn, "mail", "inbox")
     publish(conn, "news", "topic")
     assert {(d.topic, d.payload) for d in claim(conn, "mail")} == {(None, b'"inbox"'), ("news", b'"topic"')}
+
+
+def test_ensure_makes_it_so(conn: Connection) -> None:
+    first = call(conn, "ensure_queue", "q", p_lease="1 minute", p_ttl="1 hour", p_partitions=2)[0]
+    assert (str(first.lease), first.max_attempts) == ("0:01:00", 20)
+    assert (
+        call(conn, "ensure_queue", "q") == call(conn, "ensure_queue", "q", p_lease="60 seconds", p_ordered=False) == [first]
+    )
+    changed = call(conn, "ensure_queue", "q", p_max_attempts=3, p_ttl="0", p_history="0", p_retention="2 days")[0]
+    assert (changed.max_attempts, changed.ttl, changed.history, changed.lease) == (3, None, None, first.lease)
+    assert str(call(conn, "get_queue", "q")[0].retention) == "2 days, 0:00:00"
+    for named in ({"p_ordered": True}, {"p_partitions": 1}, {"p_priorities": 3}):
+        with refused("TL020", "'q' exists with"):
+            call(conn, "ensure_queue", "q", p_max_attempts=9, **named)
+    with refused("TL005", "lease"):
+        call(conn, "ensure_queue", "q", p_lease="0")
+    assert call(conn, "get_queue", "q")[0].max_attempts == 3
+    levels = call(conn, "ensure_queue", "levels", p_priorities=3)[0]
+    assert call(conn, "ensure_queue", "levels", p_priorities=3, p_partitions=1) == [levels]

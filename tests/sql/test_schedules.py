@@ -125,13 +125,12 @@ def test_catching_up_is_bounded_per_run_and_goes_on(conn: Connection, noon: Cloc
 
 
 def test_a_schedule_without_its_target_is_paused_and_the_others_go_on(conn: Connection, noon: Clock) -> None:
-    call(conn, "create_topic", "gone")
-    call(conn, "create_queue", "lost")
-    create(conn, "a", p_topic="gone")
-    create(conn, "b", p_queue="lost")
+    create(conn, "a", p_topic="t")
+    create(conn, "b", p_queue="q")
     create(conn, "c")
-    call(conn, "delete_topic", "gone")
-    call(conn, "delete_queue", "lost")
+    # as if the target had been deleted while the schedule was made
+    conn.execute("update trunkline.schedules set topic = 'gone' where name = 'a'")
+    conn.execute("update trunkline.schedules set queue = 'lost' where name = 'b'")
     noon.advance(601)
     assert duty(conn, "schedules", 2) == [1, 0]
     assert [(row.name, row.paused) for row in call(conn, "list_schedules")] == [("a", True), ("b", True), ("c", False)]
@@ -262,3 +261,18 @@ def test_a_name_can_be_used_once(conn: Connection, noon: Clock) -> None:
 def test_unknown_schedules(conn: Connection, noon: Clock, verb: str) -> None:
     with refused("TL015", "'nope' does not exist"):
         call(conn, verb, "nope")
+
+
+def test_a_target_is_deleted_with_its_schedules_or_not_at_all(conn: Connection, noon: Clock) -> None:
+    call(conn, "create_topic", "gone")
+    call(conn, "create_queue", "lost")
+    create(conn, "a", p_topic="gone")
+    create(conn, "b", p_queue="lost")
+    create(conn, "c")
+    with refused("TL021", "schedule a"):
+        call(conn, "delete_topic", "gone")
+    with refused("TL021", "schedule b"):
+        call(conn, "delete_queue", "lost")
+    call(conn, "delete_topic", "gone", True)
+    call(conn, "delete_queue", "lost", True)
+    assert [row.name for row in call(conn, "list_schedules")] == ["c"]

@@ -134,3 +134,26 @@ def test_a_topic_made_again_starts_from_nothing(conn: Connection) -> None:
     assert head(conn, "t") == 0
     publish(conn, "t", "new")
     assert [(m.log_offset, m.payload) for m in read(conn, "t")] == [(1, b'"new"')]
+
+
+def test_ensure_makes_it_so(conn: Connection) -> None:
+    first = call(conn, "ensure_topic", "t", p_retention="2 days", p_retention_bytes=1000)[0]
+    assert (first.partitions, first.retention_bytes, first.max_payload) == (1, 1000, 1048576)
+    assert call(conn, "ensure_topic", "t") == call(conn, "ensure_topic", "t", 1, "48 hours", 1000) == [first]
+    changed = call(conn, "ensure_topic", "t", p_hard_retention="3 days", p_retention_bytes=0, p_max_payload=10)[0]
+    assert (changed.retention, changed.retention_bytes, changed.max_payload) == (first.retention, None, 10)
+    assert call(conn, "get_topic", "t") == [changed]
+    with refused("TL003"):
+        publish(conn, "t", "longer than ten bytes")
+
+
+def test_lists_come_in_pages(conn: Connection) -> None:
+    for name in "cab":
+        call(conn, "create_topic", name)
+        call(conn, "create_group", name, "g")
+    assert [row.name for row in call(conn, "list_topics", "a", 1)] == ["b"]
+    assert [row.topic for row in call(conn, "list_groups", None, "a/g")] == ["b", "c"]
+    for verb in ("list_topics", "list_queues", "list_groups"):
+        for limit in (0, -1):
+            with refused("TL001", "limit"):
+                call(conn, verb, p_limit=limit)

@@ -13,6 +13,7 @@ import msgspec
 from trunkline.cli import confirm
 from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session
 from trunkline.cli.output import Column
+from trunkline.cli.payloads import parse_headers
 from trunkline.cli.places import Place, resolve
 from trunkline.errors import GroupNotFound
 from trunkline.types import GroupStats
@@ -25,6 +26,8 @@ command = Noun("group", help="Groups: ordered readers of a topic.")
 _GROUPS = (
     Column("topic", "topic", whole=True),
     Column("group", "name", whole=True),
+    Column("pattern", "pattern"),
+    Column("headers", "headers"),
     Column("created", "created_at"),
 )
 _LAG = (
@@ -44,6 +47,18 @@ _MOVES = (
     Column("from", "from", right=True),
     Column("to", "to", right=True),
 )
+
+
+class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A JSON object: header names and the values allowed for each."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(value, type=dict[str, Any])
+        except msgspec.DecodeError as exc:
+            self.fail(f'{value!r} is not a JSON object such as {{"country": ["de", "at"]}}: {exc}', param, ctx)
 
 
 @command.verb("list", example="trunkline group list orders")
@@ -80,18 +95,32 @@ def show(session: Session, topic: str, group: str) -> None:
     session.out.one(session.run(work))
 
 
-@command.verb("create", example="trunkline group create orders billing --start latest")
+@command.verb("create", example="trunkline group create orders billing --start latest --pattern 'order.paid.#'")
 @click.argument("topic")
 @click.argument("group")
 @click.option(
     "--start", type=Place(), default="earliest", show_default=True, help="earliest, latest, an offset, a time, or an age."
 )
+@click.option("--pattern", help="Read only what matches, on the routing key: * is one word, # any number.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Read only messages with this header.")
+@click.option("--filter", type=Headers(), metavar="JSON", help='The same for several values: {"header": ["a", "b"]}.')
 @click.option("--ensure", is_flag=True, help="No error when it is there already.")
-def create(session: Session, topic: str, group: str, start: str | int | datetime, ensure: bool) -> None:
-    """Make a group that reads a topic from a place on."""
+def create(
+    session: Session,
+    topic: str,
+    group: str,
+    start: str | int | datetime,
+    pattern: str | None,
+    headers: tuple[str, ...],
+    filter: dict[str, Any] | None,
+    ensure: bool,
+) -> None:
+    """Make a group that reads a topic from a place on, all of it or what matches."""
+    wanted = {**(filter or {}), **(parse_headers(headers) or {})} or None
 
     async def work(mq: Client) -> Any:
-        return await (mq.groups.ensure if ensure else mq.groups.create)(topic, group, start=start)
+        verb = mq.groups.ensure if ensure else mq.groups.create
+        return await verb(topic, group, start=start, pattern=pattern, headers=wanted)
 
     session.out.one(session.run(work))
 

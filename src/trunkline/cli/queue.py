@@ -61,7 +61,7 @@ _settings = stacked(
     click.option("--backoff-factor", type=float, help="The delay grows by this factor."),
     click.option("--backoff-cap", type=Duration(), help="Longest delay after a nack."),
     click.option("--backoff-jitter", type=float, help="Share of the delay that is random, 0 to 1."),
-    click.option("--ttl", type=Duration(), help="Messages older than this are not delivered."),
+    click.option("--ttl", type=Duration(), help="Messages older than this are not delivered; 0s for no limit."),
     click.option("--delivery-delay", type=Duration(), help="Every message waits so long."),
     click.option("--history", type=Duration(), help="How long it is kept who had which message; 0s for not at all."),
     click.option("--retention", type=Duration(), help="How long finished messages can stay in the log of the inbox."),
@@ -94,7 +94,7 @@ def show(session: Session, name: str) -> None:
 @click.option("--ordered", is_flag=True, default=None, help="Messages with the same key are done in order.")
 @click.option("--partitions", type=Count(1), help="Of an ordered queue: how many keys can be worked on at once.")
 @click.option("--priorities", type=Count(1), help="Number of levels; 0 is the lowest.")
-@click.option("--ensure", is_flag=True, help="No error when it is there already.")
+@click.option("--ensure", is_flag=True, help="One that is there gets the settings given here.")
 def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
     """Make a queue."""
     session.out.one(

@@ -52,7 +52,7 @@ MESSAGES = (
 _settings = stacked(
     click.option("--partitions", type=Count(1), help="Number of partitions."),
     click.option("--retention", type=Duration(), help="How long messages are kept.  [default: 7d]"),
-    click.option("--retention-bytes", type=Count(1, 2**63 - 1), metavar="BYTES", help="Keep at most this much."),
+    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Keep at most so much; 0: no limit."),
     click.option("--hard-retention", type=Duration(), help="Remove after this time even what a group has not read."),
     click.option("--max-payload", type=Count(1), metavar="BYTES", help="Largest payload."),
 )
@@ -98,7 +98,7 @@ def show(session: Session, name: str) -> None:
 @command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
 @click.argument("name")
 @_settings
-@click.option("--ensure", is_flag=True, help="No error when it is there already.")
+@click.option("--ensure", is_flag=True, help="One that is there gets the settings given here.")
 def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
     """Make a topic."""
     session.out.one(

@@ -7,7 +7,6 @@ import builtins
 from trunkline.client.noun import Noun
 from trunkline.db import calls
 from trunkline.db.codec import place
-from trunkline.errors import NotInstalled, NotSupported
 from trunkline.types import Group, GroupStats, Headers, Place
 
 
@@ -23,7 +22,10 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name."""
+        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name.
+
+        With a pattern on the routing key or header values, it reads only what matches; the rest is passed by.
+        """
         return await self._make(topic, group, start, pattern, headers, ensure=False)
 
     async def ensure(
@@ -35,30 +37,23 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """The group is there; one that exists stays where it is."""
+        """The group is there; one that exists stays where it is. `AlreadyExists` if it reads by other rules."""
         return await self._make(topic, group, start, pattern, headers, ensure=True)
 
     async def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
-        try:
-            async with self._writing() as conn:
-                await calls.create_group(
-                    conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
-                )
-                return (await calls.list_groups(conn, topic, group))[0]
-        except NotInstalled as exc:
-            if pattern is None and headers is None:
-                raise
-            raise NotSupported(
-                "groups of this schema read whole topics and cannot filter",
-                hint="leave pattern and headers out, or subscribe a queue with them",
-            ) from exc
+        async with self._writing() as conn:
+            return await calls.create_group(
+                conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
+            )
 
-    async def list(self, topic: str | None = None) -> builtins.list[Group]:
-        """The groups of a topic, or all, by name."""
+    async def list(
+        self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> builtins.list[Group]:
+        """The groups of a topic, or all, by name; or `limit` of them after one (without a topic: `"topic/group"`)."""
         async with self._reading() as conn:
-            return await calls.list_groups(conn, topic)
+            return await calls.list_groups(conn, topic, after=after, limit=limit)
 
     async def delete(self, topic: str, group: str) -> None:
         """The group and its position are gone."""

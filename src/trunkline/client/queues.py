@@ -6,9 +6,8 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from trunkline.client.noun import Noun, check_fixed, settings
+from trunkline.client.noun import Noun, settings
 from trunkline.db import calls
-from trunkline.errors import AlreadyExists, QueueNotFound
 from trunkline.types import Duration, Queue, QueueStats, Waiting
 
 T = TypeVar("T")
@@ -82,13 +81,15 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """The queue is there. One that exists stays as it is; `AlreadyExists` if order, partitions or priorities differ."""
-        try:
-            found = await self.get(name)
-        except QueueNotFound:
-            try:
-                return await self.create(
-                    name,
+        """Make the queue so: create it, or change of the settings that are given those that differ.
+
+        `AlreadyExists` if order, partitions or priorities differ: these cannot be changed.
+        """
+        async with self._writing() as conn, conn.transaction():
+            return await calls.ensure_queue(
+                conn,
+                name,
+                **settings(
                     lease=lease,
                     max_attempts=max_attempts,
                     backoff_base=backoff_base,
@@ -103,11 +104,8 @@ class Queues(Noun):
                     history=history,
                     retention=retention,
                     max_payload=max_payload,
-                )
-            except AlreadyExists:
-                found = await self.get(name)
-        check_fixed(f"queue {name!r}", found, ordered=ordered, partitions=partitions, priorities=priorities)
-        return found
+                ),
+            )
 
     async def alter(
         self,
@@ -125,7 +123,7 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Change what is given and keep the rest."""
+        """Change what is given and keep the rest. A `ttl` of `"0s"` removes it, a `history` of `"0s"` turns it off."""
         async with self._writing() as conn, conn.transaction():
             return await calls.alter_queue(
                 conn,
@@ -150,13 +148,16 @@ class Queues(Noun):
         async with self._reading() as conn:
             return await calls.get_queue(conn, name)
 
-    async def list(self) -> builtins.list[Queue]:
-        """All queues, by name."""
+    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
+        """All queues by name, or `limit` of them after a name."""
         async with self._reading() as conn:
-            return await calls.list_queues(conn)
+            return await calls.list_queues(conn, after=after, limit=limit)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """The queue with its messages and subscriptions is gone. `InUse` while it has dead letters, unless forced."""
+        """The queue with its messages, subscriptions and schedules is gone.
+
+        `InUse` while it has dead letters or a schedule publishes to it, unless forced.
+        """
         async with self._writing() as conn:
             await calls.delete_queue(conn, name, force=force)
 

@@ -109,11 +109,16 @@ async def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
 
 
 async def get_topic(conn: Connection, name: str) -> Topic:
-    return (await _records(conn, Topic, "select * from trunkline._topic('topic', %b)", (name,)))[0]
+    return (await _records(conn, Topic, "select * from trunkline.get_topic(%b)", (name,)))[0]
 
 
-async def list_topics(conn: Connection) -> list[Topic]:
-    return await _records(conn, Topic, "select * from trunkline.list_topics()")
+async def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
+    named, values = _named(settings, _TOPIC_SETTINGS)
+    return (await _records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+
+
+async def list_topics(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Topic]:
+    return await _records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
 
 
 async def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
@@ -194,17 +199,9 @@ class CopyTarget(NamedTuple):
 
 async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
     number = await topic_number(conn, kind, name)
-    # asked apart: a statement that names a table is refused to who may not read it, whatever its conditions say
-    allowed = await _value(
-        conn,
-        "select has_table_privilege(%b, 'insert') and has_table_privilege('trunkline.topics', 'select')",
-        (f"trunkline.topic_{number}",),
-    )
-    if not allowed:
+    if not await _value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
         return None
-    return CopyTarget(
-        number, await _value(conn, "select max_payload from trunkline.topics where topic_id = %b::int", (number,))
-    )
+    return CopyTarget(number, (await get_topic(conn, name) if kind == "topic" else await get_queue(conn, name)).max_payload)
 
 
 async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
@@ -252,11 +249,7 @@ async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) 
 
 async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
     """The next offset from a place on: 'earliest', 'latest', an offset or a time."""
-    return int(
-        await _value(
-            conn, "select trunkline._place(t, %b::int, %b) from trunkline._topic('topic', %b) t", (partition, place, topic)
-        )
-    )
+    return int(await _value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
 
 
 # Groups
@@ -271,21 +264,22 @@ async def create_group(
     pattern: str | None = None,
     headers: Headers | None = None,
     ensure: bool = False,
-) -> None:
+) -> Group:
     named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
     verb = "ensure_group" if ensure else "create_group"
-    await _rows(conn, f"select from trunkline.{verb}(%b, %b, %b{named})", (topic, group, start, *values))
+    query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608
+    name, kept, filter, created_at = (await _rows(conn, query, (topic, group, start, *values)))[0]
+    return Group(topic=topic, name=name, pattern=kept, headers=filter, created_at=created_at)
 
 
-async def list_groups(conn: Connection, topic: str | None = None, group: str | None = None) -> list[Group]:
+async def list_groups(
+    conn: Connection, topic: str | None = None, *, after: str | None = None, limit: int | None = None
+) -> list[Group]:
     return await _records(
         conn,
         Group,
-        "select t.name as topic, s.name, s.pattern, s.filter as headers, s.created_at"
-        " from trunkline.subscriptions s join trunkline.topics t using (topic_id)"
-        " where s.kind = 'group' and (%b::text is null or t.name = %b::text) and (%b::text is null or s.name = %b::text)"
-        " order by t.name, s.name",
-        (topic, topic, group, group),
+        "select topic, name, pattern, filter as headers, created_at from trunkline.list_groups(%b::text, %b::text, %b::int)",
+        (topic, after, limit),
     )
 
 
@@ -382,10 +376,6 @@ _QUEUE_SETTINGS = {
     "max_payload": "int",
     "segment_rows": "int",
 }
-# a queue and what it has from its inbox; a record of columns that both tables have is taken from the first
-_QUEUE = (
-    "select q.*, t.partitions, t.retention, t.max_payload, coalesce((to_jsonb(t) ->> 'priorities')::int, 1) as priorities"
-)
 
 
 async def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
@@ -400,14 +390,18 @@ async def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     return await get_queue(conn, name)
 
 
+async def ensure_queue(conn: Connection, name: str, **settings: Any) -> Queue:
+    named, values = _named(settings, _QUEUE_SETTINGS)
+    await _rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
+    return await get_queue(conn, name)
+
+
 async def get_queue(conn: Connection, name: str) -> Queue:
-    query = f"{_QUEUE} from trunkline._queue(%b) q join trunkline.topics t on t.topic_id = q.inbox_id"
-    return (await _records(conn, Queue, query, (name,)))[0]
+    return (await _records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
 
 
-async def list_queues(conn: Connection) -> list[Queue]:
-    query = f"{_QUEUE} from trunkline.list_queues() q join trunkline.topics t on t.topic_id = q.inbox_id order by q.name"
-    return await _records(conn, Queue, query)
+async def list_queues(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Queue]:
+    return await _records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
 
 
 async def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:
@@ -433,31 +427,8 @@ async def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any
     """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
     rows = await _rows(
         conn,
-        f"""
-        with q as materialized (select * from trunkline._queue(%b)),
-        again as (
-            select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
-            from q
-            cross join lateral (select * from trunkline.pending where queue_id = q.queue_id order by due_at limit %b::int) p
-            join trunkline.cursors c on c.cursor_id = p.cursor_id
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
-        ),
-        fresh as (
-            select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
-            from q join trunkline.cursors c on c.queue_id = q.queue_id and c.lane = 'log'
-            cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id
-                                                 order by l.lease_no desc limit 1), c.start_position) as position,
-                                       trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
-                                               least(s.head, s.position + greatest(%b::int, 1000) - 1)) r
-            where (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
-              and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{{}}')))
-        )
-        select {_FIELDS}, topic, attempt, due_at, error
-        from (select * from again union all select * from fresh) x
-        order by round, due_at, created_at, log_offset limit %b::int
-        """,  # noqa: S608
-        (queue, limit, limit, limit),
+        f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608
+        (queue, limit),
     )
     decode = decoder(type)
     return [
@@ -602,12 +573,9 @@ async def readers(conn: Connection, topic: str, *, routing_key: str | None, head
     return await _records(
         conn,
         Reader,
-        "select s.kind, coalesce(q.name, s.name) as name, s.name as subscription, s.pattern, s.filter as headers,"
-        " (s.pattern_regex is null or coalesce(%b::text, '') ~ s.pattern_regex)"
-        "  and (s.filter is null or trunkline._filter_matches(s.filter, coalesce(%b::jsonb, '{}'))) as matches"
-        " from trunkline._topic('topic', %b) t join trunkline.subscriptions s on s.topic_id = t.topic_id"
-        " left join trunkline.queues q on q.queue_id = s.queue_id order by s.kind, 2, 3",
-        (routing_key, headers_json(headers), topic),
+        "select kind, name, subscription, pattern, filter as headers, matches"
+        " from trunkline.test_subscriptions(%b, %b::text, %b::jsonb)",
+        (topic, routing_key, headers_json(headers)),
     )
 
 

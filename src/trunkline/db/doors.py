@@ -98,18 +98,7 @@ class Ages(NamedTuple):
 
 
 async def ages(conn: Connection) -> Ages:
-    rows = await _rows(
-        conn,
-        """
-        select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
-                         where a.datname = current_database() and a.backend_type = 'client backend'
-                           and num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()), 0)::float8,
-               coalesce((select extract(epoch from trunkline.clock() - min(t.old_since)) from trunkline.logs l
-                         cross join lateral (select x.old_gaps, x.old_since from trunkline.ticks x where x.log = l.log
-                                             order by x.first_offset desc limit 1) t
-                         where not isempty(t.old_gaps)), 0)::float8
-        """,
-    )
+    rows = await _rows(conn, "select * from trunkline._ages()")
     return Ages(*rows[0])
 
 

@@ -143,6 +143,7 @@ class GroupReader(Generic[T]):
                 self._watch.wait(_RETRY_SECONDS)
                 continue
             if found is not None:
+                self._watch.found()
                 self._batch = found
                 self._renewal = self._runtime.renewals.add(self._lease.total_seconds() / 3, self._renew)
                 return found
@@ -268,7 +269,9 @@ class Claims(Generic[T]):
                 continue
             self._held.update(dict.fromkeys(taken.receipts))
             self._ready.extend(taken)
-            if not taken:
+            if taken:
+                self._watch.found()
+            else:
                 self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:

@@ -8,7 +8,6 @@ import builtins
 from trunkline.client.sync.noun import Noun
 from trunkline.db.codec import place
 from trunkline.db.sync import calls
-from trunkline.errors import NotInstalled, NotSupported
 from trunkline.types import Group, GroupStats, Headers, Place
 
 
@@ -24,7 +23,10 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name."""
+        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name.
+
+        With a pattern on the routing key or header values, it reads only what matches; the rest is passed by.
+        """
         return self._make(topic, group, start, pattern, headers, ensure=False)
 
     def ensure(
@@ -36,28 +38,21 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """The group is there; one that exists stays where it is."""
+        """The group is there; one that exists stays where it is. `AlreadyExists` if it reads by other rules."""
         return self._make(topic, group, start, pattern, headers, ensure=True)
 
     def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
-        try:
-            with self._writing() as conn:
-                calls.create_group(conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure)
-                return (calls.list_groups(conn, topic, group))[0]
-        except NotInstalled as exc:
-            if pattern is None and headers is None:
-                raise
-            raise NotSupported(
-                "groups of this schema read whole topics and cannot filter",
-                hint="leave pattern and headers out, or subscribe a queue with them",
-            ) from exc
+        with self._writing() as conn:
+            return calls.create_group(
+                conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
+            )
 
-    def list(self, topic: str | None = None) -> builtins.list[Group]:
-        """The groups of a topic, or all, by name."""
+    def list(self, topic: str | None = None, *, after: str | None = None, limit: int | None = None) -> builtins.list[Group]:
+        """The groups of a topic, or all, by name; or `limit` of them after one (without a topic: `"topic/group"`)."""
         with self._reading() as conn:
-            return calls.list_groups(conn, topic)
+            return calls.list_groups(conn, topic, after=after, limit=limit)
 
     def delete(self, topic: str, group: str) -> None:
         """The group and its position are gone."""

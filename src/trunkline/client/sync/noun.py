@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from trunkline.client.sync.runtime import Runtime
 from trunkline.db.codec import duration
 from trunkline.db.sync.pool import Connection
-from trunkline.errors import AlreadyExists
 
 S = TypeVar("S")
 
@@ -32,13 +31,3 @@ def settings(**given: Any) -> dict[str, Any]:
     """Settings as the database takes them: durations given as text become timedeltas, what is None is left out."""
     spans = {"retention", "hard_retention", "lease", "backoff_base", "backoff_cap", "ttl", "delivery_delay", "history"}
     return {name: duration(value) if name in spans else value for name, value in given.items() if value is not None}
-
-
-def check_fixed(what: str, found: object, **asked: Any) -> None:
-    """Settings that cannot be changed later must be what was asked for."""
-    for name, value in asked.items():
-        if value is not None and getattr(found, name) != value:
-            raise AlreadyExists(
-                f"{what} exists with {name} {getattr(found, name)}, not {value}",
-                hint=f"leave {name} out, or use another name",
-            )

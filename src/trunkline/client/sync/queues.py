@@ -7,9 +7,8 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from trunkline.client.sync.noun import Noun, check_fixed, settings
+from trunkline.client.sync.noun import Noun, settings
 from trunkline.db.sync import calls
-from trunkline.errors import AlreadyExists, QueueNotFound
 from trunkline.types import Duration, Queue, QueueStats, Waiting
 
 T = TypeVar("T")
@@ -83,13 +82,15 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """The queue is there. One that exists stays as it is; `AlreadyExists` if order, partitions or priorities differ."""
-        try:
-            found = self.get(name)
-        except QueueNotFound:
-            try:
-                return self.create(
-                    name,
+        """Make the queue so: create it, or change of the settings that are given those that differ.
+
+        `AlreadyExists` if order, partitions or priorities differ: these cannot be changed.
+        """
+        with self._writing() as conn, conn.transaction():
+            return calls.ensure_queue(
+                conn,
+                name,
+                **settings(
                     lease=lease,
                     max_attempts=max_attempts,
                     backoff_base=backoff_base,
@@ -104,11 +105,8 @@ class Queues(Noun):
                     history=history,
                     retention=retention,
                     max_payload=max_payload,
-                )
-            except AlreadyExists:
-                found = self.get(name)
-        check_fixed(f"queue {name!r}", found, ordered=ordered, partitions=partitions, priorities=priorities)
-        return found
+                ),
+            )
 
     def alter(
         self,
@@ -126,7 +124,7 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Change what is given and keep the rest."""
+        """Change what is given and keep the rest. A `ttl` of `"0s"` removes it, a `history` of `"0s"` turns it off."""
         with self._writing() as conn, conn.transaction():
             return calls.alter_queue(
                 conn,
@@ -151,13 +149,16 @@ class Queues(Noun):
         with self._reading() as conn:
             return calls.get_queue(conn, name)
 
-    def list(self) -> builtins.list[Queue]:
-        """All queues, by name."""
+    def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
+        """All queues by name, or `limit` of them after a name."""
         with self._reading() as conn:
-            return calls.list_queues(conn)
+            return calls.list_queues(conn, after=after, limit=limit)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """The queue with its messages and subscriptions is gone. `InUse` while it has dead letters, unless forced."""
+        """The queue with its messages, subscriptions and schedules is gone.
+
+        `InUse` while it has dead letters or a schedule publishes to it, unless forced.
+        """
         with self._writing() as conn:
             calls.delete_queue(conn, name, force=force)
 

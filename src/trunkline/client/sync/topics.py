@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
-from trunkline.client.sync.noun import Noun, check_fixed, settings
+from trunkline.client.sync.noun import Noun, settings
 from trunkline.db.codec import place
 from trunkline.db.sync import calls
-from trunkline.errors import AlreadyExists, TopicNotFound
 from trunkline.types import Duration, Message, Place, Topic, TopicStats
 
 T = TypeVar("T")
@@ -55,23 +54,22 @@ class Topics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """The topic is there. One that exists stays as it is; `AlreadyExists` if it has another number of partitions."""
-        try:
-            found = self.get(name)
-        except TopicNotFound:
-            try:
-                return self.create(
-                    name,
+        """Make the topic so: create it, or change of the settings that are given those that differ.
+
+        `AlreadyExists` if it has another number of partitions: `alter` can add some, and then keys map anew.
+        """
+        with self._writing() as conn:
+            return calls.ensure_topic(
+                conn,
+                name,
+                **settings(
                     partitions=partitions,
                     retention=retention,
                     retention_bytes=retention_bytes,
                     hard_retention=hard_retention,
                     max_payload=max_payload,
-                )
-            except AlreadyExists:
-                found = self.get(name)
-        check_fixed(f"topic {name!r}", found, partitions=partitions)
-        return found
+                ),
+            )
 
     def alter(
         self,
@@ -83,7 +81,10 @@ class Topics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """Change what is given and keep the rest. Partitions can be added, never removed; keys then map anew."""
+        """Change what is given and keep the rest. Partitions can be added, never removed; keys then map anew.
+
+        A `retention_bytes` of 0 removes that limit.
+        """
         with self._writing() as conn:
             return calls.alter_topic(
                 conn,
@@ -102,13 +103,13 @@ class Topics(Noun):
         with self._reading() as conn:
             return calls.get_topic(conn, name)
 
-    def list(self) -> builtins.list[Topic]:
-        """All topics, by name."""
+    def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
+        """All topics by name, or `limit` of them after a name."""
         with self._reading() as conn:
-            return calls.list_topics(conn)
+            return calls.list_topics(conn, after=after, limit=limit)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """The topic and everything in it is gone. `InUse` while somebody reads it, unless forced."""
+        """The topic and everything in it is gone. `InUse` while it has readers or schedules, unless forced."""
         with self._writing() as conn:
             calls.delete_topic(conn, name, force=force)
 

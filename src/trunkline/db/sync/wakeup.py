@@ -3,7 +3,8 @@
 
 Polling is enough for correctness; everything else only makes it sooner. Publishers of this client ring its consumers
 directly. Other processes hear a NOTIFY with an empty payload, sent after the commit on a connection of its own, at most
-every few milliseconds; whoever hears it asks the database once which of its waiting consumers have something to take.
+every few milliseconds. Whoever hears it lets its waiting consumers look for themselves when they are few, and otherwise
+asks the database once which of them have something to take. While nothing is found, hints in a row are followed less often.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ PING_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0
 NOTIFY_SECONDS = 0.005
 _GAP_SECONDS = 0.002
+_LONGEST_GAP_SECONDS = 0.02
+"""Between two looks that follow hints. Hints for others come every few milliseconds while they publish a lot."""
+_ROW_SECONDS = 0.1
+"""Looks that are further apart are not of one row."""
+_FEW = 4
+"""So many consumers look for themselves sooner, and for the same cost, than a poll and those whom it finds."""
 _TURN_SECONDS = 0.2
 
 
@@ -50,6 +57,10 @@ class Watch:
     def ring(self) -> None:
         self._bell.ring()
 
+    def found(self) -> None:
+        """There was something to take: hints are worth following at once."""
+        self._wakeup.speed_up()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until there may be something to take; answers whether it was rung."""
         self.waiting = True
@@ -73,6 +84,8 @@ class Wakeup:
         self._news = Bell()
         self._untold = self._told = 0
         self._pause = POLL_SECONDS
+        self._gap = _GAP_SECONDS
+        self._looked = 0.0
         self._closed = False
         self._poller: Background | None = None
         self._listener: Background | None = None
@@ -99,6 +112,9 @@ class Wakeup:
     def poke(self) -> None:
         """Poll now."""
         self._poke.ring()
+
+    def speed_up(self) -> None:
+        self._gap = _GAP_SECONDS
 
     # For publishers
 
@@ -193,7 +209,7 @@ class Wakeup:
                     watch.ring()
                 self._rest(POLL_SECONDS)
             # a flood of hints never takes more than half of the poller's time
-            sleep(max(_GAP_SECONDS, monotonic() - start))
+            sleep(max(self._gap, monotonic() - start))
 
     def _waiting(self) -> list[Watch]:
         """Those who wait. The others may be between an empty look and the wait: they ask again if they come to wait."""
@@ -214,6 +230,9 @@ class Wakeup:
                 topics=sorted({watch.name for watch in waiting if watch.kind == "topic"}),
             )
         self.polls += 1
+        self._slow_down()
+        if found.queues or found.groups:
+            self.speed_up()
         # a due time is met, however long the pause between two polls; a little later, so that it has passed
         self._pause = POLL_SECONDS if found.seconds is None else min(POLL_SECONDS, max(0.0, found.seconds) + _GAP_SECONDS)
         for watch in waiting:
@@ -227,6 +246,21 @@ class Wakeup:
                 watch.length = length
             if hit:
                 watch.ring()
+
+    def _slow_down(self) -> None:
+        now = monotonic()
+        self._gap = min(2 * self._gap, _LONGEST_GAP_SECONDS) if now - self._looked < _ROW_SECONDS else _GAP_SECONDS
+        self._looked = now
+
+    def _follow(self) -> None:
+        """Something was committed somewhere."""
+        waiting = self._waiting() if monotonic() - self._looked >= self._gap else []
+        if 0 < len(waiting) <= _FEW:
+            self._slow_down()
+            for watch in waiting:
+                watch.ring()
+        else:
+            self._poke.ring()
 
     def _listen_for_ever(self) -> None:
         warned = False
@@ -270,7 +304,7 @@ class Wakeup:
                     heard = monotonic()
                     self.hearing = True
                 elif hint.payload == "" and hint.pid != self._side_pid:
-                    self._poke.ring()
+                    self._follow()
 
     def _ping(self, token: str) -> bool:
         try:

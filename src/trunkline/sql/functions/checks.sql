@@ -57,6 +57,18 @@ begin
 end
 $$;
 
+-- How many rows of a list; null for all.
+create or replace function trunkline._limit(p_limit int) returns int
+language plpgsql immutable
+as $$
+begin
+    if p_limit is not null then
+        perform trunkline._check_range('limit', p_limit, 1, 1000000);
+    end if;
+    return p_limit;
+end
+$$;
+
 -- Sequencing, claiming and fetching need a new snapshot for each statement after the lock is granted.
 create or replace function trunkline._need_read_committed(p_verb text) returns void
 language plpgsql

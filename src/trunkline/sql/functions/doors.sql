@@ -148,9 +148,13 @@ begin
             perform trunkline._fail('TL007', format('offset %s is beyond the head, %s', p_offset, v_head), 'ack only what was pulled');
         end if;
     end if;
+    if p_offset >= s.last_match then
+        p_offset := greatest(p_offset, s.fetched);
+    end if;
     s.committed := p_offset;
     if p_offset >= s.fetched then
         s.fetched := p_offset;
+        s.last_match := null;
         s.member := null;
         s.generation := null;
         s.deadline := null;
@@ -189,4 +193,16 @@ begin
     perform trunkline._tick(t.topic_id, 0, t.segment_rows);
     return trunkline._find_offset(t.topic_id * 64, p_id);
 end
+$$;
+
+-- Seconds: the oldest transaction that holds back vacuum, and the oldest gap that sequencing still waits for.
+create or replace function trunkline._ages(out transaction float8, out unsequenced float8)
+language sql
+as $$
+    select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
+                     where a.datname = current_database() and a.backend_type = 'client backend'
+                       and num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()), 0)::float8,
+           coalesce((select extract(epoch from trunkline.clock() - min(t.old_since)) from trunkline.logs l
+                     cross join lateral (select x.old_gaps, x.old_since from trunkline.ticks x where x.log = l.log order by x.first_offset desc limit 1) t
+                     where not isempty(t.old_gaps)), 0)::float8
 $$;

@@ -102,29 +102,39 @@ begin
 end
 $$;
 
--- The offset of a message in a log; null: it has none there. An id that carries no time is looked for among the newest 21 ticks.
--- p_soon: only where a message is in general, sequenced soon after it was made.
-create or replace function trunkline._find_offset(p_log int, p_id uuid, p_soon boolean default false) returns bigint
+-- The offset of a message where it is in general: sequenced soon after it was made. Null: not there, or its id carries no time.
+create or replace function trunkline._find_soon(p_log int, p_id uuid) returns bigint
+language sql stable
+as $$
+    -- the id is made a moment before the row, and the row is sequenced after it
+    select case when trunkline._uuid_time(p_id) is not null
+                then trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, trunkline._uuid_time(p_id)), 3, p_id) end
+$$;
+
+-- The offset of a message anywhere else in a log. An id that carries no time is looked for among the newest 21 ticks.
+create or replace function trunkline._find_late(p_log int, p_id uuid) returns bigint
 language plpgsql stable
 as $$
 declare
-    v_at     timestamptz := trunkline._uuid_time(p_id);
-    v_offset bigint;
+    v_at   timestamptz := trunkline._uuid_time(p_id);
+    v_tick bigint;
 begin
     if v_at is null then
-        return case when not p_soon then trunkline._find_in_ticks(
-            p_log, coalesce((select first_offset from trunkline.ticks where log = p_log order by first_offset desc offset 20 limit 1), 0), 21, p_id) end;
+        return trunkline._find_in_ticks(
+            p_log, coalesce((select first_offset from trunkline.ticks where log = p_log order by first_offset desc offset 20 limit 1), 0), 21, p_id);
     end if;
-    -- the id is made a moment before the row, and the row is sequenced after it
-    v_offset := trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 3, p_id);
-    if v_offset is null and not p_soon then
-        -- by the time of the messages themselves, and then after a transaction that stayed open
-        v_offset := coalesce(trunkline._find_in_ticks(p_log, trunkline._tick_made_at(p_log, v_at), 100, p_id, true),
-                             trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 200, p_id));
-    end if;
-    return v_offset;
+    v_tick := trunkline._tick_made_at(p_log, v_at);
+    -- by the time of the messages themselves, first near and then far; and then after a transaction that stayed open
+    return coalesce(trunkline._find_in_ticks(p_log, v_tick, 2, p_id, true),
+                    trunkline._find_in_ticks(p_log, v_tick, 100, p_id, true),
+                    trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 200, p_id));
 end
 $$;
+
+-- The offset of a message in a log; null: it has none there.
+create or replace function trunkline._find_offset(p_log int, p_id uuid) returns bigint
+language sql stable
+as $$ select coalesce(trunkline._find_soon(p_log, p_id), trunkline._find_late(p_log, p_id)) $$;
 
 -- Is the message committed, but without an offset yet? Only ids from where the sequencer stopped, and those it waits for, are looked at.
 create or replace function trunkline._is_unsequenced(p_log int, p_id uuid) returns boolean
@@ -452,7 +462,7 @@ begin
     end loop;
     -- three looks, each through all logs: where it is in general, not sequenced yet, and anywhere else
     for l in select x.log from trunkline.logs x order by x.log loop
-        v_offset := trunkline._find_offset(l.log, p_id, true);
+        v_offset := trunkline._find_soon(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
         end if;
@@ -463,7 +473,7 @@ begin
         end if;
     end loop;
     for l in select x.log from trunkline.logs x order by x.log loop
-        v_offset := trunkline._find_offset(l.log, p_id);
+        v_offset := trunkline._find_late(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
         end if;

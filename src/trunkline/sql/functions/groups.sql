@@ -16,16 +16,23 @@ begin
 end
 $$;
 
-create or replace function trunkline._make_group(t trunkline.topics, p_group text, p_start text) returns trunkline.subscriptions
+create or replace function trunkline._make_group(t trunkline.topics, p_group text, p_start text, p_pattern text, p_filter jsonb)
+returns trunkline.subscriptions
 language plpgsql
 as $$
 declare
-    s trunkline.subscriptions;
+    s       trunkline.subscriptions;
+    v_regex text;
 begin
     perform trunkline._check_name('group', p_group);
+    if p_pattern is not null then
+        v_regex := trunkline._pattern_regex(p_pattern);
+    end if;
+    perform trunkline._check_filter(p_filter);
     perform trunkline._need_read_committed('creating a group');
     perform pg_advisory_xact_lock(778003, t.topic_id);
-    insert into trunkline.subscriptions (kind, name, topic_id) values ('group', p_group, t.topic_id)
+    insert into trunkline.subscriptions (kind, name, topic_id, pattern, pattern_regex, filter)
+    values ('group', p_group, t.topic_id, p_pattern, case when p_pattern <> '#' then v_regex end, nullif(p_filter, '{}'))
     on conflict do nothing returning * into s;
     if not found then
         return null;
@@ -37,12 +44,15 @@ begin
 end
 $$;
 
--- Creates a group that starts at 'earliest', 'latest', an offset or a time; an error if it exists.
-create or replace function trunkline.create_group(p_topic text, p_group text, p_start text default 'earliest') returns trunkline.subscriptions
+-- Creates a group that starts at 'earliest', 'latest', an offset or a time; an error if it exists. With a pattern or a header filter, as
+-- in subscribe, it reads only the messages that match; its position and lag still count all of them.
+create or replace function trunkline.create_group(
+    p_topic text, p_group text, p_start text default 'earliest', p_pattern text default null, p_filter jsonb default null)
+returns trunkline.subscriptions
 language plpgsql
 as $$
 declare
-    s trunkline.subscriptions := trunkline._make_group(trunkline._topic('topic', p_topic), p_group, p_start);
+    s trunkline.subscriptions := trunkline._make_group(trunkline._topic('topic', p_topic), p_group, p_start, p_pattern, p_filter);
 begin
     if s.name is null then
         perform trunkline._fail('TL020', format('group %L already exists on topic %L', p_group, p_topic), 'use trunkline.ensure_group if that is fine');
@@ -51,7 +61,11 @@ begin
 end
 $$;
 
-create or replace function trunkline.ensure_group(p_topic text, p_group text, p_start text default 'earliest') returns trunkline.subscriptions
+-- The group is there, and stays where it is if it was there before. What a group reads never changes: asking for another pattern or filter than
+-- it has is an error, asking for none is not.
+create or replace function trunkline.ensure_group(
+    p_topic text, p_group text, p_start text default 'earliest', p_pattern text default null, p_filter jsonb default null)
+returns trunkline.subscriptions
 language plpgsql
 as $$
 declare
@@ -59,12 +73,15 @@ declare
     s trunkline.subscriptions;
 begin
     select * into s from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
-    if found then
-        return s;
+    if not found then
+        s := trunkline._make_group(t, p_group, p_start, p_pattern, p_filter);
+        if s.name is null then
+            s := trunkline._group(t.topic_id, p_topic, p_group);
+        end if;
     end if;
-    s := trunkline._make_group(t, p_group, p_start);
-    if s.name is null then
-        s := trunkline._group(t.topic_id, p_topic, p_group);
+    if p_pattern <> coalesce(s.pattern, '#') or p_filter <> coalesce(s.filter, '{}') then
+        perform trunkline._fail('TL020', format('group %L of topic %L exists with pattern %L and filter %s', p_group, p_topic, coalesce(s.pattern, '#'), coalesce(s.filter, '{}')),
+                                'leave pattern and filter out, or make a group of another name');
     end if;
     return s;
 end
@@ -81,6 +98,18 @@ begin
 end
 $$;
 
+-- The groups of a topic, or of all, by topic and name; or so many of them after a group: 'group' with a topic, else 'topic/group'.
+create or replace function trunkline.list_groups(p_topic text default null, p_after text default null, p_limit int default null)
+returns table (topic text, name text, pattern text, filter jsonb, created_at timestamptz)
+language sql stable
+as $$
+    select t.name, s.name, s.pattern, s.filter, s.created_at
+    from trunkline.subscriptions s join trunkline.topics t using (topic_id)
+    where s.kind = 'group' and (p_topic is null or t.name = p_topic)
+      and (p_after is null or case when p_topic is null then (t.name, s.name) > (split_part(p_after, '/', 1), split_part(p_after, '/', 2)) else s.name > p_after end)
+    order by t.name, s.name limit trunkline._limit(p_limit)
+$$;
+
 create or replace function trunkline._position(c trunkline.cursors) returns trunkline.positions
 language plpgsql
 as $$
@@ -89,7 +118,7 @@ declare
 begin
     select * into v_row from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1;
     if not found then
-        v_row := row(null, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, null, null, null, null)::trunkline.positions;
+        v_row := row(null, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, null, null, null, null, null)::trunkline.positions;
     end if;
     return v_row;
 end
@@ -100,7 +129,7 @@ language plpgsql
 as $$
 begin
     insert into trunkline.positions
-    values ((select slot from trunkline.epoch), s.cursor_id, s.state_no + 1, s.committed, s.fetched, s.member, s.generation, s.deadline, trunkline.clock());
+    values ((select slot from trunkline.epoch), s.cursor_id, s.state_no + 1, s.committed, s.fetched, s.member, s.generation, s.deadline, trunkline.clock(), s.last_match);
 end
 $$;
 
@@ -108,6 +137,8 @@ $$;
 -- partition again before these are committed or the lease ended, also not a member of the same name (it may be a new process that
 -- knows nothing of them), except who shows the generation. So fetch, handle, commit, fetch is the way.
 -- Partitions are shared evenly: a member takes a free one only while it has fewer than its share, and gives up what is above it.
+-- In a group with a pattern or filter, what does not match is passed by, also in the position. A call looks at no more than some 100,000
+-- messages; when it answers nothing, the next one goes on where it stopped.
 create or replace function trunkline.fetch(
     p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
     p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null)
@@ -127,6 +158,10 @@ declare
     v_last   bigint;
     v_try    int;
     v_tick   boolean;
+    v_room   int;
+    v_filter boolean;
+    v_looked bigint := 0;
+    v_found  trunkline.leases;
 begin
     perform trunkline._need_read_committed('fetch');
     perform trunkline._check_name('member', p_member);
@@ -163,7 +198,8 @@ begin
         perform trunkline._give_up(v_mine[v_share + 1:], p_member);
         v_mine := v_mine[:v_share];
     end if;
-    if coalesce(cardinality(v_mine), 0) >= v_share then
+    v_room := v_share - coalesce(cardinality(v_mine), 0);
+    if v_room <= 0 then
         v_free := '{}';
     end if;
 
@@ -173,11 +209,13 @@ begin
         from (select unnest(v_free) as cursor_id, 1 as pass union all select unnest(v_mine), 2 union all select unnest(v_mine), 3) x
         order by x.pass, case when x.pass = 2 then random() * 64 else x.cursor_id end
     loop
+        continue when v_room <= 0 and v_try = any (v_free);
         continue when not pg_try_advisory_xact_lock(778005, v_try);
         select * into c from trunkline.cursors where cursor_id = v_try;
         continue when not found;
         s := trunkline._position(c);
         v_now := trunkline.clock();
+        s.last_match := null;
         continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
         if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
             s.member := p_member;
@@ -185,13 +223,35 @@ begin
         end if;
         s.fetched := s.committed;
         v_head := trunkline._head(c.log);
-        if v_head < s.fetched + p_max then
+        v_filter := c.pattern_regex is not null or c.filter is not null;
+        if v_head < s.fetched + p_max or v_filter and v_tick then
             continue when not v_tick;
-            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+            -- with a filter nobody knows how many are needed for a batch: as many as one call looks at
+            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, case when v_filter then 100 else 50 end);
         end if;
         continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
         v_last := least(v_head, s.fetched + p_max);
         s.deadline := v_now + p_lease;
+        if v_last > s.fetched and v_filter then
+            v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_max);
+            v_looked := v_looked + v_found.position - 1 - s.fetched;
+            s.fetched := v_found.position - 1;
+            if not isempty(v_found.offsets) then
+                s.committed := lower(v_found.offsets) - 1;
+                s.last_match := upper(v_found.offsets) - 1;
+                return query select c.partition, s.generation, s.deadline, r.* from trunkline._read_set(c, v_found.offsets) r;
+                perform trunkline._move(s);
+                return;
+            end if;
+            -- nothing here is for the group: pass it for good, so that nobody looks at it again, and go on with the next partition
+            s.committed := s.fetched;
+            perform trunkline._move(s);
+            exit when v_looked >= 100000;
+            if v_try = any (v_free) then
+                v_room := v_room - 1;
+            end if;
+            continue;
+        end if;
         if v_last > s.fetched then
             return query
             select c.partition, s.generation, s.deadline, r.*
@@ -205,6 +265,20 @@ begin
             perform trunkline._move(s);
         end if;
     end loop;
+end
+$$;
+
+-- The next up to p_max offsets from p_from on whose messages are for the cursor, and the position behind what was looked at: claim's own scan,
+-- without labels and times.
+create or replace function trunkline._next_matches(c trunkline.cursors, p_from bigint, p_head bigint, p_max int) returns trunkline.leases
+language plpgsql
+as $$
+declare
+    s trunkline.leases;
+begin
+    s.position := p_from;
+    s.offsets := '{}';
+    return trunkline._scan(s, c, p_head, p_max, null, null, null);
 end
 $$;
 
@@ -225,6 +299,7 @@ begin
             s.generation := null;
             s.deadline := null;
             s.fetched := s.committed;
+            s.last_match := null;
             perform trunkline._move(s);
             v_count := v_count + 1;
         end if;
@@ -300,6 +375,9 @@ begin
         perform trunkline._fail('TL007', format('offset %s is beyond the last one fetched, %s', coalesce(p_offset::text, 'null'), s.fetched),
                                 'commit only what this generation has fetched');
     end if;
+    if p_offset >= s.last_match then
+        p_offset := s.fetched;
+    end if;
     if p_offset > s.committed then
         s.committed := p_offset;
         perform trunkline._move(s);
@@ -309,7 +387,7 @@ end
 $$;
 
 -- The at-most-once form: takes the next range for good and answers it; a crash after it loses these messages to the group.
--- It cannot be mixed with fetch while a member holds the partition.
+-- It cannot be mixed with fetch while a member holds the partition, and a group with a pattern or filter has no use for whole ranges.
 create or replace function trunkline.claim_range(p_topic text, p_group text, p_max bigint default 100)
 returns table (partition int, first_offset bigint, last_offset bigint)
 language plpgsql
@@ -324,6 +402,9 @@ begin
     perform trunkline._need_read_committed('claim_range');
     perform trunkline._check_range('max', p_max, 1, 1000000);
     g := trunkline.ensure_group(p_topic, p_group);
+    if g.pattern_regex is not null or g.filter is not null then
+        perform trunkline._fail('TL023', format('group %L has a pattern or filter, and a range would have messages that do not match', p_group), 'use trunkline.fetch');
+    end if;
     perform trunkline._commit_durably();
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.log loop
         -- one partition: wait for it; several: take one that nobody is busy with
@@ -344,6 +425,7 @@ begin
         last_offset := least(v_head, s.committed + p_max);
         s.committed := last_offset;
         s.fetched := last_offset;
+        s.last_match := null;
         s.member := null;
         s.generation := null;
         s.deadline := null;
@@ -380,6 +462,7 @@ begin
         next_offset := trunkline._place(t, c.partition, p_to);
         s.committed := next_offset - 1;
         s.fetched := s.committed;
+        s.last_match := null;
         s.member := null;
         s.generation := null;
         s.deadline := null;

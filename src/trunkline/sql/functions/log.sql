@@ -437,3 +437,16 @@ begin
     return trunkline._offset_at(t, p_partition, v_at);
 end
 $$;
+
+-- The next offset from a place on: 'earliest', 'latest', an offset, or a time.
+create or replace function trunkline.offset_of(p_topic text, p_partition int, p_place text) returns bigint
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+begin
+    perform trunkline._need_read_committed('offset_of');
+    perform trunkline._check_partition(t, p_partition);
+    return trunkline._place(t, p_partition, p_place);
+end
+$$;

@@ -81,24 +81,56 @@ begin
 end
 $$;
 
--- Creates the queue with default settings if it is not there.
-create or replace function trunkline.ensure_queue(p_name text) returns trunkline.queues
+-- Makes the queue so: creates it, with the defaults of create_queue for what is not given, or changes of the settings that are given those that
+-- differ. An error if order, partitions or priorities differ: these cannot be changed.
+create or replace function trunkline.ensure_queue(
+    p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
+    p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
+    p_ttl interval default null, p_delivery_delay interval default null, p_ordered boolean default null, p_partitions int default null,
+    p_retention interval default null, p_max_payload int default null, p_priorities int default null, p_history interval default null)
+returns trunkline.queues
 language plpgsql
 as $$
 declare
-    q trunkline.queues;
+    r trunkline.queue_row;
 begin
     perform trunkline._check_name('queue', p_name);
     perform pg_advisory_xact_lock(778003, -abs(hashtext('queue ' || p_name) / 2));
-    select * into q from trunkline.queues where name = p_name;
+    select * into r from trunkline._queue_rows(array[p_name]);
     if not found then
-        return trunkline.create_queue(p_name);
+        return trunkline.create_queue(
+            p_name, coalesce(p_lease, '30 seconds'), coalesce(p_max_attempts, 20), coalesce(p_backoff_base, '1 second'), coalesce(p_backoff_factor, 2),
+            coalesce(p_backoff_cap, '1 hour'), coalesce(p_backoff_jitter, 0.1), nullif(p_ttl, '0'), coalesce(p_delivery_delay, '0'),
+            coalesce(p_ordered, false), coalesce(p_partitions, 1), coalesce(p_retention, '1 day'), coalesce(p_max_payload, 1048576),
+            p_priorities => coalesce(p_priorities, 1), p_history => coalesce(p_history, '3 days'));
     end if;
-    return q;
+    perform trunkline._need_same(format('queue %L', p_name), 'ordered', r.ordered::text, p_ordered::text);
+    perform trunkline._need_same(format('queue %L', p_name), 'priorities', r.priorities::text, p_priorities::text);
+    -- a queue with priorities has a partition for each
+    perform trunkline._need_same(format('queue %L', p_name), 'partitions', case when r.priorities > 1 then 1 else r.partitions end::text,
+                                 case when p_partitions = r.partitions and r.priorities > 1 then 1 else p_partitions end::text);
+    if p_lease <> r.lease or p_max_attempts <> r.max_attempts or p_backoff_base <> r.backoff_base or p_backoff_factor <> r.backoff_factor
+       or p_backoff_cap <> r.backoff_cap or p_backoff_jitter <> r.backoff_jitter or p_ttl <> coalesce(r.ttl, '0') or p_delivery_delay <> r.delivery_delay
+       or p_retention <> r.retention or p_max_payload <> r.max_payload or p_history <> coalesce(r.history, '0') then
+        return trunkline.alter_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter,
+                                     p_ttl, p_delivery_delay, p_retention, p_max_payload, p_history);
+    end if;
+    return trunkline._queue(p_name);
 end
 $$;
 
--- Changes what is given and keeps the rest. A history of '0' turns it off.
+create or replace function trunkline._need_same(p_what text, p_field text, p_found text, p_asked text) returns void
+language plpgsql
+as $$
+begin
+    if p_asked <> p_found then
+        perform trunkline._fail('TL020', format('%s exists with %s %s, not %s', p_what, p_field, p_found, p_asked),
+                                format('leave %s out, or use another name', p_field));
+    end if;
+end
+$$;
+
+-- Changes what is given and keeps the rest. A ttl of '0' removes it, a history of '0' turns it off.
 create or replace function trunkline.alter_queue(
     p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
     p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
@@ -114,7 +146,7 @@ begin
         lease = coalesce(p_lease, lease), max_attempts = coalesce(p_max_attempts, max_attempts),
         backoff_base = coalesce(p_backoff_base, backoff_base), backoff_factor = coalesce(p_backoff_factor, backoff_factor),
         backoff_cap = coalesce(p_backoff_cap, backoff_cap), backoff_jitter = coalesce(p_backoff_jitter, backoff_jitter),
-        ttl = coalesce(p_ttl, ttl), delivery_delay = coalesce(p_delivery_delay, delivery_delay),
+        ttl = nullif(coalesce(p_ttl, ttl), '0'), delivery_delay = coalesce(p_delivery_delay, delivery_delay),
         history = case when p_history = '0' then null else coalesce(p_history, history) end, updated_at = trunkline.clock()
     where queue_id = q.queue_id returning * into q;
     perform trunkline._check_queue(q);
@@ -130,7 +162,8 @@ begin
 end
 $$;
 
--- Deletes a queue with its messages, dead letters and subscriptions. Refused while it has dead letters, unless forced.
+-- Deletes a queue with its messages, dead letters, subscriptions and the schedules that publish to it. Refused while it has dead letters or such
+-- schedules, unless forced.
 create or replace function trunkline.delete_queue(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
@@ -140,6 +173,7 @@ begin
     if not p_force and exists (select from trunkline.dead_letters where queue_id = q.queue_id) then
         perform trunkline._fail('TL021', format('queue %L has dead letters', p_name), 'redrive or purge them first, or pass p_force => true');
     end if;
+    perform trunkline._drop_schedules(format('queue %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.queue = p_name), p_force);
     delete from trunkline.pending where queue_id = q.queue_id;
     delete from trunkline.cursors where queue_id = q.queue_id;
     delete from trunkline.subscriptions where queue_id = q.queue_id;
@@ -150,9 +184,62 @@ begin
 end
 $$;
 
-create or replace function trunkline.list_queues() returns setof trunkline.queues
+-- Queues with what they have from their inbox. Named one by one, so that a new column of either table changes nothing here.
+create or replace function trunkline._queue_rows(p_names text[]) returns setof trunkline.queue_row
 language sql stable
-as $$ select * from trunkline.queues order by name $$;
+as $$
+    select q.queue_id, q.name, q.inbox_id, q.lease, q.max_attempts, q.backoff_base, q.backoff_factor, q.backoff_cap, q.backoff_jitter, q.ttl,
+           q.delivery_delay, q.ordered, q.paused, q.created_at, q.updated_at, q.history, t.partitions, t.retention, t.max_payload, coalesce(t.priorities, 1)
+    from unnest(p_names) n(name) join trunkline.queues q using (name) join trunkline.topics t on t.topic_id = q.inbox_id order by q.name
+$$;
+
+create or replace function trunkline.get_queue(p_name text) returns trunkline.queue_row
+language sql stable
+as $$ select r.* from trunkline._queue(p_name) q cross join lateral trunkline._queue_rows(array[q.name]) r $$;
+
+-- All queues by name, or so many of them after a name.
+create or replace function trunkline.list_queues(p_after text default null, p_limit int default null) returns setof trunkline.queue_row
+language sql stable
+as $$
+    select * from trunkline._queue_rows(array(
+        select name from trunkline.queues where p_after is null or name > p_after order by name limit trunkline._limit(p_limit)))
+$$;
+
+-- What waits, without claiming it or counting an attempt: first what came back, by its time, then what was never delivered.
+create or replace function trunkline.peek_queue(p_queue text, p_limit int default 10)
+returns table (topic text, partition int, log_offset bigint, id uuid, key text, routing_key text, label text, headers jsonb, payload bytea,
+               content_type text, occurred_at timestamptz, created_at timestamptz, attempt int, due_at timestamptz, error text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    q trunkline.queues := trunkline._queue(p_queue);
+begin
+    perform trunkline._need_read_committed('peek_queue');
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    return query
+    with again as (
+        select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
+        from (select * from trunkline.pending where queue_id = q.queue_id order by due_at limit p_limit) p
+        join trunkline.cursors c on c.cursor_id = p.cursor_id
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
+    ), fresh as (
+        select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
+        from trunkline.cursors c
+        cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id
+                                             order by l.lease_no desc limit 1), c.start_position) as position,
+                                   trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, least(s.head, s.position + greatest(p_limit, 1000) - 1)) r
+        where c.queue_id = q.queue_id and c.lane = 'log'
+          and (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
+          and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}')))
+    )
+    select x.topic, x.partition, x.log_offset, x.id, x.key, x.routing_key, x.label, x.headers, x.payload, x.content_type, x.occurred_at, x.created_at,
+           x.attempt, x.due_at, x.error
+    from (select * from again union all select * from fresh) x
+    order by x.round, x.due_at, x.created_at, x.log_offset limit p_limit;
+end
+$$;
 
 -- A paused queue accepts messages and settles what is out, but gives out nothing.
 create or replace function trunkline.pause_queue(p_name text) returns void
@@ -232,6 +319,19 @@ as $$
     select q.name, s.name, t.name, s.pattern, s.filter, s.created_at
     from trunkline.subscriptions s join trunkline.queues q using (queue_id) join trunkline.topics t on t.topic_id = s.topic_id
     where t.kind = 'topic' and (p_queue is null or q.name = p_queue) order by q.name, s.name
+$$;
+
+-- Who reads a topic, and whether a message with this routing key and these headers would be for them.
+create or replace function trunkline.test_subscriptions(p_topic text, p_routing_key text default null, p_headers jsonb default null)
+returns table (kind text, name text, subscription text, pattern text, filter jsonb, matches boolean)
+language sql stable
+as $$
+    select s.kind, coalesce(q.name, s.name), s.name, s.pattern, s.filter,
+           (s.pattern_regex is null or coalesce(p_routing_key, '') ~ s.pattern_regex)
+             and (s.filter is null or trunkline._filter_matches(s.filter, coalesce(p_headers, '{}')))
+    from trunkline._topic('topic', p_topic) t join trunkline.subscriptions s on s.topic_id = t.topic_id
+    left join trunkline.queues q on q.queue_id = s.queue_id
+    order by s.kind, coalesce(q.name, s.name), s.name
 $$;
 
 -- Removes everything that is not leased at this moment; answers how many. Bounded: call again while it answers p_limit.

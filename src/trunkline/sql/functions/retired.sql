@@ -8,3 +8,11 @@ drop function if exists trunkline._publish_many(trunkline.topics, bytea[], uuid[
 drop function if exists trunkline._publish_one(trunkline.topics, bytea, text, text, text, jsonb, text, uuid, timestamptz, text, interval, timestamptz);
 drop function if exists trunkline._append(int, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[]);
 drop function if exists trunkline._make_topic(text, text, int, interval, bigint, interval, int, int);
+drop function if exists trunkline.create_group(text, text, text);
+drop function if exists trunkline.ensure_group(text, text, text);
+drop function if exists trunkline._make_group(trunkline.topics, text, text);
+drop function if exists trunkline._find_offset(int, uuid, boolean);
+drop function if exists trunkline.list_topics();
+drop function if exists trunkline.list_queues();
+drop function if exists trunkline.ensure_topic(text, int, interval);
+drop function if exists trunkline.ensure_queue(text);

@@ -459,6 +459,20 @@ begin
 end
 $$;
 
+-- For what is going to be deleted: the schedules that publish to it end with it, if forced; otherwise they are in the way.
+create or replace function trunkline._drop_schedules(p_what text, p_schedules int[], p_force boolean) returns void
+language plpgsql
+as $$
+begin
+    if not p_force and p_schedules <> '{}' then
+        perform trunkline._fail('TL021', format('%s is the target of: %s', p_what,
+                                                (select string_agg('schedule ' || name, ', ' order by name) from trunkline.schedules where schedule_id = any (p_schedules))),
+                                'delete these schedules first, or pass p_force => true');
+    end if;
+    delete from trunkline.schedules where schedule_id = any (p_schedules);
+end
+$$;
+
 create or replace function trunkline.delete_schedule(p_name text) returns void
 language plpgsql
 as $$

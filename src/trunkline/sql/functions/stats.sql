@@ -47,15 +47,17 @@ as $$
           order by first_offset limit 1) t
 $$;
 
--- Per partition: position (next offset to deliver), lag in messages and in seconds, and the owner.
+-- Per partition: position (next offset to deliver), lag in messages and in seconds, and the owner. The lag of a group with a pattern or filter
+-- counts what it will pass by too.
 create or replace function trunkline.group_stats(p_topic text default null, p_group text default null)
 returns table (topic text, group_name text, partition int, next_offset bigint, fetched bigint, head bigint, lag bigint, lag_seconds float8,
                member text, deadline timestamptz)
 language plpgsql
 as $$
 declare
-    r record;
-    s trunkline.positions;
+    r      record;
+    s      trunkline.positions;
+    v_from bigint;
 begin
     perform trunkline._need_read_committed('group_stats');
     if p_topic is not null then
@@ -79,9 +81,16 @@ begin
         head := trunkline._tick((r.cur).topic_id, partition, r.rows);
         lag := head - s.committed;
         lag_seconds := 0;
-        if lag > 0 and next_offset >= (select base_offset from trunkline.logs where log = (r.cur).log) then
-            select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
-            from trunkline._read((r.cur).topic_id, partition, r.rows, next_offset, next_offset) m;
+        if lag > 0 then
+            -- below retention: at least as old as the lowest one left, or as the last tick when none is left
+            select greatest(next_offset, l.base_offset) into v_from from trunkline.logs l where l.log = (r.cur).log;
+            if v_from <= head then
+                select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
+                from trunkline._read((r.cur).topic_id, partition, r.rows, v_from, v_from) m;
+            else
+                select extract(epoch from trunkline.clock() - k.cut_at) into lag_seconds
+                from trunkline.ticks k where k.log = (r.cur).log order by k.first_offset desc limit 1;
+            end if;
         end if;
         member := case when s.deadline > trunkline.clock() then s.member end;
         deadline := s.deadline;

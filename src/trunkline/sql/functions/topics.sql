@@ -367,8 +367,11 @@ begin
 end
 $$;
 
--- Creates the topic if it is not there; an error only if it is there with another number of partitions than asked for.
-create or replace function trunkline.ensure_topic(p_name text, p_partitions int default null, p_retention interval default null)
+-- Makes the topic so: creates it, or changes of the settings that are given those that differ. An error if it is there with another number of
+-- partitions than asked for, since more partitions map keys anew.
+create or replace function trunkline.ensure_topic(
+    p_name text, p_partitions int default null, p_retention interval default null, p_retention_bytes bigint default null,
+    p_hard_retention interval default null, p_max_payload int default null)
 returns trunkline.topics
 language plpgsql
 as $$
@@ -380,17 +383,22 @@ begin
     perform pg_advisory_xact_lock(778003, -abs(hashtext(p_name) / 2));
     select * into t from trunkline.topics where kind = 'topic' and name = p_name;
     if not found then
-        return trunkline.create_topic(p_name, coalesce(p_partitions, 1), coalesce(p_retention, '7 days'));
+        return trunkline.create_topic(p_name, coalesce(p_partitions, 1), coalesce(p_retention, '7 days'), nullif(p_retention_bytes, 0), p_hard_retention,
+                                      coalesce(p_max_payload, 1048576));
     end if;
     if p_partitions is not null and p_partitions <> t.partitions then
         perform trunkline._fail('TL020', format('topic %L exists with %s partitions, not %s', p_name, t.partitions, p_partitions),
                                 'leave partitions out, or change the topic with trunkline.alter_topic');
     end if;
+    if p_retention <> t.retention or p_retention_bytes <> coalesce(t.retention_bytes, 0) or p_max_payload <> t.max_payload
+       or p_hard_retention is not null and t.hard_retention is distinct from p_hard_retention then
+        return trunkline.alter_topic(p_name, null, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
+    end if;
     return t;
 end
 $$;
 
--- Changes what is given and keeps the rest. Partitions can be added, never removed; keys then map anew.
+-- Changes what is given and keeps the rest. Partitions can be added, never removed; keys then map anew. A retention_bytes of 0 removes that limit.
 create or replace function trunkline.alter_topic(
     p_name text, p_partitions int default null, p_retention interval default null,
     p_retention_bytes bigint default null, p_hard_retention interval default null, p_max_payload int default null)
@@ -403,7 +411,7 @@ begin
     perform pg_advisory_xact_lock(778003, t.topic_id);
     perform trunkline._check_range('partitions', coalesce(p_partitions, t.partitions), 1, 64);
     perform trunkline._check_range('max_payload', coalesce(p_max_payload, t.max_payload), 1, 16777216);
-    perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 1), 1, 9e18);
+    perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 0), 0, 9e18);
     perform trunkline._check_duration('retention', p_retention, '0', '100 years');
     perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
     if p_partitions < t.partitions then
@@ -416,7 +424,7 @@ begin
     end loop;
     update trunkline.topics set
         partitions = coalesce(p_partitions, partitions), retention = coalesce(p_retention, retention),
-        retention_bytes = coalesce(p_retention_bytes, retention_bytes),
+        retention_bytes = nullif(coalesce(p_retention_bytes, retention_bytes), 0),
         hard_retention = coalesce(p_hard_retention, hard_retention), max_payload = coalesce(p_max_payload, max_payload)
     where topic_id = t.topic_id returning * into t;
     perform trunkline._make_segments(t.topic_id);
@@ -449,7 +457,8 @@ begin
 end
 $$;
 
--- Deletes a topic with everything in it. Refused while groups or queues read it, unless forced.
+-- Deletes a topic with everything in it. Refused while groups or queues read it or a schedule publishes to it, unless forced: then
+-- these end with it.
 create or replace function trunkline.delete_topic(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
@@ -464,6 +473,7 @@ begin
         perform trunkline._fail('TL021', format('topic %L is read by: %s', p_name, v_readers),
                                 'remove these readers first, or pass p_force => true');
     end if;
+    perform trunkline._drop_schedules(format('topic %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.topic = p_name), p_force);
     delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
     delete from trunkline.cursors where topic_id = t.topic_id;
     v_queues := array(select distinct queue_id from trunkline.subscriptions where topic_id = t.topic_id and queue_id is not null);
@@ -473,6 +483,11 @@ begin
 end
 $$;
 
-create or replace function trunkline.list_topics() returns setof trunkline.topics
+create or replace function trunkline.get_topic(p_name text) returns trunkline.topics
 language sql stable
-as $$ select * from trunkline.topics where kind = 'topic' order by name $$;
+as $$ select * from trunkline._topic('topic', p_name) $$;
+
+-- All topics by name, or so many of them after a name.
+create or replace function trunkline.list_topics(p_after text default null, p_limit int default null) returns setof trunkline.topics
+language sql stable
+as $$ select * from trunkline.topics where kind = 'topic' and (p_after is null or name > p_after) order by name limit trunkline._limit(p_limit) $$;

@@ -430,7 +430,7 @@ begin
     where k.slot = p_from;
 
     insert into trunkline.positions
-    select p_to, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at
+    select p_to, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
     from trunkline.cursors c
     cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
     where p.slot = p_from;
