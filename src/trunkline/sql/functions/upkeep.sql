@@ -65,6 +65,17 @@ create or replace function trunkline._duty_due() returns int
 language sql
 as $$ select trunkline._release_due(null, 5000) $$;
 
+-- A topic may be deleted while a duty is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
+create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
+language plpgsql
+as $$
+begin
+    if exists (select from trunkline.topics where topic_id = p_topic_id) then
+        raise exception using errcode = p_code, message = p_error;
+    end if;
+end
+$$;
+
 -- Gives offsets to what nobody asked for yet, so that lag and rates of idle logs are right.
 create or replace function trunkline._duty_sequence() returns int
 language plpgsql
@@ -80,10 +91,14 @@ begin
             select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) order by random() limit 20) x
         order by log
     loop
-        v_head := trunkline._head(r.log);
-        if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
-            v_count := v_count + 1;
-        end if;
+        begin
+            v_head := trunkline._head(r.log);
+            if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
+                v_count := v_count + 1;
+            end if;
+        exception when others then
+            perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
+        end;
     end loop;
     return v_count;
 end
@@ -152,22 +167,26 @@ begin
     for r in
         select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by l.log
     loop
-        v_last := trunkline._last_id(r.topic_id, r.partition);
-        if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1) then
-            v_count := v_count + trunkline._make_segments(r.topic_id);
-        end if;
-        -- old enough to be worth a segment of its own
-        if (v_last + 1) % r.segment_rows > 0 and v_last > 0
-           and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
-            execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-            -- a roll draws up to segment_rows ids: one in a run is enough
-            if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
-                perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
-                v_rolls := 1;
-                v_count := v_count + 1;
+        begin
+            v_last := trunkline._last_id(r.topic_id, r.partition);
+            if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1) then
+                v_count := v_count + trunkline._make_segments(r.topic_id);
             end if;
-        end if;
-        v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+            -- old enough to be worth a segment of its own
+            if (v_last + 1) % r.segment_rows > 0 and v_last > 0
+               and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
+                execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
+                -- a roll draws up to segment_rows ids: one in a run is enough
+                if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
+                    perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
+                    v_rolls := 1;
+                    v_count := v_count + 1;
+                end if;
+            end if;
+            v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+        exception when others then
+            perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
+        end;
     end loop;
     return v_count;
 end
