@@ -40,11 +40,13 @@ up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
 test: $(SPARK) ## all tests; ARGS="-k name"
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-check: $(SPARK) ## format, lint, strict types, import contract
+check: $(SPARK) ## format, lint, strict types, import contract, security
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
+	$(BIN)/bandit -q -r src -c pyproject.toml 2> >(grep -v "nosec encountered" >&2)
+	$(BIN)/python tools/audit.py
 
 format: setup ## rewrite the code in the house format
 	$(BIN)/ruff format .

@@ -34,6 +34,10 @@ Every command that talks to a database has these options:
 | `--timeout TIME` | give up after this time |
 | `-q`, `--quiet` | no words on stderr, only errors |
 
+`trunkline --url URL <noun> <verb>` speaks HTTP to a service instead, with a token from `--token` or `TRUNKLINE_TOKEN`;
+`TRUNKLINE_URL` does the same for every command. Answers and exit codes are the same. `queue purge`, `queue cleanup`,
+`token`, `doctor` and `migrate` have no HTTP form.
+
 Times are `500ms`, `30s`, `5m`, `2h` or `7d`. A place in a log is `earliest`, `latest`, an offset, a time such as
 `2026-01-31T12:00:00Z`, or an age such as `1h`. What does not end (`topic tail`, `top`, `--watch`) is
 written as lines with `-o json` too.
@@ -96,7 +100,7 @@ def _command(command: click.Command, context: click.Context, depth: int) -> Iter
 def _leaf(command: click.Command, context: click.Context) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     text = f"{inspect.cleandoc(command.help or '')}\n\n```\n{context.command_path} {usage}\n```\n"
-    options = [param for param in command.params if isinstance(param, click.Option)]
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
     if {"output", "timeout"} <= {param.name for param in options}:
         options = [param for param in options if param.name not in SHARED]
     if options:

@@ -30,12 +30,16 @@ def make_queue(lab: Lab, name: str) -> int:
 
 def load(lab: Lab, number: int, *, messages: int, payload: int) -> None:
     """Fill a log from inside the server, in transactions of 10,000 messages."""
+    load_content(lab, number, text(payload).encode(), messages=messages, content_type="application/octet-stream")
+
+
+def load_content(lab: Lab, number: int, content: bytes, *, messages: int, content_type: str) -> None:
     statement = (
         f"select count(*) from trunkline.topic_{int(number)}_append(array_fill(%s::bytea, array[%s]),"
-        " null, null, null, null, null, null, 'application/octet-stream', null)"
+        " null, null, null, null, null, null, %s, null)"
     )
     for start in range(0, messages, 10_000):
-        lab.value(statement, text(payload).encode(), min(10_000, messages - start))
+        lab.value(statement, content, min(10_000, messages - start), content_type)
 
 
 def calm(lab: Lab, number: int) -> None:

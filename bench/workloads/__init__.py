@@ -15,6 +15,8 @@ from bench.workloads import (
     fanout_cost,
     five_groups,
     held_xmin,
+    http,
+    http_waiting,
     lateness,
     peers,
     publish_batch,
@@ -35,4 +37,6 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "client": client.run,
     "wakeup": wakeup.run,
     "lateness": lateness.run,
+    "http": http.run,
+    "http_waiting": http_waiting.run,
 }

@@ -24,10 +24,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     database_url: str | None = None
     """A server to use; None means the embedded one."""
+    url: str | None = None
+    """An HTTP service for the command line to speak to, instead of a database."""
+    token: str | None = None
+    """The token for it."""
     data: Path = Path(".trunkline")
     """Directory of the embedded server."""
     port: int = 8080
-    """HTTP port."""
+    """HTTP port; 0 means a free one."""
     pg_port: int | None = None
     """Port of the embedded server; None means a free one, kept for the next start."""
     upkeep_interval: timedelta = timedelta(milliseconds=500)
@@ -99,11 +103,15 @@ def _positive_duration(text: str) -> timedelta:
     return value
 
 
-def _port(text: str) -> int:
+def _port(text: str, least: int = 1) -> int:
     # isascii: int() also reads digits of other scripts, which nobody means here.
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
-        raise SettingsError(f"{text!r} is not a port", hint="use a number from 1 to 65535")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65535):
+        raise SettingsError(f"{text!r} is not a port", hint=f"use a number from {least} to 65535")
     return int(text)
+
+
+def _http_port(text: str) -> int:
+    return _port(text, least=0)
 
 
 def _url(text: str) -> str:
@@ -114,6 +122,12 @@ def _url(text: str) -> str:
             hint="write postgresql://user:password@host:5432/database or key=value pairs",
         )
     return text
+
+
+def _http_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise SettingsError("this is not the URL of an HTTP service", hint="write http://host:8080 or https://host")
+    return text.rstrip("/")
 
 
 def _path(text: str) -> Path:
@@ -141,8 +155,10 @@ def _boolean(text: str) -> bool:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "database_url": _url,
+    "url": _http_url,
+    "token": str,
     "data": _path,
-    "port": _port,
+    "port": _http_port,
     "pg_port": _port,
     "upkeep_interval": _positive_duration,
     "debug": _boolean,

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -21,6 +22,7 @@ from trunkline.db.embedded import EmbeddedServer
 
 # What two cores do with everything recorded; more only makes the queues longer.
 _MESSAGES_PER_SECOND = 700
+_HTTP_MESSAGES_PER_SECOND = 250
 
 
 def main() -> int:
@@ -38,10 +40,18 @@ def main() -> int:
                 _share(options.consumer_kills, number, len(names)),
                 _share(options.pauses, number, len(names)),
             )
+            if WORKLOADS[name].http:
+                faults = replace(
+                    faults,
+                    server_kills=options.server_kills,
+                    worker_kills=options.server_kills // 2,
+                    server_stops=options.server_kills // 2,
+                )
             with psycopg.connect(server.url, autocommit=True) as conn:
                 conn.execute(f"create database chaos_{name}".encode())
             url = make_conninfo(server.url, dbname=f"chaos_{name}")
-            seconds = options.seconds / len(names) if options.seconds else max(20.0, messages / _MESSAGES_PER_SECOND)
+            rate = _HTTP_MESSAGES_PER_SECOND if WORKLOADS[name].http else _MESSAGES_PER_SECOND
+            seconds = options.seconds / len(names) if options.seconds else max(20.0, messages / rate)
             plan = Plan(WORKLOADS[name], messages, faults, seconds, options.seed, say=lambda text: print(text, flush=True))
             outcome = run(plan, server, url)
             total.merge(outcome.report)
@@ -65,6 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pg-kills", type=int, default=50)
     parser.add_argument("--consumer-kills", type=int, default=200)
     parser.add_argument("--pauses", type=int, default=100)
+    parser.add_argument("--server-kills", type=int, default=40, help="of the HTTP servers; half as many workers and stops")
     parser.add_argument("--seconds", type=float, default=0, help="length of the load; default: by the number of messages")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")

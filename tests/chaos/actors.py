@@ -1,11 +1,11 @@
-"""The processes of a run. `python -m tests.chaos.actors URL DIRECTORY NAME SEED SPEC` is one of them."""
+"""The processes of a run. `python -m tests.chaos.actors URL DIRECTORY NAME SEED HTTP-SERVERS SPEC` is one of them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,18 @@ import msgspec
 import psycopg
 
 from tests.chaos.consumers import GroupMember, GroupMemberSpec, QueueConsumer, QueueConsumerSpec, TailReader, TailReaderSpec
+from tests.chaos.http_actors import (
+    HttpGroupMember,
+    HttpGroupMemberSpec,
+    HttpPublisher,
+    HttpPublisherSpec,
+    HttpQueueConsumerSpec,
+    HttpTailReader,
+    HttpTailReaderSpec,
+    Vandal,
+    VandalSpec,
+)
+from tests.chaos.http_session import HttpSession
 from tests.chaos.operators import Purger, PurgerSpec, Seeker, SeekerSpec
 from tests.chaos.publisher import Publisher, PublisherSpec
 from tests.chaos.redrives import Redriver, RedriverSpec
@@ -39,6 +51,11 @@ Spec = (
     | PurgerSpec
     | UpkeepSpec
     | AuditorSpec
+    | HttpPublisherSpec
+    | HttpQueueConsumerSpec
+    | HttpGroupMemberSpec
+    | HttpTailReaderSpec
+    | VandalSpec
 )
 
 
@@ -97,7 +114,7 @@ class Runner(Protocol):
     def run(self) -> None: ...
 
 
-_ACTORS: dict[Any, Callable[[Session, Any], Runner]] = {
+_ACTORS: dict[Any, Callable[[Any, Any], Runner]] = {
     PublisherSpec: Publisher,
     QueueConsumerSpec: QueueConsumer,
     GroupMemberSpec: GroupMember,
@@ -107,6 +124,11 @@ _ACTORS: dict[Any, Callable[[Session, Any], Runner]] = {
     PurgerSpec: Purger,
     UpkeepSpec: Upkeep,
     AuditorSpec: Auditor,
+    HttpPublisherSpec: HttpPublisher,
+    HttpQueueConsumerSpec: QueueConsumer,
+    HttpGroupMemberSpec: HttpGroupMember,
+    HttpTailReaderSpec: HttpTailReader,
+    VandalSpec: Vandal,
 }
 
 
@@ -120,10 +142,11 @@ class Actor:
 
 
 class Stage:
-    """Starts actors against one server, writing into one directory."""
+    """Starts actors against one server, or the HTTP servers in front of it, writing into one directory."""
 
-    def __init__(self, url: str, directory: Path, seed: int) -> None:
+    def __init__(self, url: str, directory: Path, seed: int, http: Sequence[str] = ()) -> None:
         self.url = url
+        self.http = ",".join(http)
         self.directory = directory
         self.seed = seed
         self.actors: list[Actor] = []
@@ -132,7 +155,16 @@ class Stage:
     def start(self, role: str, spec: Spec) -> Actor:
         self._lives[role] = self._lives.get(role, 0) + 1
         name = f"{role}-{self._lives[role]}"
-        command = [sys.executable, "-m", "tests.chaos.actors", self.url, str(self.directory), name, str(self.seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos.actors",
+            self.url,
+            str(self.directory),
+            name,
+            str(self.seed),
+            self.http,
+        ]
         errors = (self.directory / f"{name}.stderr").open("wb")
         root = Path(__file__).parents[2]
         process = subprocess.Popen([*command, msgspec.json.encode(spec).decode()], stdout=errors, stderr=errors, cwd=root)
@@ -169,10 +201,13 @@ class Stage:
 
 
 def main() -> None:
-    url, directory, name, seed, spec = sys.argv[1:]
-    session = Session(url, Path(directory), name, int(seed))
-    session.stop_on_sigterm()
+    url, directory, name, seed, http, spec = sys.argv[1:]
     decoded = msgspec.json.decode(spec, type=Spec)
+    if "Http" in type(decoded).__name__ or isinstance(decoded, VandalSpec):
+        session: Session = HttpSession(url, Path(directory), name, int(seed), http.split(","))
+    else:
+        session = Session(url, Path(directory), name, int(seed))
+    session.stop_on_sigterm()
     _ACTORS[type(decoded)](session, decoded).run()
     session.close()
 

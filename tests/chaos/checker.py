@@ -15,8 +15,11 @@ from tests.chaos.queue_rules import check_queues
 from tests.chaos.redrives import collect_redriven
 from tests.chaos.report import Report
 
-# What a crash, a lock time-out and a serialization failure look like; anything else is a finding.
+# What a crash, a lock time-out and a serialization failure look like, in SQL and over HTTP; anything else is a finding.
 FAULTS = {"57P01", "57P02", "57P03", "55P03", "40001", "08006", "08001", "08003"}
+FAULTS |= {"database_unavailable", "outcome_unknown", "busy", "retryable_conflict", "stopping"}
+# What a member hears whose lease, or whose last fetch, was forgotten.
+FAULTS |= {"lease_lost", "offset_ahead"}
 
 
 def check(history: Iterable[Op]) -> Report:

@@ -1,4 +1,4 @@
-"""The faults: kill -9 of Postgres, kill -9 of consumers, and pauses that outlast their leases."""
+"""The faults: kill -9 of Postgres, of consumers and of HTTP servers, and pauses that outlast their leases."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tests.chaos.actors import Actor, Stage
 from tests.chaos.history import Recorder
+from tests.chaos.services import Services
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.db.postmaster import find_processes
 
@@ -23,9 +24,24 @@ class Faults:
     pg_kills: int = 0
     consumer_kills: int = 0
     pauses: int = 0
+    server_kills: int = 0
+    worker_kills: int = 0
+    server_stops: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """By the name of the fault; those that do not happen are left out."""
+        counts = {
+            "crash": self.pg_kills,
+            "kill": self.consumer_kills,
+            "pause": self.pauses,
+            "server": self.server_kills,
+            "worker": self.worker_kills,
+            "stop": self.server_stops,
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def shuffled(self, source: random.Random) -> list[str]:
-        names = ["crash"] * self.pg_kills + ["kill"] * self.consumer_kills + ["pause"] * self.pauses
+        names = [name for name, count in self.counts().items() for _ in range(count)]
         source.shuffle(names)
         return names
 
@@ -47,7 +63,13 @@ class Nemesis:
     """Does one fault at a time; pauses end by themselves while it goes on."""
 
     def __init__(
-        self, server: EmbeddedServer, stage: Stage, recorder: Recorder, source: random.Random, pause: float
+        self,
+        server: EmbeddedServer,
+        stage: Stage,
+        recorder: Recorder,
+        source: random.Random,
+        pause: float,
+        services: Services | None = None,
     ) -> None:
         self.done: Counter[str] = Counter()
         self._server = server
@@ -55,13 +77,15 @@ class Nemesis:
         self._recorder = recorder
         self._random = source
         self._pause = pause
+        self._services = services
         self._paused: list[tuple[float, Actor]] = []
 
-    def strike(self, fault: str, victims: list[Actor], upkeep: Actor) -> None:
+    def strike(self, fault: str, victims: list[Actor], upkeep: Actor | None) -> None:
         awake = [actor for actor in victims if actor not in [paused for _, paused in self._paused]]
         if fault == "crash":
             crash(self._server, self._recorder)
-            self._kill(upkeep)
+            if upkeep is not None:
+                self._kill(upkeep)
         elif fault == "kill":
             self._kill(self._random.choice(awake))
         elif fault == "pause":
@@ -69,10 +93,24 @@ class Nemesis:
             os.kill(victim.process.pid, signal.SIGSTOP)
             self._recorder.note("pause", victim=victim.name)
             self._paused.append((time.monotonic() + self._pause, victim))
+        else:
+            self._strike_services(fault)
         self.done[fault] += 1
+
+    def _strike_services(self, fault: str) -> None:
+        assert self._services is not None, f"there is no HTTP server for {fault}"
+        self._recorder.note(fault)
+        if fault == "server":
+            self._services.kill(self._random)
+        elif fault == "worker":
+            self._services.kill_worker()
+        elif fault == "stop":
+            self._services.stop(self._random)
 
     def wake(self, *, everybody: bool = False) -> None:
         """Let those go on whose pause is over."""
+        if self._services is not None:
+            self._services.look()
         for until, actor in list(self._paused):
             if everybody or time.monotonic() >= until:
                 os.kill(actor.process.pid, signal.SIGCONT)

@@ -16,9 +16,11 @@ from tests.chaos.actors import Actor, AuditorSpec, Stage, UpkeepSpec, audit
 from tests.chaos.checker import check
 from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec
 from tests.chaos.history import load
+from tests.chaos.http_actors import HttpGroupMemberSpec, HttpPublisherSpec, HttpQueueConsumerSpec, HttpTailReaderSpec
 from tests.chaos.nemesis import Faults, Nemesis
 from tests.chaos.publisher import PublisherSpec
 from tests.chaos.report import Report
+from tests.chaos.services import Services
 from tests.chaos.session import Session
 from tests.chaos.workloads import MAX_ATTEMPTS, SEGMENT_ROWS, Queue, Workload
 from trunkline.db.embedded import EmbeddedServer
@@ -55,20 +57,26 @@ def run(plan: Plan, server: EmbeddedServer, url: str) -> Outcome:
     directory = Path(tempfile.mkdtemp(prefix=f"tl-chaos-{plan.workload.name}-"))
     migrate(url)
     main = Session(url, directory, "main", plan.seed)
-    stage = Stage(url, directory, plan.seed)
+    services = Services(url) if plan.workload.http else None
+    stage = Stage(url, directory, plan.seed, services.urls if services else ())
+    complaints: list[str] = []
     try:
         create(main, plan.workload)
-        nemesis = _load(plan, server, stage, main)
+        if services:
+            services.start()
+        nemesis = _load(plan, server, stage, main, services)
         plan.say(f"{plan.workload.name}: drain")
-        _drain(plan.workload, stage, main)
+        _drain(plan.workload, stage, main, services)
         read_everything(main, plan.workload)
     finally:
         for actor in stage.actors:
             actor.process.kill()
+        if services:
+            complaints = services.end()
     main.close()
     plan.say(f"{plan.workload.name}: check")
     report = check(load(directory))
-    for failure in stage.crashed():
+    for failure in stage.crashed() + complaints:
         report.add("error", failure)
     return Outcome(report, directory, time.monotonic() - begun, dict(nemesis.done))
 
@@ -96,21 +104,23 @@ def create(session: Session, workload: Workload) -> None:
             session.rows("select from trunkline.subscribe(%s, %s, %s)", (queue.name, topic, pattern))
 
 
-def _load(plan: Plan, server: EmbeddedServer, stage: Stage, main: Session) -> Nemesis:
+def _load(plan: Plan, server: EmbeddedServer, stage: Stage, main: Session, services: Services | None) -> Nemesis:
     """Publishers at work, and the faults spread evenly over the time."""
     source = random.Random(plan.seed)
     workload = plan.workload
     share = plan.messages // workload.publishers
-    spec = PublisherSpec(workload.targets, share, share / plan.seconds)
+    kind = HttpPublisherSpec if workload.http else PublisherSpec
+    spec = kind(workload.targets, share, share / plan.seconds)
     publishers = [stage.start(f"pub{number}", spec) for number in range(workload.publishers)]
     for role, consumer in workload.consumers:
         stage.start(role, consumer)
     for role, reader in workload.readers:
         stage.start(role, reader)
     stage.start("auditor", AuditorSpec(tuple(queue.name for queue in workload.queues)))
-    stage.start("upkeep", UpkeepSpec())
+    if not workload.http:
+        stage.start("upkeep", UpkeepSpec())
 
-    nemesis = Nemesis(server, stage, main.recorder, source, _PAUSE_SECONDS)
+    nemesis = Nemesis(server, stage, main.recorder, source, _PAUSE_SECONDS, services)
     faults = plan.faults.shuffled(source)
     begun = time.monotonic()
     said = begun
@@ -131,26 +141,34 @@ def _load(plan: Plan, server: EmbeddedServer, stage: Stage, main: Session) -> Ne
     return nemesis
 
 
-def _upkeep(stage: Stage) -> Actor:
-    return next(actor for actor in stage.actors if isinstance(actor.spec, UpkeepSpec))
+def _upkeep(stage: Stage) -> Actor | None:
+    return next((actor for actor in stage.actors if isinstance(actor.spec, UpkeepSpec)), None)
 
 
-def _drain(workload: Workload, stage: Stage, main: Session) -> None:
+def _drain(workload: Workload, stage: Stage, main: Session, services: Services | None) -> None:
     """Calm consumers finish everything; then nothing may happen for a while."""
     stage.stop([actor for actor in stage.actors if not isinstance(actor.spec, UpkeepSpec)])
+    consumer = HttpQueueConsumerSpec if workload.http else QueueConsumerSpec
+    member = HttpGroupMemberSpec if workload.http else GroupMemberSpec
     for number in range(2):
         for queue in workload.queues:
-            stage.start(
-                f"drain.{queue.name}.{number}", QueueConsumerSpec(queue.name, lease=5.0, ordered=queue.ordered, calm=True)
-            )
+            stage.start(f"drain.{queue.name}.{number}", consumer(queue.name, lease=5.0, ordered=queue.ordered, calm=True))
     for group in workload.groups:
-        member = GroupMemberSpec(group.topic, group.name, lease=5.0, effects=group.effects, calm=True)
-        stage.start(f"drain.{group.topic}.{group.name}", member)
+        spec = member(group.topic, group.name, lease=5.0, effects=group.effects, calm=True)
+        stage.start(f"drain.{group.topic}.{group.name}", spec)
+    tails = [
+        stage.start(f"drain.{topic}", HttpTailReaderSpec(topic, partitions, to_the_end=True))
+        for topic, partitions in (workload.topics.items() if workload.http else ())
+    ]
     limit = time.monotonic() + _DRAIN_SECONDS
     quiet_since = None
     while time.monotonic() < limit and (quiet_since is None or time.monotonic() - quiet_since < _QUIET_SECONDS):
+        if services:
+            services.look()
         quiet_since = (quiet_since or time.monotonic()) if _is_empty(main) else None
         time.sleep(0.1)
+    for tail in tails:
+        tail.process.wait(60)
     stage.stop(list(stage.actors))
 
 

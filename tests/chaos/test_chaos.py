@@ -1,4 +1,4 @@
-"""Three workloads under faults: nothing lost, nothing twice, nothing late, nothing early. `make chaos` runs longer."""
+"""Four workloads under faults: nothing lost, nothing twice, nothing late, nothing early. `make chaos` runs longer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from tests.chaos.run import Plan, run
 from tests.chaos.workloads import WORKLOADS
 from trunkline.db.embedded import EmbeddedServer
 
-# Together 100,000 accepted messages, 15 crashes of Postgres, 30 kills and 20 pauses of consumers.
+# The first three together: 100,000 accepted messages, 15 crashes of Postgres, 30 kills and 20 pauses of consumers.
 SHARES = {
     "log": (33_600, Faults(pg_kills=5, consumer_kills=10, pauses=6)),
     "queue": (33_200, Faults(pg_kills=5, consumer_kills=10, pauses=7)),
     "mixed": (33_200, Faults(pg_kills=5, consumer_kills=10, pauses=7)),
+    "http": (
+        4_500,
+        Faults(pg_kills=3, consumer_kills=5, pauses=3, server_kills=5, worker_kills=2, server_stops=3),
+    ),
 }
-LOAD_SECONDS = 50.0
+LOAD_SECONDS = {"http": 24.0}
 
 
 @pytest.fixture
@@ -38,14 +42,17 @@ def server() -> Iterator[EmbeddedServer]:
 def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedServer) -> None:
     messages, faults = SHARES[name]
     seed = int(os.environ.get("TRUNKLINE_CHAOS_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
-    outcome = run(Plan(WORKLOADS[name], messages, faults, LOAD_SECONDS, seed, say=print), server, server.url)
+    outcome = run(Plan(WORKLOADS[name], messages, faults, LOAD_SECONDS.get(name, 50.0), seed, say=print), server, server.url)
     print(f"{name}: seed {seed}, {outcome.seconds:.0f} s, faults {outcome.faults}\n{outcome.report.table()}")
     assert outcome.report.ok, f"seed {seed}, history kept in {outcome.directory}\n{outcome.report.table()}"
-    assert outcome.faults == {"crash": faults.pg_kills, "kill": faults.consumer_kills, "pause": faults.pauses}
+    assert outcome.faults == faults.counts()
     assert outcome.report.totals["messages accepted"] >= messages
-    # the paths that only upkeep takes were taken too
-    assert outcome.report.totals["rotations"] > 3
-    assert outcome.report.totals["sealed segments"] > 0
+    if name == "http":
+        assert outcome.report.totals["reads of messages"] > messages // 10
+    else:
+        # the paths that only upkeep takes were taken too
+        assert outcome.report.totals["rotations"] > 3
+        assert outcome.report.totals["sealed segments"] > 0
     if name == "queue":
         assert outcome.report.totals["redriven"] > 0
         assert outcome.report.totals["deliveries by label"] > 0

@@ -1,4 +1,4 @@
-"""The three workloads: which topics, queues and groups there are, who publishes and who consumes."""
+"""The workloads: which topics, queues and groups there are, who publishes and who consumes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.actors import Spec
 from tests.chaos.consumers import GroupMemberSpec, QueueConsumerSpec, TailReaderSpec
+from tests.chaos.http_actors import HttpGroupMemberSpec, HttpQueueConsumerSpec, HttpTailReaderSpec, VandalSpec
 from tests.chaos.operators import PurgerSpec, SeekerSpec
 from tests.chaos.publisher import Target
 from tests.chaos.redrives import RedriverSpec
@@ -47,6 +48,8 @@ class Workload:
     publishers: int = 4
     consumers: tuple[tuple[str, Spec], ...] = ()
     readers: tuple[tuple[str, Spec], ...] = ()
+    # everybody talks to HTTP servers, which run the upkeep too
+    http: bool = False
 
 
 _GROUPS = (
@@ -117,4 +120,30 @@ MIXED = Workload(
     readers=(("tail.events", TailReaderSpec("events", 2)),),
 )
 
-WORKLOADS = {workload.name: workload for workload in (LOG, QUEUE, MIXED)}
+_HTTP_TARGETS = (
+    Target("topic", "events", keys=50, routing_keys=_KEYS),
+    Target("queue", "work", delays=True, labels=_LABELS),
+    Target("queue", "line", keys=50),
+)
+
+HTTP = Workload(
+    name="http",
+    topics={"events": 2},
+    groups=(Group("events", "billing"),),
+    queues=(Queue("work"), Queue("orders", feeds=(("events", "order.*", _KEYS[:2]),)), Queue("line", 2, ordered=True)),
+    targets=_HTTP_TARGETS,
+    publishers=3,
+    consumers=(
+        *((f"work.{number}", HttpQueueConsumerSpec("work", labels=_LABELS if number else ())) for number in range(2)),
+        ("orders.0", HttpQueueConsumerSpec("orders")),
+        *((f"line.{number}", HttpQueueConsumerSpec("line", ordered=True)) for number in range(2)),
+        *((f"billing.{number}", HttpGroupMemberSpec("events", "billing")) for number in range(2)),
+    ),
+    readers=(
+        ("tail.events", HttpTailReaderSpec("events", 2)),
+        ("vandal", VandalSpec(_HTTP_TARGETS, ("work", "orders"), "events")),
+    ),
+    http=True,
+)
+
+WORKLOADS = {workload.name: workload for workload in (LOG, QUEUE, MIXED, HTTP)}

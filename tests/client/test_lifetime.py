@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ import pytest
 from tests.client import twins
 from trunkline import Client, SyncClient
 from trunkline.client import TransactionMisuse
-from trunkline.errors import DatabaseUnavailable, NotInstalled, SchemaVersion, SettingsError, TrunklineError
+from trunkline.errors import DatabaseUnavailable, InvalidDuration, NotInstalled, SchemaVersion, SettingsError, TrunklineError
 from trunkline.sql.migrate import latest_version
 
 
@@ -33,15 +34,21 @@ async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
 
 
 async def test_an_exhausted_pool_says_so(kind: str, db: str) -> None:
-    async with twins.client(kind, db, max_connections=1) as mq:
+    async with twins.client(kind, db, max_connections=1, pool_timeout="200ms") as mq:
         await mq.topics.create("t")
-        runtime = twins.bare(mq)._runtime()
-        runtime.pool._pool.timeout = 0.2
         async with mq.connection():
-            with pytest.raises(DatabaseUnavailable, match="client's 1 database connections") as caught:
+            with pytest.raises(
+                DatabaseUnavailable, match=r"client's 1 database connections became free in 0\.2 s"
+            ) as caught:
                 await mq.topics.list()
-        assert "max_connections" in (caught.value.hint or "")
+        assert "max_connections or pool_timeout" in (caught.value.hint or "")
         assert len(await mq.topics.list()) == 1
+
+
+@pytest.mark.parametrize("wait", ["0s", "-1s", timedelta(seconds=-1), "soon"])
+def test_a_pool_that_cannot_wait_is_refused(wait: str | timedelta) -> None:
+    with pytest.raises((SettingsError, InvalidDuration)):
+        SyncClient("postgresql:///x", pool_timeout=wait)
 
 
 async def test_without_prepared_statements(kind: str, db: str) -> None:

@@ -41,7 +41,7 @@ class Up:
     """`trunkline up` in a directory, as the tutorial begins."""
 
     def __init__(self, folder: Path) -> None:
-        command = [str(Path(sys.executable).with_name("trunkline")), "up"]
+        command = [str(Path(sys.executable).with_name("trunkline")), "up", "--port", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment(None))
         assert self._process.stdout is not None
         self.said = ""
@@ -80,8 +80,12 @@ class Upkeep:
 class Shells:
     """Runs blocks; each answers its output, and an error fails."""
 
-    def __init__(self, env: dict[str, str], folder: Path, conninfo: str | None = None) -> None:
-        self._env = env
+    def __init__(
+        self, env: dict[str, str], folder: Path, conninfo: str | None = None, *, ports: dict[str, str] | None = None
+    ) -> None:
+        self._env = {**env, "NO_PROXY": "127.0.0.1"}
+        self._ports = ports or {}
+        """Where servers of the page listen here."""
         self._url = env["TRUNKLINE_DATABASE_URL"] if conninfo is None else conninfo
         self._folder = folder
         self._psql: subprocess.Popen[str] | None = None
@@ -168,6 +172,8 @@ class Shells:
         return output, wanted
 
     def _command(self, where: str, text: str) -> str:
+        for named, here in self._ports.items():
+            text = text.replace(named, here)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             stdout=subprocess.PIPE,

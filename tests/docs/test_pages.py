@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, agree, blocks, pages, wants
 from tests.docs.shells import Shells, Up, Upkeep, as_url, environment
 from tests.docs.test_cli_examples import PAGE as CLI
+from tests.http.servers import serving
 from tests.servers import WheelServer
 
 # The only blocks that no test runs. Each says so, and why, on its page.
@@ -60,7 +62,9 @@ def test_page(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None
         more["NEW_DATABASE_URL"] = as_url(request.getfixturevalue("second_server"))
     upkeep = Upkeep(db)
     try:
-        _run_page(page, Shells(environment(db, **more), tmp_path))
+        with serving(db, "--no-upkeep") if "HTTP" in wants(page) else nullcontext() as http:
+            ports = {} if http is None else {"localhost:8080": f"127.0.0.1:{http.port}"}
+            _run_page(page, Shells(environment(db, **more), tmp_path, ports=ports))
     finally:
         upkeep.stop()
 

@@ -1,4 +1,4 @@
-"""From nothing to a usable system: `trunkline up`, its tour, a clean stop, and the data after it."""
+"""From nothing to a usable system: `trunkline up`, its tours, a clean stop, and the data after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -30,11 +33,13 @@ START_LIMIT = 60
 class Up:
     """A running `trunkline up`, with what it has printed so far."""
 
-    def __init__(self, data: Path, *, user: str | None = None, command: list[str] = COMMAND, path: str = "") -> None:
+    def __init__(
+        self, data: Path, *, user: str | None = None, command: list[str] = COMMAND, path: str = "", port: int | None = 0
+    ) -> None:
         self.data = data
         environment = {"PATH": os.environ["PATH"], "TRUNKLINE_DATA": str(data), "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         self.process = subprocess.Popen(
-            [*command, "up"],
+            [*command, "up", *(["--no-http"] if port is None else ["--port", str(port)])],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -57,6 +62,13 @@ class Up:
             if line.startswith("Ctrl-C stops."):
                 self._ready.set()
         self._ready.set()
+
+    @property
+    def url(self) -> str:
+        """Where it serves HTTP."""
+        found = re.search(r"HTTP is served on (http://127\.0\.0\.1:\d+)", self.output)
+        assert found is not None, self.output
+        return found[1]
 
     def stop(self, signum: int = signal.SIGINT) -> int:
         self.process.send_signal(signum)
@@ -91,6 +103,7 @@ def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
                 receipt = cursor.fetchall()[0][0]
             elif "trunkline.ack" in statement:
                 assert cursor.fetchall()[0][2] == "done"
+    walk_over_http([line.strip() for line in up.output.splitlines() if line.startswith("  curl ")])
     healthy = run("doctor", "--data", str(data), "-o", "json", cwd=data.parent)
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
     again = run("migrate", "--data", str(data), "-o", "json", cwd=data.parent)
@@ -99,16 +112,65 @@ def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
     assert "the data stays" in up.output
     assert "secret" not in up.output
     assert not find_processes(data / "pgdata")
+    assert not answers(up.url)
 
-    second = Up(data)
+    second = Up(data, port=None)
+    assert "HTTP" not in second.output
     with psycopg.connect(EmbeddedServer(data).connect()) as conn:
         assert conn.execute("select count(*) from trunkline.read('orders', 0, 1)").fetchone() == (1,)
     assert second.stop(signal.SIGTERM) == 0
     assert not find_processes(data / "pgdata")
 
 
+def walk_over_http(tour: list[str]) -> None:
+    receipt = ""
+    for command in tour:
+        command = command.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ").replace("<receipt>", receipt)
+        answer = json.loads(subprocess.check_output(command, shell=True, text=True, timeout=30))
+        if "/claims" in command:
+            receipt = answer["deliveries"][0]["receipt"]
+            assert answer["deliveries"][0]["payload"] == {"to": "a@example.com"}
+    assert [row["result"] for row in answer["results"]] == ["done"]
+
+
+def answers(url: str) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def test_a_killed_up_leaves_no_server_on_the_port_and_a_taken_port_stops_before_anything_starts(data: Path) -> None:
+    killed = Up(data)
+    port = int(killed.url.rpartition(":")[2])
+    killed.process.kill()
+    killed.process.wait(60)
+    # Postgres has outlived it and is adopted; the HTTP service has not, or the port would be taken
+    second = Up(data, port=port)
+    assert answers(second.url)
+    refused = run("up", "--data", "other", "--port", str(port), cwd=data.parent)
+    assert refused.returncode == 2
+    assert f"port {port}" in refused.stderr and "--port" in refused.stderr
+    assert not (data.parent / "other").exists()
+    kill_http_service(second)
+    assert second.stop(signal.SIGTERM) == 0
+    assert not answers(second.url)
+
+
+def kill_http_service(up: Up) -> None:
+    service = [child for child in psutil.Process(up.process.pid).children() if "serve" in child.cmdline()]
+    assert len(service) == 1
+    workers = service[0].children()
+    service[0].kill()
+    _, left = psutil.wait_procs([*service, *workers], timeout=30)
+    assert not left, "a worker has outlived its server"
+    for _ in range(600):
+        if "starting it again" in up.output and answers(up.url):
+            return
+        time.sleep(0.05)
+    raise AssertionError(up.output)
+
+
 def test_two_ups_on_one_directory_do_not_harm_each_other(data: Path) -> None:
-    first, second = Up(data), Up(data)
+    first, second = Up(data, port=None), Up(data, port=None)
     assert "using it" in second.output
     assert second.stop() == 0
     with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
@@ -117,7 +179,7 @@ def test_two_ups_on_one_directory_do_not_harm_each_other(data: Path) -> None:
 
 
 def test_up_runs_upkeep(data: Path) -> None:
-    up = Up(data)
+    up = Up(data, port=None)
     with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
         conn.execute("select trunkline.create_topic('t')")
         conn.execute("select trunkline.publish('t', '1', p_delay => '10 milliseconds')")

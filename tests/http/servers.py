@@ -27,21 +27,28 @@ def free_port() -> int:
 class HttpServer:
     """`trunkline serve` as a process of its own."""
 
-    def __init__(self, database_url: str, *arguments: str, port: int | None = None) -> None:
+    def __init__(
+        self, database_url: str, *arguments: str, port: int | None = None, module: str = "tests.http.serve"
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
-            sys.executable, "-m", "tests.http.serve", "--port", str(self.port), *arguments
+            sys.executable, "-m", module, "--port", str(self.port), *arguments
         ]  # fmt: skip
         self._environment = {**os.environ, "TRUNKLINE_DATABASE_URL": database_url}
         self.log = Path(tempfile.mkstemp(prefix="trunkline-http-", suffix=".log")[1])
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> HttpServer:
+    def launch(self) -> None:
+        """Start it and do not wait."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
+
+    def start(self) -> HttpServer:
+        self.launch()
+        assert self.process is not None
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):

@@ -33,7 +33,7 @@ async def test_topics_and_groups(mq: HttpClient, name: str) -> None:
     assert batch is not None
     assert [message.body for message in batch.messages] == [{"n": 1}, 2]
     assert await batch.commit() == "done"
-    assert await mq.seek(name, "g", "earliest") == {0: 1}
+    assert await mq.groups.seek(name, "g", "earliest") == {0: 1}
     assert await batch.commit() == "lost"
     assert await mq.leave(name, "g", member="m") == 0
     await mq.topics.delete(name, force=True)
@@ -56,14 +56,14 @@ async def test_queues(mq: HttpClient, name: str) -> None:
     assert await deliveries[2].bury("bad") == "done"
     assert await deliveries[3].extend("1m") == "done"
     assert await deliveries[3].release() == "done"
-    assert await mq.ack(name, [deliveries[3].receipt, deliveries[4].receipt]) == ["lost", "done"]
-    assert await mq.ack(name, []) == []
+    assert await mq.ack([deliveries[3].receipt, "1.x", deliveries[4].receipt]) == ["lost", "unknown", "done"]
+    assert await mq.ack([]) == []
     explained = await mq.explain(first.id)
     assert explained.readers[0]["state"] == "acked"
     stats = next(row for row in (await mq.stats()).queues if row.queue == name)
     assert (stats.ready, stats.delayed, stats.dead) == (1, 1, 1)
     await mq.queues.pause(name)
-    assert await mq.claim(name) == []
+    assert await mq.claim(name) == ()
     await mq.queues.resume(name)
     async for delivery in mq.deliveries(name, type=int):
         assert delivery.body == 2
@@ -81,9 +81,9 @@ async def test_subscriptions(mq: HttpClient, name: str) -> None:
     await mq.publish(name, 1, headers={"a": "1"})
     await mq.publish(name, 2)
     assert [(row.body, row.topic) for row in await mq.claim(name, max_messages=9)] == [(1, name)]
-    await mq.subscriptions.remove(made.name)
+    await mq.subscriptions.remove(name, made.name)
     with pytest.raises(errors.SubscriptionNotFound):
-        await mq.subscriptions.remove(made.name)
+        await mq.subscriptions.remove(name, made.name)
 
 
 async def test_errors(mq: HttpClient, name: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.http.servers import HttpServer
+from tests.conftest import Clock
+from tests.http.servers import HttpServer, serving
 
 QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 60}
 # of GET lists: what is printed, and ours
@@ -404,3 +407,51 @@ def test_metrics(server: HttpServer, http: httpx.Client, queue: str) -> None:
     assert f'http_response_size_bytes_bucket{{{labels},le="1e+09"' in text
     assert 'http_requests_inflight{handler="/metrics",service="trunkline"} 1.0' in text
     assert f'trunkline_queue_messages{{queue="{queue}",state="ready"}} 1.0' in text
+
+
+def test_size_buckets(http: httpx.Client, queue: str) -> None:
+    """A hundred bytes, and eight times ten times more; durations from 5 ms to 10 s."""
+    put(http, queue)
+    text = http.get("/metrics").text
+    row = 'code="204",handler="/v1/queues/{queue}/messages",le="'
+    sizes = re.findall(rf"http_response_size_bytes_bucket\{{{re.escape(row)}([^\"]+)", text)
+    assert [float(size) for size in sizes] == [100.0 * 10**power for power in range(8)] + [float("inf")]
+    spans = re.findall(rf"http_request_duration_seconds_bucket\{{{re.escape(row)}([^\"]+)", text)
+    assert (float(spans[0]), float(spans[-2])) == (0.005, 10.0)
+
+
+def test_pulls_at_one_time_get_different_messages(server: HttpServer, http: httpx.Client, queue: str) -> None:
+    for number in range(40):
+        put(http, queue, str(number))
+
+    def pull(_: int) -> list[str]:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            return [row["body"] for row in take(client, queue, limit=5)]
+
+    with ThreadPoolExecutor(8) as pool:
+        got = [body for bodies in pool.map(pull, range(8)) for body in bodies]
+    assert sorted(got, key=int) == [str(number) for number in range(40)]
+
+
+def test_times_of_a_queue(db: str, clock: Clock) -> None:
+    """B1, B4 and E8: the delivery delay, the deadline, the retention, and what cleanup removes."""
+    with serving(db) as own, httpx.Client(base_url=own.url, timeout=30) as http:
+        settings = {"ack_deadline_seconds": 30, "message_retention_seconds": 100, "delivery_delay_seconds": 20}
+        assert http.post("/v1/queues", json={"id": "q", **settings}).status_code == 201
+        put(http, "q")
+        assert take(http, "q") == []
+        assert http.get("/v1/queues/q/stats").json()["num_undelivered_messages"] == 0
+        clock.advance(21)
+        (first,) = take(http, "q")
+        assert take(http, "q") == []
+        clock.advance(31)
+        assert http.get("/v1/queues/q/stats").json()["oldest_unacked_message_age_seconds"] >= 0
+        (second,) = take(http, "q")
+        assert (second["id"], second["delivery_attempts"]) == (first["id"], 2)
+        # the retention runs from the publish on
+        clock.advance(60)
+        assert take(http, "q") == []
+        assert http.put("/v1/queues/q/cleanup").status_code == 204
+        stats = http.get("/v1/queues/q/stats").json()
+        assert (stats["num_undelivered_messages"], stats["leased"], stats["expired"]) == (0, 0, 1)
+        refused(http.put("/v1/queues/q/messages/01a1e21d-c09b-7d4a-b352-b5b6f8f1aafa/ack"), 404, 6)

@@ -17,13 +17,17 @@ import pytest
 from tests.http.servers import HttpServer, free_port, problem, serving
 from trunkline.db import tokens
 from trunkline.db.pool import connect
+from trunkline.db.tokens import Token
+from trunkline.server import access
 from trunkline.server.access import Caller
 from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes
+from trunkline.server.problems import Problem
 
 QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 60}
 Bearer = Callable[..., dict[str, str]]
+_BY_RECEIPT = [f"/v1/receipts/{verb}" for verb in ("ack", "nack", "bury", "release", "extend")]
 
 
 def run(url: str, work: Callable[[Any], Any]) -> Any:
@@ -108,6 +112,48 @@ def test_wrong_and_unknown_look_alike(http: httpx.Client, bearer: Bearer) -> Non
     assert (one.status_code, one.json()) == (two.status_code, two.json())
 
 
+async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is shown, two digests of equal length are compared by `compare_digest`, and nothing else."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, two: bytes) -> bool:
+        compared.append((len(one), len(two)))
+        return one == two
+
+    class Stored(bytes):
+        """A digest that must not be compared in another way."""
+
+        __hash__ = bytes.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return bytes.__eq__(self, other) if compared else pytest.fail("compared without compare_digest")
+
+    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    keeper = access.Access(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
+    keeper._read_at = time.monotonic() + 1000
+    id, secret = "0" * 16, "a" * 64
+    keeper._known = {
+        id: Token(
+            token_id=id, name="t", hash=Stored(tokens.digest(secret)), old_hash=None, old_until=None, scopes=["read:*"],
+            created_at=datetime.now(UTC), expires_at=None, revoked_at=None,
+        )
+    }  # fmt: skip
+    for shown, known in (
+        (f"tl_{id}_{secret}", True),
+        (f"tl_{id}_{'b' * 64}", False),
+        (f"tl_{'1' * 16}_{secret}", False),
+        ("tl_nonsense", False),
+    ):
+        compared.clear()
+        scope = {"headers": [(b"authorization", f"Bearer {shown}".encode())]}
+        if known:
+            assert (await keeper._caller(scope)).name == "t"
+        else:
+            with pytest.raises(Problem):
+                await keeper._caller(scope)
+        assert compared == [(32, 32), (32, 32)], shown
+
+
 def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.Client, bearer: Bearer) -> None:
     """A token with a scope on another name reaches no route but the public ones."""
     foreign = [bearer(f"{scope}:elsewhere.*") for scope in ("publish", "consume", "read", "admin")]
@@ -136,12 +182,15 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
             "id": "mine", "name": "mine", "topic_id": "mine", "queue_id": "mine", "queue": "mine", "payload": 1,
             "group_id": "g", "offset": 1, "ack_deadline_seconds": 1, "message_retention_seconds": 1,
         }  # fmt: skip
+        if path.startswith("/v1/receipts/"):
+            body = {"receipts": ["1.1.1.nobody"], **({"lease_seconds": 5} if path.endswith("extend") else {})}
         query = {"topic_id": "mine", "group_id": "g", "queue": "mine"} if path.startswith(("/pubsub", "/queue")) else {}
         for headers in foreign:
             answer = http.request(method, target, headers=headers, json=body, params=query)
-            # /queue/archive names no queue: a receipt that nobody has is not found
-            known = path == "/queue/archive" and doc.scope in headers_scope(headers, foreign)
-            assert answer.status_code == (404 if known else 403), (method, path, answer.text)
+            # these name no queue: a receipt that nobody has is not known
+            nameless = {"/queue/archive": 404, **dict.fromkeys(_BY_RECEIPT, 200)}
+            expected = nameless.get(path, 403) if doc.scope in headers_scope(headers, foreign) else 403
+            assert answer.status_code == expected, (method, path, answer.text)
         count += 1
     assert count > 60
 
@@ -192,6 +241,9 @@ def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: http
     assert answer.json()["results"] == [{"receipt": receipt, "result": "unknown"}]
     assert http.put(f"/v1/queues/mine-1/messages/{receipt}/ack", headers=headers).status_code == 404
     problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
+    for path in _BY_RECEIPT:
+        body = {"receipts": [receipt], **({"lease_seconds": 5} if path.endswith("extend") else {})}
+        problem(http.post(path, json=body, headers=headers), 403, "missing_scope")
     assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
 
 
@@ -220,7 +272,7 @@ def test_no_secret_in_the_database_or_the_log(
     http.get("/v1/stats", params={"token": secret})
     with psycopg.connect(module_db) as conn:
         rows = conn.execute("select t::text from trunkline.tokens t").fetchall()
-    assert rows and secret not in str(rows)
+    assert rows and secret not in str(rows) and secret[:32].encode().hex() not in str(rows)
     assert secret not in server.log.read_text()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import httpx
+import psycopg
 
 from tests.http.servers import serving
 
@@ -33,6 +34,7 @@ def test_life_of_a_token(db: str) -> None:
     second = token(db, "rotate", "shop")
     (row,) = json.loads(token(db, "list", "-o", "json"))
     assert (row["name"], row["scopes"], row["revoked_at"]) == ("shop", ["read:*"], None)
+    assert row["expires_at"] is not None
     assert first not in str(row) and second not in str(row)
     with serving(db) as server:
 
@@ -43,3 +45,6 @@ def test_life_of_a_token(db: str) -> None:
     token(db, "revoke", "shop")
     with serving(db) as server:
         assert httpx.get(f"{server.url}/v1/stats", headers={"authorization": f"Bearer {second}"}).status_code == 401
+    with psycopg.connect(db) as conn:
+        rows = conn.execute("select actor, action, object from trunkline.audit order by audit_id").fetchall()
+    assert rows == [("cli", f"token {action}", "shop") for action in ("create", "rotate", "revoke")]

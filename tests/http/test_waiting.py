@@ -98,6 +98,34 @@ def test_many_waiters_get_one_message_each(server: HttpServer, http: httpx.Clien
     assert {len(deliveries) for deliveries in got} == {1}
 
 
+def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http: httpx.Client, queue: str) -> None:
+    """A line that knows there is nothing takes new clients without another look; what comes then reaches all of them."""
+
+    def wait(seconds: float) -> list[Any]:
+        answer = httpx.post(f"{server.url}/v1/queues/{queue}/claims", json={"wait": seconds}, timeout=40)
+        found: list[Any] = answer.json()["deliveries"]
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(wait, 20)
+        assert [wait(0.2) for _ in range(3)] == [[], [], []]
+        second = pool.submit(wait, 20)
+        time.sleep(0.2)
+        http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(2)])
+        assert sorted(row["payload"] for each in (first, second) for row in each.result()) == [0, 1]
+    # nobody is left: the next one looks for itself, or joins what is still there
+    http.post(f"/v1/queues/{queue}/messages", json={"payload": 2})
+    assert [row["payload"] for row in wait(10)] == [2]
+
+
+def test_a_queue_that_is_deleted_ends_the_wait(http: httpx.Client, queue: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, f"/v1/queues/{queue}/claims", json={"wait": 30})
+        time.sleep(0.3)
+        assert http.delete(f"/v1/queues/{queue}").status_code == 204
+        problem(waiting.result(), 404, "queue_not_found")
+
+
 def test_fetch_waits_and_lets_go(server: HttpServer, http: httpx.Client, topic: str) -> None:
     path = f"/v1/topics/{topic}/groups/g/fetch"
     conn = vanish(server, "POST", path, '{"wait": 30, "member": "gone"}')
@@ -207,6 +235,23 @@ def test_follow_several_partitions(server: HttpServer, http: httpx.Client, name:
     eventually(lambda: len(half.events) >= 15)
     assert set(half.payloads()) >= set(stream.payloads()[15:])
     half.close()
+
+
+def test_a_partition_that_is_added_is_followed(server: HttpServer, http: httpx.Client, topic: str) -> None:
+    stream = Stream(server, f"/v1/topics/{topic}/events")
+    assert http.patch(f"/v1/topics/{topic}", json={"partitions": 4}).status_code == 200
+    batch = [{"payload": number, "key": str(number)} for number in range(20)]
+    http.post(f"/v1/topics/{topic}/messages", json=batch)
+    eventually(lambda: sorted(stream.payloads()) == list(range(20)))
+    stream.close()
+
+
+def test_a_topic_that_is_deleted_ends_its_streams(server: HttpServer, http: httpx.Client, topic: str) -> None:
+    stream = Stream(server, f"/v1/topics/{topic}/events")
+    assert http.delete(f"/v1/topics/{topic}?force=true").status_code == 204
+    eventually(lambda: [event.get("event") for event in stream.events] == ["problem"])
+    assert json.loads(stream.events[0]["data"])["error"] == "topic_not_found"
+    stream.close()
 
 
 def test_bad_streams(http: httpx.Client, topic: str) -> None:

@@ -83,10 +83,17 @@ def test_unreadable_dotenv_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("value", ["0", "65536", "-1", "1.5", "http", "\u0661", "99999999999", " 80"])
+@pytest.mark.parametrize("value", ["65536", "-1", "1.5", "http", "\u0661", "99999999999", " 80"])
 def test_bad_ports_name_the_variable(tmp_path: Path, value: str) -> None:
     with pytest.raises(SettingsError, match=r"^TRUNKLINE_PORT: ") as caught:
         load(tmp_path, env={"TRUNKLINE_PORT": value})
+    assert caught.value.hint == "use a number from 0 to 65535"
+
+
+def test_port_0_is_a_free_one_for_http_and_nothing_for_postgres(tmp_path: Path) -> None:
+    assert load(tmp_path, port="0").port == 0
+    with pytest.raises(SettingsError, match=r"^--pg-port: ") as caught:
+        load(tmp_path, pg_port="0")
     assert caught.value.hint == "use a number from 1 to 65535"
 
 

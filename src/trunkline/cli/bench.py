@@ -29,4 +29,4 @@ def command(arguments: tuple[str, ...]) -> None:
             hint="clone the repository and run `make bench` there",
         )
     os.chdir(checkout)
-    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])  # noqa: S606  our own interpreter
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])  # noqa: S606  our own interpreter  # nosec B606

@@ -10,12 +10,12 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from trunkline.cli.output import FORMATS, Output, say
-from trunkline.errors import Timeout, TrunklineError
+from trunkline.errors import SettingsError, Timeout, TrunklineError
 from trunkline.settings import Settings, parse_duration
 
 if TYPE_CHECKING:
@@ -77,17 +77,17 @@ class Noun(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def verb(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
-        """Make a function a verb of this noun; its first argument is the session."""
-        return lambda function: _add(self, function, name, example)
+    def verb(self, name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
+        """Make a function a verb of this noun; its first argument is the session. `http`: also with --url."""
+        return lambda function: _add(self, function, name, example, http)
 
 
-def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command without a noun; its first argument is the session."""
-    return lambda function: _add(None, function, name, example)
+    return lambda function: _add(None, function, name, example, http)
 
 
-def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
+def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: str, http: bool) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -98,7 +98,9 @@ def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: st
         quiet: bool,
         **values: Any,
     ) -> Any:
-        return function(Session(database_url, data, output, timeout, quiet), **values)
+        service: dict[str, str | None] = click.get_current_context().find_root().obj or {}
+        flags = {"database_url": database_url, "data": data, **service}
+        return function(Session(flags, output, timeout, quiet, http=http), **values)
 
     call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
     make = click.command if noun is None else noun.command
@@ -161,24 +163,54 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
 
 
 class Session:
-    """What a command works with: the database it talks to and the way it answers."""
+    """What a command works with: the database or the HTTP service it talks to, and the way it answers."""
 
     def __init__(
-        self, database_url: str | None, data: str | None, output: str | None, timeout: timedelta | None, quiet: bool
+        self,
+        flags: dict[str, str | None],
+        output: str | None,
+        timeout: timedelta | None,
+        quiet: bool,
+        *,
+        http: bool = True,
     ) -> None:
-        self._flags = {"database_url": database_url, "data": data}
+        self._flags = flags
         self._timeout = timeout
+        self._has_http_form = http
         self.quiet = quiet
         self.out = Output(output)
+
+    @functools.cached_property
+    def _settings(self) -> Settings:
+        return Settings.load(self._flags)
+
+    @functools.cached_property
+    def service(self) -> str | None:
+        """The URL of the HTTP service to speak to; None: it is a database."""
+        database = next((f"--{name.replace('_', '-')}" for name in ("database_url", "data") if self._flags[name]), None)
+        if self._flags.get("url") and database:
+            raise click.UsageError(f"give one of --url and {database}")
+        if database is not None or self._settings.url is None:
+            return None
+        if not self._has_http_form:
+            raise self._needs_database()
+        return self._settings.url
 
     @functools.cached_property
     def url(self) -> str:
         """The connection string of the database, with the name of this program in it."""
         from trunkline.cli.target import conninfo, warn_about_secrets
 
-        settings = Settings.load(self._flags)
+        if self._flags.get("url"):
+            raise self._needs_database()
         warn_about_secrets(self._flags["database_url"])
-        return conninfo(settings)
+        return conninfo(self._settings)
+
+    def _needs_database(self) -> click.UsageError:
+        name = click.get_current_context().command_path
+        return click.UsageError(
+            f"`{name}` has no HTTP form: it needs the database; give --database-url or --data, not --url"
+        )
 
     def say(self, words: str) -> None:
         """Words for people."""
@@ -187,7 +219,11 @@ class Session:
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Run `work` with an open client, in the time that --timeout gives."""
-        return asyncio.run(self._limited(functools.partial(_with_client, self.url, work)))
+        if self.service is not None:
+            with_client = functools.partial(_with_http_client, self.service, self._settings.token, work)
+        else:
+            with_client = functools.partial(_with_client, self.url, work)
+        return asyncio.run(self._limited(with_client))
 
     @contextmanager
     def limited(self) -> Iterator[None]:
@@ -232,3 +268,14 @@ async def _with_client(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
     await probe(url)
     async with Client(url) as mq:
         return await work(mq)
+
+
+async def _with_http_client(url: str, token: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+    try:
+        from trunkline.http_client import HttpClient
+    except ModuleNotFoundError as exc:
+        raise SettingsError("the HTTP client is not installed", hint="pip install 'trunkline[http]'") from exc
+
+    async with HttpClient(url, token) as http:
+        # it has the methods that commands use, with the same names and answers; tests/cli/test_url.py compares them
+        return await work(cast("Client", http))

@@ -23,7 +23,7 @@ class Traffic:
     def __init__(self, mq: Client) -> None:
         self._mq = mq
         # the same story each time
-        self._random = random.Random(7)  # noqa: S311
+        self._random = random.Random(7)  # noqa: S311  # nosec B311
         self._orders = itertools.count(1)
         self._rounds = itertools.count()
         self.failed_id: UUID | None = None

@@ -32,7 +32,7 @@ COMMANDS = {
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
     "serve": "Serve HTTP on a database.",
-    "token": "Tokens of the HTTP service.",
+    "token": "Tokens of the HTTP service.",  # nosec B105
     "up": "Start everything: a private Postgres, the schema and upkeep.",
     "migrate": "Install the schema, or bring it up to date.",
     "doctor": "Look for what endangers durability or speed.",
@@ -67,8 +67,15 @@ class _Lazy(Noun):
     "TRUNKLINE_DEBUG=1 shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="trunkline", message="%(prog)s %(version)s")
-def app() -> None:
+@click.option("--url", metavar="URL", help="Speak HTTP to this service instead of SQL to a database.")
+@click.option("--token", metavar="TOKEN", help="For --url; others see it in the process list, unlike TRUNKLINE_TOKEN.")
+@click.pass_context
+def app(ctx: click.Context, url: str | None, token: str | None) -> None:
     """One Postgres log, every way to consume it."""
+    for name, value in (("--url", url), ("--token", token)):
+        if value == "":
+            raise click.BadParameter("the value is empty", ctx, param_hint=f"'{name}'")
+    ctx.obj = {"url": url, "token": token}
 
 
 def main() -> None:

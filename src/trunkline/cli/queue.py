@@ -127,7 +127,7 @@ def resume(session: Session, name: str) -> None:
     session.say(f"queue {name} delivers")
 
 
-@command.verb("purge", example="trunkline queue purge mail --dry-run")
+@command.verb("purge", example="trunkline queue purge mail --dry-run", http=False)
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
@@ -144,7 +144,7 @@ def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
     session.out.one({"queue": name, "purged": removed})
 
 
-@command.verb("cleanup", example="trunkline queue cleanup mail")
+@command.verb("cleanup", example="trunkline queue cleanup mail", http=False)
 @click.argument("name")
 def cleanup(session: Session, name: str) -> None:
     """Give back the disk of finished messages now instead of at the next upkeep."""
@@ -210,10 +210,11 @@ def claim(
 ) -> None:
     """Take messages for the time of a lease. Settle them with their receipts."""
 
+    # over HTTP the service is the consumer
+    who = consumer or (None if session.service else "trunkline")
+
     async def work(mq: Client) -> None:
-        deliveries = await mq.claim(
-            name, max_messages=max_messages, lease=lease, labels=list(labels) or None, consumer=consumer or "trunkline"
-        )
+        deliveries = await mq.claim(name, max_messages=max_messages, lease=lease, labels=list(labels) or None, consumer=who)
         session.out.many(deliveries, _DELIVERIES)
         if settle and deliveries:
             # only what has left this process is done

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from trunkline.cli.command import Command, Count
+from trunkline.cli.output import say
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
 
@@ -18,7 +19,7 @@ from trunkline.settings import Settings
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; another than loopback needs tokens."
 )
-@click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
+@click.option("--port", metavar="N", help="HTTP port; 0 for a free one.  [default: 8080]")
 @click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Processes behind the port.")
 @click.option(
     "--max-connections",
@@ -42,6 +43,7 @@ from trunkline.settings import Settings
 )
 @click.option("--access-log", is_flag=True, help="A line for each request.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
+@click.option("--parent", type=Count(1), hidden=True, help="End with this process.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key file of the certificate.")
 def command(
     database_url: str | None,
@@ -58,6 +60,7 @@ def command(
     max_pull: int,
     max_publishing: int,
     access_log: bool,
+    parent: int | None,
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> None:
@@ -69,19 +72,29 @@ def command(
         from trunkline.server.run import serve
     except ModuleNotFoundError as exc:
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
+    from trunkline.cli.ports import listening_port
     from trunkline.cli.target import conninfo
+    from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
+    from trunkline.server.parent import end_with
 
+    if parent is not None:
+        end_with(parent)
     if (tls_cert is None) != (tls_key is None):
         raise SettingsError("--tls-cert and --tls-key belong together", hint="give both or neither")
     settings = Settings.load({"database_url": database_url, "data": data, "port": port})
     url = conninfo(settings)
     tokens = asyncio.run(_has_tokens(url)) if require_token is None else require_token
+    # before anything listens there, even for a moment
+    check_address(host, tokens=tokens)
+    chosen = listening_port(host, settings.port)
+    if settings.port == 0:
+        say(f"Serving http://{host}:{chosen}")
     serve(
         Config(
             database_url=url,
             host=host,
-            port=settings.port,
+            port=chosen,
             workers=workers,
             max_connections=max_connections,
             upkeep_seconds=settings.upkeep_interval.total_seconds() if upkeep else None,

@@ -47,7 +47,9 @@ def _expiry(after: timedelta | None) -> datetime | None:
     return None if after is None else datetime.now(UTC) + after
 
 
-@command.verb("create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d")
+@command.verb(
+    "create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d", http=False
+)
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, help="What it may do; can be repeated.")
 @click.option("--expires", type=Duration(), help="After this time it is refused.")
@@ -62,7 +64,7 @@ def create(session: Session, name: str, scopes: tuple[str, ...], expires: timede
     session.say("keep it: it is not shown again")
 
 
-@command.verb("rotate", example="trunkline token rotate shop --grace 1h")
+@command.verb("rotate", example="trunkline token rotate shop --grace 1h", http=False)
 @click.argument("name")
 @click.option("--grace", type=Duration(), default="0s", help="How long the former secret is still good.")
 @click.option("--expires", type=Duration(), help="After this time it is refused.")
@@ -80,7 +82,7 @@ def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | N
     session.say("keep it: it is not shown again")
 
 
-@command.verb("revoke", example="trunkline token revoke shop")
+@command.verb("revoke", example="trunkline token revoke shop", http=False)
 @click.argument("name")
 def revoke(session: Session, name: str) -> None:
     """Refuse a token from now on; servers notice within seconds."""
@@ -90,7 +92,7 @@ def revoke(session: Session, name: str) -> None:
     session.say(f"token {name} is revoked")
 
 
-@command.verb("list", example="trunkline token list")
+@command.verb("list", example="trunkline token list", http=False)
 def list_(session: Session) -> None:
     """All tokens, without their secrets."""
     from trunkline.db import tokens

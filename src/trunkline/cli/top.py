@@ -50,7 +50,7 @@ def command(session: Session, once: bool, every: timedelta) -> None:
         once = True
 
     async def work(mq: Client) -> None:
-        overview = Overview(session.url)
+        overview = Overview(None if session.service else session.url)
         if session.out.table and not once:
             await _live(mq, overview, every)
             return
@@ -79,9 +79,9 @@ async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
 
 
 class Overview:
-    """The numbers of now, and those of the last look to tell rates from."""
+    """The numbers of now, and those of the last look to tell rates from. Without a database URL nothing about its health."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | None) -> None:
         self._url = url
         self._stats = Stats([], [], [])
         self._at = 0.0
@@ -97,7 +97,7 @@ class Overview:
             for row in self._stats.queues
             if row.queue in before
         }
-        if self._at - self._health_at >= _HEALTH_EVERY:
+        if self._url is not None and self._at - self._health_at >= _HEALTH_EVERY:
             self._health_at = self._at
             findings = await asyncio.to_thread(examine, self._url)
             self._health = [finding for finding in findings if finding.level != "ok"]
@@ -136,6 +136,8 @@ class Overview:
         return self._rates.get(row.queue)
 
     def _health_lines(self) -> list[str]:
+        if self._url is None:
+            return ["health  not known over HTTP; trunkline doctor asks the database"]
         if not self._health:
             return ["health  ok"]
         return [f"health  {finding.level}  {show(finding.check)}: {show(finding.message)}" for finding in self._health]

@@ -1,4 +1,4 @@
-"""`trunkline up`: a private Postgres (or yours), the schema and upkeep, in the foreground until Ctrl-C."""
+"""`trunkline up`: a private Postgres (or yours), the schema, upkeep and HTTP, in the foreground until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from trunkline.errors import TrunklineError, from_psycopg
 from trunkline.settings import Settings
 
 if TYPE_CHECKING:
+    from trunkline.cli.http_service import HttpService
     from trunkline.db.embedded import EmbeddedServer
 
 _LONGEST_PAUSE = 30.0
+_HTTP_TOUR = """
+HTTP is served on {url}; every route is on {url}/docs:
+
+  curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "letters"}}'
+  curl -X POST {url}/v1/queues/letters/messages -d '{{"payload": {{"to": "a@example.com"}}}}'
+  curl -X POST {url}/v1/queues/letters/claims
+  curl -X POST {url}/v1/queues/letters/ack -d '{{"receipts": ["<receipt>"]}}'
+"""
 _TOUR = """
 A tour of 60 seconds; paste it into psql:
 
@@ -35,11 +44,12 @@ A tour of 60 seconds; paste it into psql:
 
 @click.command("up", cls=Command, example="trunkline up\ntrunkline up --database-url postgresql:///app")
 @click.option("--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]")
-@click.option("--port", metavar="N", help="HTTP port.  [default: 8080]")
+@click.option("--port", metavar="N", help="HTTP port of 127.0.0.1; 0 for a free one.  [default: 8080]")
+@click.option("--no-http", is_flag=True, help="Serve no HTTP.")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
 @click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
 @click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
-def command(**flags: str | None) -> None:
+def command(no_http: bool, **flags: str | None) -> None:
     """Start everything and stay in the foreground.
 
     Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
@@ -47,21 +57,32 @@ def command(**flags: str | None) -> None:
     """
     settings = Settings.load(flags)
     warn_about_secrets(flags["database_url"])
-    asyncio.run(_up(settings))
+    asyncio.run(_up(settings, None if no_http else _http_port(settings)))
 
 
-async def _up(settings: Settings) -> None:
+def _http_port(settings: Settings) -> int | None:
+    """Where HTTP will be served; a port that is taken is an error before anything has started."""
+    from trunkline.cli import http_service
+    from trunkline.cli.ports import listening_port
+
+    if not http_service.installed():
+        click.echo("HTTP is not served: it is not installed (pip install 'trunkline[server]').", err=True)
+        return None
+    return listening_port("127.0.0.1", settings.port)
+
+
+async def _up(settings: Settings, port: int | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, stop.set)
     if settings.database_url is not None:
-        await _serve(settings, settings.database_url, stop, None)
+        await _serve(settings, settings.database_url, port, stop, None)
     else:
-        await _up_embedded(settings, stop)
+        await _up_embedded(settings, port, stop)
 
 
-async def _up_embedded(settings: Settings, stop: asyncio.Event) -> None:
+async def _up_embedded(settings: Settings, port: int | None, stop: asyncio.Event) -> None:
     from trunkline.db.embedded import EmbeddedServer
 
     server = EmbeddedServer(settings.data, settings.pg_port)
@@ -71,27 +92,46 @@ async def _up_embedded(settings: Settings, stop: asyncio.Event) -> None:
             click.echo(f"Another process runs the Postgres of {settings.data}; using it.")
         if settings.pg_port not in (None, server.port):
             click.echo(f"It listens on port {server.port} already, not on {settings.pg_port}.")
-        await _serve(settings, url, stop, server)
+        await _serve(settings, url, port, stop, server)
     finally:
         owned = server.owned
         await asyncio.to_thread(server.stop)
     click.echo(f"Postgres stopped; the data stays in {settings.data}." if owned else "Postgres was left running.")
 
 
-async def _serve(settings: Settings, url: str, stop: asyncio.Event, server: EmbeddedServer | None) -> None:
+async def _serve(settings: Settings, url: str, port: int | None, stop: asyncio.Event, server: EmbeddedServer | None) -> None:
+    from trunkline.cli.http_service import HttpService
     from trunkline.sql.migrate import migrate
 
     report = await asyncio.to_thread(migrate, url)
     if report.applied:
         click.echo(f"Applied {', '.join(report.applied)}.")
-    click.echo(f"Schema trunkline is at version {report.version}; upkeep runs.")
-    click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.")
-    click.echo(_TOUR)
-    click.echo("Ctrl-C stops.")
+    http = None if port is None else HttpService(url, port)
+    try:
+        if http is not None:
+            await http.start(stop)
+        click.echo(f"Schema trunkline is at version {report.version}; upkeep runs.")
+        if http is not None:
+            click.echo(_HTTP_TOUR.format(url=http.url))
+        click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.")
+        click.echo(_TOUR)
+        click.echo("Ctrl-C stops.")
+        await _keep(settings, url, stop, server, http)
+    finally:
+        # before its database goes
+        if http is not None:
+            await http.stop()
+
+
+async def _keep(
+    settings: Settings, url: str, stop: asyncio.Event, server: EmbeddedServer | None, http: HttpService | None
+) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_upkeep(settings, url, stop))
         if server is not None:
             tasks.create_task(_keep_running(server, stop))
+        if http is not None:
+            tasks.create_task(http.keep(stop))
 
 
 def _how_to_connect(server: EmbeddedServer) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
+from trunkline import telemetry
 from trunkline.client import consuming
 from trunkline.client.batches import Batch
 from trunkline.client.consuming import Claims, GroupReader
@@ -33,13 +34,14 @@ from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, P
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
+_POOL_TIMEOUT = timedelta(seconds=30)
 
 
 class _Life:
     """What an open client has in this process."""
 
-    def __init__(self, conninfo: str, max_connections: int, prepare: bool) -> None:
-        self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare)
+    def __init__(self, conninfo: str, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
+        self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare, pool_timeout=pool_timeout)
         self.publisher = Publisher(self.runtime)
         self.settler = Settler(self.runtime)
 
@@ -52,14 +54,26 @@ class Client(Lender):
 
     Besides `max_connections` it has one connection for polls and hints, and one to listen when it has consumers.
     `prepare=False` is for a transaction pooler that does not follow prepared statements (PgBouncer before 1.21).
+    `pool_timeout` is how long a call waits for a connection, when all are in use or the server is away; then it fails with
+    `DatabaseUnavailable`, and nothing was changed.
     """
 
-    def __init__(self, url: str | None = None, *, max_connections: int = 10, prepare: bool = True) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        max_connections: int = 10,
+        prepare: bool = True,
+        pool_timeout: Duration = _POOL_TIMEOUT,
+    ) -> None:
         self._url = url or Settings.load().database_url
         if self._url is None:
             raise SettingsError("there is no database URL", hint="pass it to the client, or set TRUNKLINE_DATABASE_URL")
         self._max_connections = max_connections
         self._prepare = prepare
+        self._pool_timeout = duration(pool_timeout)
+        if self._pool_timeout is None or self._pool_timeout <= timedelta(0):
+            raise SettingsError("pool_timeout must be longer than zero", hint="for example 5s")
         self._life: _Life | None = None
         self.topics = Topics(self._runtime)
         self.queues = Queues(self._runtime)
@@ -86,8 +100,8 @@ class Client(Lender):
     def _living(self) -> _Life:
         # a forked child must not touch what its parent opened, nor wait for threads that it does not have
         if self._life is None or self._life.runtime.pid != os.getpid():
-            assert self._url is not None  # noqa: S101
-            self._life = _Life(self._url, self._max_connections, self._prepare)
+            assert self._url is not None and self._pool_timeout is not None  # noqa: S101
+            self._life = _Life(self._url, self._max_connections, self._prepare, self._pool_timeout)
         return self._life
 
     def _runtime(self) -> Runtime:
@@ -135,7 +149,7 @@ class Client(Lender):
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return await self._living().publisher.publish("topic", topic, message)
+        return await self._publish("topic", topic, message)
 
     async def enqueue(
         self,
@@ -169,7 +183,7 @@ class Client(Lender):
             content_type=content_type,
             priority=priority,
         )
-        return await self._living().publisher.publish("inbox", queue, message)
+        return await self._publish("inbox", queue, message)
 
     async def publish_many(
         self,
@@ -192,7 +206,7 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._living().publisher.publish_many("topic", topic, messages)
+        return await self._publish_many("topic", topic, messages)
 
     async def enqueue_many(
         self,
@@ -209,7 +223,21 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._living().publisher.publish_many("inbox", queue, messages)
+        return await self._publish_many("inbox", queue, messages)
+
+    async def _publish(self, kind: str, name: str, message: NewMessage) -> Published:
+        publisher, tracer = self._living().publisher, telemetry.tracer()
+        if tracer is None:
+            return await publisher.publish(kind, name, message)
+        with telemetry.publishing(tracer, name, [message]) as traced:
+            return await publisher.publish(kind, name, next(traced))
+
+    async def _publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
+        publisher, tracer = self._living().publisher, telemetry.tracer()
+        if tracer is None:
+            return await publisher.publish_many(kind, name, messages)
+        with telemetry.publishing(tracer, name, messages) as traced:
+            return await publisher.publish_many(kind, name, traced)
 
     def wake(self) -> None:
         """Tell consumers everywhere to look now: for after a commit of your own in which `on(conn)` published something."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
+from trunkline import telemetry
 from trunkline.client.batches import Batch
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.renewals import Renewal
@@ -44,6 +46,7 @@ async def claim(
     type: Any,
 ) -> Deliveries[Any]:
     """Up to so many messages of a queue; empty when there are none."""
+    tracer, began = telemetry.tracer(), time.time_ns()
     async with runtime.connection() as conn:
         take = partial(
             calls.claim,
@@ -55,7 +58,10 @@ async def claim(
             consumer=consumer,
             type=type,
         )
-        return Deliveries.of(await runtime.own_function(conn, "queue", queue, take), settler)
+        taken = Deliveries.of(await runtime.own_function(conn, "queue", queue, take), settler)
+    if tracer is not None and taken:
+        telemetry.claimed(tracer, queue, taken, began)
+    return taken
 
 
 class GroupReader(Generic[T]):

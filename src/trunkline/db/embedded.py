@@ -20,7 +20,7 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
+import subprocess  # nosec B404
 import tempfile
 import time
 from collections.abc import Iterator
@@ -255,7 +255,7 @@ class EmbeddedServer:
         options = [part for name, value in dynamic.items() for part in ("-c", f"{name}={value}")]
         with _reachable(self.pgdata, account) as (path, fds), self._open_log() as log:
             # A session of its own: Ctrl-C at our terminal must not reach the server before we have drained.
-            child = subprocess.Popen(  # noqa: S603
+            child = subprocess.Popen(  # noqa: S603  # nosec B603
                 [str(bin_dir / "postgres"), "-D", path, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -312,7 +312,7 @@ class EmbeddedServer:
         _sync_directory(self.data_dir)
 
     def _run(self, command: list[str], account: pginstall.Account, fds: tuple[int, ...], *, stdin: str = "") -> None:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603  # nosec B603
             command, input=stdin, capture_output=True, text=True, pass_fds=fds, **account.popen()
         )
         # Single-user mode reports a failed statement only in its output.
@@ -427,7 +427,7 @@ def _ensure_password(path: Path) -> str:
 def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
     """A short directory (a socket's path may have 107 bytes) that only the server's account can enter."""
     digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
-    path = Path("/tmp") / f"trunkline-{account.uid}-{digest}"  # noqa: S108  ownership is checked below
+    path = Path("/tmp") / f"trunkline-{account.uid}-{digest}"  # noqa: S108  ownership is checked below  # nosec B108
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -435,7 +435,7 @@ def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
         if not path.is_symlink() and status.st_uid == account.uid and status.st_mode & 0o077 == 0:
             return path
         # The name is somebody else's. A random one will do: who attaches reads it from postmaster.pid.
-        path = Path(tempfile.mkdtemp(prefix="trunkline-", dir="/tmp"))
+        path = Path(tempfile.mkdtemp(prefix="trunkline-", dir="/tmp"))  # nosec B108
     if account.switch:
         os.chown(path, account.uid, account.gid)
     return path
@@ -473,7 +473,7 @@ def _reachable(path: Path, account: pginstall.Account) -> Iterator[tuple[str, tu
 
 def _can_enter(path: Path, account: pginstall.Account) -> bool:
     command = ["test", "-x", f"{path}/."]
-    return subprocess.run(command, check=False, **account.popen()).returncode == 0  # noqa: S603
+    return subprocess.run(command, check=False, **account.popen()).returncode == 0  # noqa: S603  # nosec B603
 
 
 def _is_free(port: int) -> bool:

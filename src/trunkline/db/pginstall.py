@@ -7,7 +7,7 @@ import importlib.util
 import os
 import pwd
 import shutil
-import subprocess
+import subprocess  # nosec B404
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _FOLDERS = {18: "pginstall18", 16: "pginstall"}
 # Tried in order when root starts the server, because Postgres refuses to run as root.
 _ACCOUNTS = ("trunkline", "postgres", "nobody")
 # Root's copies of the programs; both are places that every account can reach.
-_SHARED = (Path("/var/lib/trunkline"), Path("/var/tmp/trunkline"))  # noqa: S108  ownership is checked
+_SHARED = (Path("/var/lib/trunkline"), Path("/var/tmp/trunkline"))  # noqa: S108  ownership is checked  # nosec B108
 
 
 class Account(NamedTuple):
@@ -57,7 +57,7 @@ def choose_account(pgdata: Path) -> Account:
 def _create_account() -> Account:
     name = _ACCOUNTS[0]
     try:
-        subprocess.run(  # noqa: S603
+        subprocess.run(  # noqa: S603  # nosec B603, B607
             ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", name],  # noqa: S607
             check=True,
             capture_output=True,
@@ -103,7 +103,7 @@ def _runs(bin_dir: Path, account: Account) -> bool:
     try:
         for name in ("postgres", "initdb"):
             command = [str(bin_dir / name), "--version"]
-            subprocess.run(command, check=True, capture_output=True, **account.popen())  # noqa: S603
+            subprocess.run(command, check=True, capture_output=True, **account.popen())  # noqa: S603  # nosec B603
     except (OSError, subprocess.CalledProcessError):
         return False
     return True

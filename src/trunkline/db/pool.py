@@ -95,7 +95,7 @@ class Pool:
         except PoolTimeout as exc:
             raise DatabaseUnavailable(
                 f"none of the client's {self._max_size} database connections became free in {self._timeout:g} s",
-                hint="check that the server runs, or give the client more with max_connections",
+                hint="check that the server runs, or give the client more with max_connections or pool_timeout",
             ) from exc
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import re
 import time
+from functools import lru_cache
 from typing import Any
 
 from litestar import Litestar, Response, Router
@@ -12,10 +14,12 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from trunkline import telemetry
 from trunkline.server import engine, logs
 from trunkline.server.addresses import is_loopback
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
+from trunkline.server.parent import end_with
 from trunkline.server.problems import MEDIA_TYPE, Problem, busy, from_any
 from trunkline.server.routes import (
     api,
@@ -75,7 +79,7 @@ async def _guard(request: Any) -> None:
     doc = scope["route_handler"].opt.get("doc")
     if doc is None:
         return  # OPTIONS, which Litestar answers with the methods there are
-    engine = scope["litestar_app"].state.engine
+    engine = scope["trunkline_engine"]
     template = scope["path_template"]
     engine.metrics.begun(template)
     scope["trunkline_begun"] = template
@@ -125,7 +129,7 @@ class Frontier:
             await self.app(scope, receive, send)
 
     async def _http(self, scope: Any, receive: Receive, send: Send) -> None:
-        engine = self.app.state.engine
+        engine = scope["trunkline_engine"] = self.app.state.engine
         start = time.perf_counter()
         status, size = 0, 0
 
@@ -144,7 +148,13 @@ class Frontier:
                 engine.metrics.refused(refused.error)
                 await _send(scope, receive, tell, refused)
                 return
-            await self.app(scope, receive, tell)
+            tracer = telemetry.tracer()
+            if tracer is None:
+                await self.app(scope, receive, tell)
+            else:
+                with telemetry.request(tracer, scope["method"], _trace(scope["headers"])) as span:
+                    await self.app(scope, receive, tell)
+                    telemetry.answered(span, scope["method"], scope.get("trunkline_begun"), status)
         finally:
             engine.under_way -= 1
             took = time.perf_counter() - start
@@ -158,13 +168,13 @@ class Frontier:
 
     def _refusal(self, scope: Any, engine: Any) -> Problem | None:
         headers = scope["headers"]
-        if len(headers) > _MAX_HEADERS or any(len(name) + len(value) > _MAX_HEADER for name, value in headers):
+        if len(headers) > _MAX_HEADERS or max([len(name) + len(value) for name, value in headers], default=0) > _MAX_HEADER:
             return Problem(
                 431, "headers_too_large", f"more than {_MAX_HEADERS} headers, or one of more than {_MAX_HEADER} bytes"
             )
         if len(scope["path"]) + len(scope["query_string"]) > _MAX_TARGET:
             return Problem(414, "uri_too_long", f"the target has more than {_MAX_TARGET} bytes")
-        if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"]:
+        if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"] or _hides_a_slash(scope):
             return Problem(400, "bad_path", "the path cannot be read")
         if not self._config.require_token and (foreign := _foreign(headers, self._config.host)) is not None:
             return foreign
@@ -173,14 +183,23 @@ class Frontier:
         return None
 
 
+def _trace(headers: Any) -> dict[str, str]:
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name in (b"traceparent", b"tracestate")}
+
+
+def _hides_a_slash(scope: Any) -> bool:
+    """Whether the path has an encoded slash: who stands in front of us and decides by paths would read another one."""
+    raw = scope.get("raw_path") or b""
+    return b"%" in raw and b"%2f" in raw.lower()
+
+
 def _foreign(headers: Any, host: str) -> Problem | None:
     """Without tokens no web page in a browser on this machine may reach us: not by another name, not across origins."""
     hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         return Problem(400, "bad_host", "the header host is there twice")
     asked = hosts[0] if hosts else host
-    bare = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
-    if bare != host and not is_loopback(bare.strip("[]")):
+    if not _is_here(asked, host):
         return Problem(421, "wrong_host", "without tokens this server only answers to the names of this machine")
     for name, value in headers:
         if name == b"origin" and value.partition(b"://")[2].decode("latin-1").lower() != asked:
@@ -190,6 +209,12 @@ def _foreign(headers: Any, host: str) -> Problem | None:
     return None
 
 
+@lru_cache(maxsize=64)
+def _is_here(asked: str, host: str) -> bool:
+    bare = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
+    return bare == host or is_loopback(bare.strip("[]"))
+
+
 async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:
     answer = Answer(problem.body(), problem.status, MEDIA_TYPE, problem.headers)
     await answer(scope, receive, send)
@@ -197,5 +222,8 @@ async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> N
 
 def from_environment() -> ASGIApp:
     """What a worker process starts with."""
+    main = multiprocessing.parent_process()
+    if main is not None and main.pid is not None:
+        end_with(main.pid)
     logs.set_up()
     return create_app(Config.from_environment())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.types import Receive, Scope, Send
 
-from trunkline import Client
+from trunkline import Client, telemetry
+from trunkline.db.pool import Connection
 from trunkline.server import parsing
 from trunkline.server.params import read_query
-from trunkline.server.problems import Problem
+from trunkline.server.problems import Problem, body_timeout
 
 if TYPE_CHECKING:
     from trunkline.server.engine import Engine
@@ -33,14 +33,20 @@ class ClientGone(Exception):
 class Call(Request[Any, Any, Any]):
     """One request."""
 
+    _headers_by_name: dict[bytes, bytes | list[bytes]] | None = None
+
     @property
     def engine(self) -> Engine:
-        engine: Engine = self.scope["litestar_app"].state.engine
+        engine: Engine = self.scope["trunkline_engine"]  # type: ignore[typeddict-item]
         return engine
 
     @property
     def mq(self) -> Client:
         return self.engine.mq
+
+    def writing(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection for a change: one that is lost meanwhile means that nobody knows whether it happened."""
+        return self.mq._runtime().connection(writing=True)
 
     @property
     def doc(self) -> Doc:
@@ -53,22 +59,28 @@ class Call(Request[Any, Any, Any]):
 
     def header(self, name: str) -> str | None:
         """A header that may be there once."""
-        found = self._by_name.get(name.encode())
+        found = self._by_name().get(name.encode())
         if found is None:
             return None
         if isinstance(found, list):
             raise Problem(400, "bad_header", f"the header {name} is there {len(found)} times", code=3)
         return found.decode("latin-1")
 
-    @cached_property
     def _by_name(self) -> dict[bytes, bytes | list[bytes]]:
+        if self._headers_by_name is not None:
+            return self._headers_by_name
         found: dict[bytes, Any] = {}
         for name, value in self.scope["headers"]:
             if name in found:
                 found[name] = [*found[name], value] if isinstance(found[name], list) else [found[name], value]
             else:
                 found[name] = value
+        self._headers_by_name = found
         return found
+
+    def trace(self) -> str | None:
+        """The W3C trace that messages of this request carry: of our own span where there is one, else as it was sent."""
+        return telemetry.traceparent().get("traceparent") or self.header("traceparent")
 
     def query(self) -> dict[str, Any]:
         """The declared parameters of this route."""
@@ -80,33 +92,48 @@ class Call(Request[Any, Any, Any]):
 
     async def bytes(self, limit: int | None = None) -> bytes:
         """The body, as long as it is within the limit and keeps coming."""
-        config = self.engine.config
-        limit = limit or config.max_body
+        limit = limit or self.engine.config.max_body
+        self._check_body(limit)
+        parts: list[Any] = []
+        size = 0
+        while True:
+            chunk, more = await self._part()
+            size += len(chunk)
+            if size > limit:
+                raise parsing.too_large(limit)
+            parts.append(chunk)
+            if not more:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def parts(self, limit: int) -> AsyncIterator[Any]:
+        """The body as it comes."""
+        self._check_body(limit)
+        size, more = 0, True
+        while more:
+            chunk, more = await self._part()
+            size += len(chunk)
+            if size > limit:
+                raise parsing.too_large(limit)
+            yield chunk
+
+    async def _part(self) -> tuple[Any, bool]:
+        """The next part of the body, and whether there is more."""
+        try:
+            event = await self.engine.patience.wait(self.receive)
+        except TimeoutError:
+            raise body_timeout("the rest of the body did not come") from None
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: Any = event.get("body", b"")
+        return chunk, bool(event.get("more_body", False))
+
+    def _check_body(self, limit: int) -> None:
         encoding = self.header("content-encoding")
         if encoding not in (None, "", "identity"):
             raise Problem(415, "unsupported_encoding", f"bodies in {encoding[:20]} are not read; send it plain")
         length = self.header("content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise parsing.too_large(limit)
-        parts: list[Any] = []
-        size = 0
-        while True:
-            try:
-                async with asyncio.timeout(config.body_seconds):
-                    event = await self.receive()
-            except TimeoutError:
-                raise Problem(
-                    408, "body_timeout", "the rest of the body did not come", headers={"connection": "close"}
-                ) from None
-            if event["type"] == "http.disconnect":
-                raise ClientGone
-            chunk: Any = event.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise parsing.too_large(limit)
-            parts.append(chunk)
-            if not event.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read(self, kind: type[T], *, optional: bool = False) -> T:
         """The JSON body as a value of this type; `optional`: an empty body is an empty object."""
@@ -126,9 +153,11 @@ class Answer:
     ) -> None:
         self._body = body
         self._status = status
-        self._headers = [*SAFE]
-        if media_type is not None:
-            self._headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
+        self._headers: list[tuple[bytes, bytes]]
+        if media_type is None:
+            self._headers = [*SAFE]
+        else:
+            self._headers = [*SAFE, (b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
         if headers:
             self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
 

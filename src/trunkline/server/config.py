@@ -25,6 +25,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Database connections of each worker."""
     max_body: int = 1024 * 1024
     max_batch_body: int = 8 * 1024 * 1024
+    max_stream: int = 100_000
+    """Most messages of a stream of lines, which is one transaction."""
+    max_stream_body: int = 256 * 1024 * 1024
+    stream_seconds: float = 60.0
+    """How long a stream of more than one batch may take."""
     max_depth: int = 64
     body_seconds: float = 10.0
     """How long the next part of a body may take."""

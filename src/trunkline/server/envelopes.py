@@ -7,6 +7,7 @@ import binascii
 import math
 import re
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -73,21 +74,33 @@ class Sent(msgspec.Struct, frozen=True):
     """A message of psqlqueue, which expects no content in the answer."""
 
 
-async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
-    """The messages of a publish request."""
-    kind = (call.header("content-type") or "").partition(";")[0].strip().lower()
+def media_type(call: Call) -> str:
+    return _media_type(call.header("content-type") or "")
+
+
+@lru_cache(maxsize=64)
+def _media_type(text: str) -> str:
+    return text.partition(";")[0].strip().lower()
+
+
+def idempotency_key(call: Call) -> str | None:
     key = call.header("idempotency-key")
     if key is not None and not 1 <= len(key) <= 255:
         raise invalid("the header idempotency-key has no characters, or more than 255", "bad_idempotency_key")
-    trace = call.header("traceparent")
+    return key
+
+
+async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
+    """The messages of a publish request that is no stream."""
+    kind = media_type(call)
+    key = idempotency_key(call)
+    trace = call.trace()
     limits = call.engine.config
-    if query["raw"] or (kind not in _ENVELOPES and kind not in NDJSON and not kind.endswith("+json")):
+    if query["raw"] or (kind not in _ENVELOPES and not kind.endswith("+json")):
         body = await call.bytes()
         message = _raw(call, body, query, key, trace)
         return Sent([message], True, False)
     body = await call.bytes(limits.max_batch_body)
-    if kind in NDJSON:
-        return Sent(_batch(body.split(b"\n"), limits.max_depth, limits.max_body, key, trace), False, False)
     first = body.lstrip()[:1]
     if not first:
         raise malformed("the body is empty", "missing_body")
@@ -101,12 +114,11 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
         return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False, False)
     if len(body) > limits.max_body:
         raise Problem(413, "body_too_large", f"the body has more than {limits.max_body} bytes")
-    message, plain = _message(body, limits.max_depth, key, trace)
+    message, plain = message_of(body, limits.max_depth, key, trace)
     return Sent([message], True, plain)
 
 
 def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, trace: str | None) -> list[NewMessage]:
-    parts = [part for part in parts if part.strip()]
     if not parts:
         raise invalid("the batch is empty", "empty_batch")
     if len(parts) > MAX_MESSAGES:
@@ -116,14 +128,14 @@ def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, t
         try:
             if len(part) > max_body:
                 raise Problem(413, "body_too_large", f"it has more than {max_body} bytes")
-            messages.append(_message(part, max_depth, None if key is None else f"{key}:{number}", trace)[0])
+            messages.append(message_of(part, max_depth, None if key is None else f"{key}:{number}", trace)[0])
         except Problem as exc:
             exc.detail = f"message {number}: {exc.detail}"
             raise
     return messages
 
 
-def _message(body: bytes, max_depth: int, key: str | None, trace: str | None) -> tuple[NewMessage, bool]:
+def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) -> tuple[NewMessage, bool]:
     """A message of an envelope, and whether it is one of psqlqueue."""
     check_depth(body, max_depth)
     try:

@@ -25,7 +25,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[A-Za-z0-9._-
 def name_fault(value: str | None) -> str | None:
     if not value:
         return BLANK
-    return None if NAME.fullmatch(value) else FORMAT
+    # a path cannot name a thing that is called as its own directory
+    return None if NAME.fullmatch(value) and value not in (".", "..") else FORMAT
 
 
 def refuse(**faults: str | None) -> None:

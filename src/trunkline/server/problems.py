@@ -95,6 +95,10 @@ def message_not_found(detail: str) -> Problem:
     return Problem(404, "message_not_found", detail, code=6)
 
 
+def body_timeout(detail: str) -> Problem:
+    return Problem(408, "body_timeout", detail, headers={"connection": "close"})
+
+
 def busy(detail: str, *, status: int = 503, error: str = "overloaded", after: float = 1) -> Problem:
     number = 1 if status >= 500 else None
     return Problem(status, error, detail, code=number, headers={"retry-after": str(max(1, round(after)))})

@@ -65,19 +65,25 @@ class Tail:
     async def _run(self) -> None:
         wakeup = self._mq._runtime().wakeup
         watch = wakeup.watch("topic", self.topic)
+        # no length that a topic can have: the first poll rings, also when the topic is gone by then
+        watch.length = -1
         try:
+            rung = False
             while True:
                 watch.hush()
-                if not await self._read():
-                    await watch.wait(10)
-                    await self._grow()
+                more = await self._read()
+                # something came, and not where we looked: in a partition that was added
+                if more or (rung and await self._grow()):
+                    continue
+                rung = await watch.wait()
         except Exception as exc:
             self.failure = exc
         finally:
             wakeup.unwatch(watch)
-            self._ring()
+            self.ring()
 
     async def _read(self) -> bool:
+        """Read what is there; answers whether there was any."""
         found = False
         for partition, start in enumerate(self.next):
             page = await self._mq.topics.read(self.topic, partition, start=start, limit=_PAGE)
@@ -86,16 +92,18 @@ class Tail:
                 self.next[partition] = message.offset + 1
                 found = True
         if found:
-            self._ring()
+            self.ring()
         return found
 
-    async def _grow(self) -> None:
-        """Partitions may have been added meanwhile."""
-        for _ in range((await self._mq.topics.get(self.topic)).partitions - len(self.next)):
+    async def _grow(self) -> bool:
+        """Take in partitions that were added; answers whether there are any."""
+        added = (await self._mq.topics.get(self.topic)).partitions - len(self.next)
+        for _ in range(added):
             self._recent.append(deque(maxlen=_RECENT))
             self.next.append(1)
+        return added > 0
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -111,6 +119,11 @@ class Tails:
         for tail in self._tails.values():
             tail.close()
         self._tails.clear()
+
+    def ring(self) -> None:
+        """Let all followers look up."""
+        for tail in self._tails.values():
+            tail.ring()
 
     async def heads(self, topic: str) -> list[int]:
         """The next offset of each partition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
+from trunkline import telemetry
 from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.deliveries import Deliveries, Delivery
 from trunkline.client.sync.renewals import Renewal
@@ -45,6 +47,7 @@ def claim(
     type: Any,
 ) -> Deliveries[Any]:
     """Up to so many messages of a queue; empty when there are none."""
+    tracer, began = telemetry.tracer(), time.time_ns()
     with runtime.connection() as conn:
         take = partial(
             calls.claim,
@@ -56,7 +59,10 @@ def claim(
             consumer=consumer,
             type=type,
         )
-        return Deliveries.of(runtime.own_function(conn, "queue", queue, take), settler)
+        taken = Deliveries.of(runtime.own_function(conn, "queue", queue, take), settler)
+    if tracer is not None and taken:
+        telemetry.claimed(tracer, queue, taken, began)
+    return taken
 
 
 class GroupReader(Generic[T]):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import psycopg
@@ -21,9 +22,9 @@ T = TypeVar("T")
 class Runtime:
     """The living part of a client. A forked child gets another one and leaves its parent's sockets alone."""
 
-    def __init__(self, conninfo: str, *, max_connections: int, prepare: bool = True) -> None:
+    def __init__(self, conninfo: str, *, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
         self.pid = os.getpid()
-        self.pool = Pool(conninfo, max_size=max_connections, prepare=prepare)
+        self.pool = Pool(conninfo, max_size=max_connections, timeout=pool_timeout.total_seconds(), prepare=prepare)
         self.wakeup = Wakeup(conninfo, prepare=prepare)
         self.renewals = Renewals()
         self._numbers: dict[tuple[str, str], int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID, uuid4
@@ -11,7 +12,7 @@ from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.db import doors
-from trunkline.errors import AlreadyExists
+from trunkline.errors import AlreadyExists, TrunklineError
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Offset, name_fault, refuse
@@ -75,7 +76,7 @@ class ApiPublish(msgspec.Struct, kw_only=True):
 
 class ApiPublished(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     id: int | None
-    """The offset; null in the rare case that a transaction of somebody else delays it."""
+    """The offset; null when a transaction of somebody else delays it, or the database went away just now."""
     message_id: UUID
     topic: str
 
@@ -105,8 +106,11 @@ async def publish(request: Call, topic: FromPath[str]) -> Answer:
             topic, payload, content_type="application/json", idempotency_key=request.header("idempotency-key")
         )
     request.engine.metrics.published(1)
-    async with request.mq.connection() as conn:
-        offset = await doors.offset_of(conn, topic, published.id)
+    offset: int | None = None
+    # it is stored: whatever happens now, the answer must not be that it failed
+    with contextlib.suppress(TrunklineError):
+        async with request.mq.connection() as conn:
+            offset = await doors.offset_of(conn, topic, published.id)
     return answer(ApiPublished(id=offset, message_id=published.id, topic=topic), 201)
 
 
@@ -202,7 +206,7 @@ async def ack(request: Call, topic: FromPath[str]) -> Answer:
     asked = await request.read(ApiAck)
     refuse(group=name_fault(asked.group), lastAckedId="cannot be blank" if asked.last_acked_id is None else None)
     assert asked.group is not None and asked.last_acked_id is not None  # noqa: S101
-    async with request.mq.connection() as conn:
+    async with request.writing() as conn:
         acked = await doors.ack_upto(conn, topic, asked.group, asked.last_acked_id)
     request.mq.wake()
     return answer(ApiAcked(group=asked.group, last_acked_id=acked))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Text
 from trunkline.server.routing import Doc, route
@@ -130,7 +132,14 @@ async def _settle(
 async def ack_many(request: Call, queue: FromPath[str]) -> Answer:
     """These are done and never delivered again."""
     asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, request.mq.ack)
+    return await _settle(request, queue, asked.receipts, partial(_ack, request))
+
+
+async def _ack(call: Call, receipts: list[str]) -> list[Result]:
+    if len(receipts) > 1:
+        return await call.mq.ack(receipts)
+    # those that come one by one share a statement
+    return [await call.mq._living().settler.ack(receipts[0])]
 
 
 @route("POST", "/queues/{queue:str}/nack", _doc(Retry))
@@ -163,4 +172,77 @@ async def extend_many(request: Call, queue: FromPath[str]) -> Answer:
     return await _settle(request, queue, asked.receipts, lambda ours: request.mq.extend(ours, lease=lease))
 
 
-ROUTES = [claim, ack_many, nack_many, bury_many, release_many, extend_many]
+# Settlements by receipts alone: a receipt knows its queue
+
+
+def _any_queue(body: Any) -> Doc:
+    return Doc(
+        tag=TAG, scope="consume", body=body, answers={200: Settlements}, problems=(400, 403, 408, 413), object=IN_BODY
+    )
+
+
+async def _settle_any(call: Call, receipts: list[str], verb: Callable[[list[str]], Awaitable[list[Result]]]) -> Answer:
+    """Settle receipts of any queues that the caller's token is for."""
+    call.query()
+    owners = await call.engine.queue_of(receipts)
+    for queue in {owner for owner in owners if owner is not None}:
+        await call.allow(queue)
+    known = [receipt for receipt, owner in zip(receipts, owners, strict=True) if owner is not None]
+    answers = iter(await verb(known) if known else [])
+    results = [
+        Settled(receipt, "unknown" if owner is None else next(answers))
+        for receipt, owner in zip(receipts, owners, strict=True)
+    ]
+    return answer(Settlements(results))
+
+
+@route("POST", "/receipts/ack", _any_queue(Settle))
+async def ack_any(request: Call) -> Answer:
+    """These are done and never delivered again, of whatever queue."""
+    asked = await request.read(Settle)
+    return await _settle_any(request, asked.receipts, request.mq.ack)
+
+
+@route("POST", "/receipts/nack", _any_queue(Retry))
+async def nack_any(request: Call) -> Answer:
+    """Deliver these again after a delay, or never after their last attempt."""
+    asked = await request.read(Retry)
+    delay = None if asked.delay_seconds is None else f"{asked.delay_seconds:.3f}s"
+    return await _settle_any(request, asked.receipts, lambda known: request.mq.nack(known, delay=delay, error=asked.error))
+
+
+@route("POST", "/receipts/bury", _any_queue(SettleError))
+async def bury_any(request: Call) -> Answer:
+    """These go to the dead letters at once."""
+    asked = await request.read(SettleError)
+    return await _settle_any(request, asked.receipts, lambda known: request.mq.bury(known, error=asked.error))
+
+
+@route("POST", "/receipts/release", _any_queue(Settle))
+async def release_any(request: Call) -> Answer:
+    """These go back at once, as if they had not been delivered."""
+    asked = await request.read(Settle)
+    return await _settle_any(request, asked.receipts, request.mq.release)
+
+
+@route("POST", "/receipts/extend", _any_queue(Extend))
+async def extend_any(request: Call) -> Answer:
+    """Keep these for so long from now."""
+    asked = await request.read(Extend)
+    lease = f"{asked.lease_seconds:.3f}s"
+    return await _settle_any(request, asked.receipts, lambda known: request.mq.extend(known, lease=lease))
+
+
+ROUTES = [
+    claim,
+    ack_many,
+    nack_many,
+    bury_many,
+    release_many,
+    extend_many,
+    ack_any,
+    nack_any,
+    bury_any,
+    release_any,
+    extend_any,
+]

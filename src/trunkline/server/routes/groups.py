@@ -228,14 +228,16 @@ async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> A
     """Cumulative and idempotent; what was committed already changes nothing. 409 when another member has the partition."""
     request.query()
     asked = await request.read(Commit)
-    async with request.mq._runtime().connection(writing=True) as conn:
+    async with request.writing() as conn:
         result, _ = await calls.commit(
             conn, topic, group, partition=asked.partition, generation=asked.generation, offset=asked.offset
         )
-    if result != "done":
-        raise Problem(409, "lease_lost", "this generation no longer holds the partition; what it fetched comes again")
-    position = await request.mq.groups.position(topic, group)
-    return answer(Committed(asked.partition, position[asked.partition]))
+        if result != "done":
+            raise Problem(409, "lease_lost", "this generation no longer holds the partition; what it fetched comes again")
+        # on the same connection: when it is lost here, the answer must not be that nothing happened
+        rows = await calls.group_stats(conn, topic, group)
+    position = next(row.next_offset for row in rows if row.partition == asked.partition)
+    return answer(Committed(asked.partition, position))
 
 
 class Seek(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,13 +12,22 @@ from msgspec import Meta
 
 from trunkline.db import doors
 from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.envelopes import NDJSON, PRIORITY, RAW_PARAMS, Envelope, Sent, read_messages
+from trunkline.server.envelopes import (
+    NDJSON,
+    PRIORITY,
+    RAW_PARAMS,
+    Envelope,
+    Sent,
+    idempotency_key,
+    media_type,
+    read_messages,
+)
 from trunkline.server.params import LARGEST, PARTITION, WAIT, Param
 from trunkline.server.problems import invalid, message_not_found
 from trunkline.server.routing import Doc, route
+from trunkline.server.streams import LineStream
 from trunkline.server.views import MessageView, Page, PublishedView, TextDeliveryView, message_view, text_delivery_view
 from trunkline.server.waiting import retry_until, until_gone
-from trunkline.types import Published
 
 TAG = "messages"
 
@@ -46,27 +55,35 @@ _PUBLISH: dict[str, Any] = {
 
 async def _publish(call: Call, kind: str, name: str) -> Answer:
     query = call.query()
+    if not query["raw"] and media_type(call) in NDJSON:
+        return await _publish_lines(call, kind, name)
     sent = await read_messages(call, query)
-    size = sum(len(message.body) for message in sent.messages)
-    with call.engine.publishing(size):
-        if sent.single:
-            published = [await _publish_one(call, kind, name, sent)]
-        else:
-            many = call.mq.publish_many if kind == "topic" else call.mq.enqueue_many
-            published = await many(name, sent.messages)
+    if sent.single:
+        return await _publish_one(call, kind, name, sent)
+    with call.engine.publishing(sum(len(message.body) for message in sent.messages)):
+        many = call.mq.publish_many if kind == "topic" else call.mq.enqueue_many
+        published = await many(name, sent.messages)
     call.engine.metrics.published(len(published))
-    ids = [PublishedView(row.id, row.duplicate) for row in published]
-    if not sent.single:
-        return answer(Stored(ids), 201)
-    if sent.plain and "return=representation" not in (call.header("prefer") or ""):
-        return nothing({"message-id": str(ids[0].id)})
-    return answer(ids[0], 201, {"message-id": str(ids[0].id)})
+    return answer(Stored([PublishedView(row.id, row.duplicate) for row in published]), 201)
 
 
-async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Published:
+async def _publish_lines(call: Call, kind: str, name: str) -> Answer:
+    stream = LineStream(call, kind, name, idempotency_key(call), call.trace())
+    await stream.publish()
+    call.engine.metrics.published(stream.count)
+    return Answer(b'{"messages":[' + b",".join(stream.views) + b"]}", 201)
+
+
+async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Answer:
     """Publishes of the same moment share one statement."""
-    publisher = call.mq._living().publisher
-    return await publisher.publish(kind, name, sent.messages[0])
+    engine, message = call.engine, sent.messages[0]
+    with engine.publishing(len(message.body)):
+        stored = await engine.mq._living().publisher.publish(kind, name, message)
+    engine.metrics.published(1)
+    headers = {"message-id": str(stored.id)}
+    if sent.plain and "return=representation" not in (call.header("prefer") or ""):
+        return nothing(headers)
+    return answer(PublishedView(stored.id, stored.duplicate), 201, headers)
 
 
 @route("POST", "/topics/{topic:str}/messages", Doc(**_PUBLISH, params=RAW_PARAMS, strict=False, object="topic"))

@@ -171,7 +171,7 @@ async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
     member, lease = query["member"], timedelta(seconds=query["lease"])
     stats = await call.mq.groups.stats(topic) if await _has_topic(call, topic) else []
     mine = [row for row in stats if row.group == group and row.member == member and row.fetched >= row.next_offset]
-    async with call.mq.connection() as conn:
+    async with call.writing() as conn:
         for row in mine:
             await doors.ack_upto(conn, topic, group, row.fetched)
 
@@ -231,7 +231,7 @@ async def commit(request: Call) -> Answer:
     refuse(group_id=name_fault(asked.group_id), offset="cannot be blank" if asked.offset is None else None)
     assert asked.group_id is not None and asked.offset is not None  # noqa: S101
     await request.allow(topic)
-    async with request.mq.connection() as conn:
+    async with request.writing() as conn:
         done = await doors.ack_upto(conn, topic, asked.group_id, asked.offset)
     request.mq.wake()
     return answer(CommittedOffset(done + 1))

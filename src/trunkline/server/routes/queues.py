@@ -184,6 +184,7 @@ async def list_queues(request: Call) -> Answer:
 async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Delete a queue with its messages and subscriptions. Refused while it has dead letters, unless forced."""
     await request.mq.queues.delete(queue, force=request.query()["force"])
+    request.engine.lines.look(queue)
     return nothing()
 
 
@@ -205,7 +206,7 @@ async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
 async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Remove every message of the queue, those that somebody works on too."""
     await request.mq.queues.purge(queue)
-    async with request.mq.connection() as conn:
+    async with request.writing() as conn:
         await doors.drop_leases(conn, queue)
     return nothing()
 
@@ -242,10 +243,12 @@ async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
     """End a pause."""
     request.query()
     await request.mq.queues.resume(queue)
+    request.engine.lines.look(queue)
     return nothing()
 
 
 class WaitingView(MessageView, frozen=True, kw_only=True):
+    topic_id: str | None
     attempt: int
     due_at: Any
     error: str | None
@@ -272,7 +275,13 @@ async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
     limit = request.query()["limit"]
     rows = await request.mq.queues.peek(queue, limit=limit)
     shown = [
-        WaitingView(**msgspec.structs.asdict(message_view(row)), attempt=row.attempt, due_at=row.due_at, error=row.error)
+        WaitingView(
+            **msgspec.structs.asdict(message_view(row)),
+            topic_id=row.topic,
+            attempt=row.attempt,
+            due_at=row.due_at,
+            error=row.error,
+        )
         for row in rows
     ]
     return answer(Waiting(shown))

@@ -20,6 +20,7 @@ from trunkline.server.views import Page, SubscriptionView, page
 from trunkline.types import Reader, Subscription
 
 TAG = "subscriptions"
+_QUEUE = Param(name="queue", words="Of this queue, where several have a subscription of that name.")
 
 
 class NewSubscription(msgspec.Struct, kw_only=True):
@@ -57,7 +58,7 @@ async def create_subscription(request: Call) -> Answer:
     request.engine.access.check(request.scope, "admin", asked.topic_id)
     await request.allow(asked.queue_id)
     try:
-        async with request.mq.connection() as conn:
+        async with request.writing() as conn:
             await doors.subscribe_once(
                 conn,
                 asked.id,
@@ -69,24 +70,27 @@ async def create_subscription(request: Call) -> Answer:
             )
     except AlreadyExists as exc:
         raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint) from None
-    return answer(SubscriptionView.of(await _find(request, asked.id)), 201)
+    return answer(SubscriptionView.of(await _find(request, asked.id, asked.queue_id)), 201)
 
 
-async def _find(call: Call, id: str) -> Subscription:
-    for row in await call.mq.subscriptions.list():
-        if row.name == id:
-            return row
-    raise SubscriptionNotFound(f"there is no subscription {id}")
+async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
+    """Those made over HTTP have names of their own; those made in SQL may be called the same on several queues."""
+    found = [row for row in await call.mq.subscriptions.list(queue) if row.name == id]
+    if not found:
+        raise SubscriptionNotFound(f"there is no subscription {id}")
+    if len(found) > 1:
+        raise Problem(409, "ambiguous", f"{len(found)} queues have a subscription {id}", hint="say which with ?queue=")
+    return found[0]
 
 
 @route(
     "GET",
     "/subscriptions/{subscription:str}",
-    Doc(tag=TAG, scope="read", strict=False, answers={200: SubscriptionView}, problems=(404,)),
+    Doc(tag=TAG, scope="read", params=(_QUEUE,), strict=False, answers={200: SubscriptionView}, problems=(404, 409)),
 )
 async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer:
     """One subscription."""
-    return answer(SubscriptionView.of(await _find(request, subscription)))
+    return answer(SubscriptionView.of(await _find(request, subscription, request.query()["queue"])))
 
 
 @route("GET", "/subscriptions", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
@@ -100,11 +104,11 @@ async def list_subscriptions(request: Call) -> Answer:
 @route(
     "DELETE",
     "/subscriptions/{subscription:str}",
-    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), audit=True),
+    Doc(tag=TAG, scope="admin", params=(_QUEUE,), strict=False, answers={204: None}, problems=(404, 409), audit=True),
 )
 async def delete_subscription(request: Call, subscription: FromPath[str]) -> Answer:
     """Stop feeding. What is not settled of it is forgotten."""
-    row = await _find(request, subscription)
+    row = await _find(request, subscription, request.query()["queue"])
     await request.mq.subscriptions.remove(row.queue, row.name)
     return nothing()
 

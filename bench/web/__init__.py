@@ -1,0 +1,1 @@
+"""HTTP: the services that are measured, and the load on them."""

@@ -1,0 +1,31 @@
+"""`trunkline serve` with one more route, which reads the body of a request and does nothing with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trunkline.cli.serve import command
+from trunkline.server import app
+from trunkline.server.call import Answer, Call, nothing
+from trunkline.server.routing import Doc, route
+
+PATH = "/nothing"
+
+
+@route("POST", PATH, Doc(tag="bench", scope="public", strict=False))
+async def _nothing(request: Call) -> Answer:
+    await request.bytes()
+    return nothing()
+
+
+def serve() -> None:
+    """The command. Workers are forked, so they find the longer list of routes here."""
+    made = app.create_app
+
+    def longer(config: Any) -> Any:
+        frontier: Any = made(config)
+        frontier.app.register(_nothing)
+        return frontier
+
+    app.create_app = longer
+    command()

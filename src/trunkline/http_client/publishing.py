@@ -1,0 +1,68 @@
+"""Messages as the server takes them, and batches within its limits."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from trunkline.db.codec import JSON, encode_message
+from trunkline.http_client.transport import given
+from trunkline.types import NewMessage
+
+MAX_MESSAGES = 1000
+# the server takes 8 MiB
+MAX_BYTES = 7 * 1024 * 1024
+
+
+def envelope(message: NewMessage) -> bytes:
+    """A message as JSON. A payload that is JSON stands in it as it is, every other one in base64."""
+    encoded = encode_message(message)
+    found = given(
+        content_type=encoded.content_type,
+        key=encoded.key,
+        routing_key=encoded.routing_key,
+        label=encoded.label,
+        headers=message.headers,
+        id=encoded.id,
+        occurred_at=encoded.occurred_at,
+        idempotency_key=encoded.idempotency_key,
+        delay_seconds=None if encoded.delay is None else encoded.delay.total_seconds(),
+        deliver_at=encoded.deliver_at,
+        priority=encoded.priority,
+    )
+    if encoded.content_type == JSON and _goes_as_it_is(message.body, encoded.payload):
+        return msgspec.json.encode({"payload": msgspec.Raw(encoded.payload), **found})
+    return msgspec.json.encode({"payload_base64": base64.b64encode(encoded.payload).decode(), **found})
+
+
+def _goes_as_it_is(body: Any, payload: bytes) -> bool:
+    """Bytes of the caller's may be anything, whatever their content type says, and are to arrive byte for byte."""
+    if not isinstance(body, bytes | bytearray | memoryview):
+        return True
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return payload == payload.strip()
+
+
+def batches(messages: Iterable[NewMessage]) -> Iterator[bytes]:
+    """JSON arrays, cut so that each keeps the server's limits."""
+    batch: list[bytes] = []
+    size = 0
+    for message in messages:
+        text = envelope(message)
+        if batch and (len(batch) == MAX_MESSAGES or size + len(text) > MAX_BYTES):
+            yield _array(batch)
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text) + 1
+    if batch:
+        yield _array(batch)
+
+
+def _array(parts: list[Any]) -> bytes:
+    return b"[" + b",".join(parts) + b"]"

@@ -1,0 +1,194 @@
+"""Queues and their dead letters over HTTP."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trunkline.errors import AlreadyExists
+from trunkline.http_client.nouns import Noun
+from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds, whole_seconds
+from trunkline.http_client.transport import given, quoted
+from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
+
+_STEP = 1000
+
+
+class _Numbers(msgspec.Struct):
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    acked: int
+    expired: int
+    purged: int
+    paused: bool
+    oldest_unacked_message_age_seconds: float
+
+
+class _Waiting(msgspec.Struct):
+    messages: list[WaitingRow]
+
+
+class HttpQueues(Noun):
+    """`client.queues`"""
+
+    async def create(self, name: str, **settings: Any) -> Queue:
+        """A new queue; `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
+        queue, made = await self._make(name, settings)
+        if not made:
+            raise AlreadyExists(f"queue {name!r} exists already")
+        return queue
+
+    async def ensure(self, name: str, **settings: Any) -> Queue:
+        """The queue is there. One that exists stays as it is; `AlreadyExists` if order, partitions or priorities differ."""
+        return (await self._make(name, settings))[0]
+
+    async def _make(self, name: str, settings: dict[str, Any]) -> tuple[Queue, bool]:
+        body = msgspec.json.encode(given(id=name, **_settings(**settings)))
+        # with ensure every setting has a default; the status tells which of the two it was
+        answer = await self._transport.send("POST", "/v1/queues", body, {"ensure": "true"})
+        return msgspec.json.decode(answer.content, type=QueueRow).queue(), answer.status_code == 201
+
+    async def alter(self, name: str, **settings: Any) -> Queue:
+        """Change what is given and keep the rest."""
+        return (await self._transport.ask("PATCH", _queue(name), _settings(**settings), kind=QueueRow)).queue()
+
+    async def get(self, name: str) -> Queue:
+        return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).queue()
+
+    async def list(self) -> builtins.list[Queue]:
+        """All queues, by name."""
+        return [row.queue() for row in await self._transport.every("/v1/queues", QueueRow)]
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})
+
+    async def pause(self, name: str) -> None:
+        """Nothing is given out until `resume`; publishing and settling go on."""
+        await self._transport.ask("PUT", f"{_queue(name)}/pause")
+
+    async def resume(self, name: str) -> None:
+        await self._transport.ask("PUT", f"{_queue(name)}/resume")
+
+    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
+        """One row per queue, of one or of all."""
+        if name is None:
+            return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
+        numbers = await self._transport.ask("GET", f"{_queue(name)}/stats", kind=_Numbers)
+        counted = msgspec.structs.asdict(numbers)
+        return [QueueStats(queue=name, oldest_age=counted.pop("oldest_unacked_message_age_seconds"), **counted)]
+
+    async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
+        """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
+        body = await self._transport.ask("GET", f"{_queue(queue)}/waiting", query={"limit": limit}, kind=_Waiting)
+        return [row.waiting() for row in body.messages]
+
+
+def _queue(name: str) -> str:
+    return f"/v1/queues/{quoted(name)}"
+
+
+def _settings(
+    *,
+    lease: Duration | None = None,
+    max_attempts: int | None = None,
+    backoff_base: Duration | None = None,
+    backoff_factor: float | None = None,
+    backoff_cap: Duration | None = None,
+    backoff_jitter: float | None = None,
+    ttl: Duration | None = None,
+    delivery_delay: Duration | None = None,
+    ordered: bool | None = None,
+    partitions: int | None = None,
+    priorities: int | None = None,
+    history: Duration | None = None,
+    retention: Duration | None = None,
+    max_payload: int | None = None,
+) -> dict[str, Any]:
+    return {
+        "ack_deadline_seconds": whole_seconds("lease", lease),
+        "max_attempts": max_attempts,
+        "backoff_base_seconds": seconds(backoff_base),
+        "backoff_factor": backoff_factor,
+        "backoff_cap_seconds": seconds(backoff_cap),
+        "backoff_jitter": backoff_jitter,
+        "message_retention_seconds": whole_seconds("ttl", ttl),
+        "delivery_delay_seconds": whole_seconds("delivery_delay", delivery_delay),
+        "ordered": ordered,
+        "partitions": partitions,
+        "priorities": priorities,
+        "history_seconds": seconds(history),
+        "retention_seconds": seconds(retention),
+        "max_payload": max_payload,
+    }
+
+
+class _DeadLetters(msgspec.Struct):
+    dead_letters: list[DeadRow]
+
+
+class HttpDeadLetters(Noun):
+    """`client.dead`"""
+
+    async def list(self, queue: str, *, after: int = 0, limit: int = 100) -> builtins.list[DeadLetter[Any]]:
+        """The oldest first; for the next page pass the last `dead_id` as `after`."""
+        query = {"after": after, "limit": limit}
+        body = await self._transport.ask("GET", f"{_queue(queue)}/dead-letters", query=query, kind=_DeadLetters)
+        return [row.letter() for row in body.dead_letters]
+
+    async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
+        """By the id of the message, or `DeadLetterNotFound`."""
+        return (await self._transport.ask("GET", f"{_queue(queue)}/dead-letters/{id}", kind=DeadRow)).letter()
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        to: str | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Deliver them again, with a fresh count of attempts: all, those named, or the oldest `limit`."""
+        return await self._in_steps(queue, "redrive", "redriven", ids, limit, on_progress, to=to)
+
+    async def purge(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Remove them for good: all, those named, or the oldest `limit`. Answers how many."""
+        return await self._in_steps(queue, "purge", "purged", ids, limit, on_progress)
+
+    async def _in_steps(
+        self,
+        queue: str,
+        verb: str,
+        counted: str,
+        ids: Sequence[UUID] | None,
+        limit: int | None,
+        on_progress: Callable[[int], None] | None,
+        **more: Any,
+    ) -> int:
+        """So that no request takes long, however many there are."""
+        total = 0
+        named = list(ids) if ids is not None else None
+        while (limit is None or total < limit) and named != []:
+            asked: dict[str, Any] = {"limit": _STEP if limit is None else min(_STEP, limit - total), **more}
+            if named is not None:
+                asked["ids"], named = named[:_STEP], named[_STEP:]
+            step: int = (await self._transport.ask("POST", f"{_queue(queue)}/dead-letters/{verb}", asked))[counted]
+            total += step
+            if on_progress is not None and step:
+                on_progress(total)
+            if step == 0 and named is None:
+                break
+        return total

@@ -1,0 +1,258 @@
+"""The server's JSON as the records of this package."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trunkline.db.codec import JSON, decoder, duration
+from trunkline.errors import InvalidArgument
+from trunkline.types import (
+    CatchUp,
+    DeadLetter,
+    Duration,
+    Group,
+    Headers,
+    Message,
+    Queue,
+    Schedule,
+    Subscription,
+    Topic,
+    Waiting,
+)
+
+
+def seconds(value: Duration | None) -> float | None:
+    span = duration(value)
+    return None if span is None else span.total_seconds()
+
+
+def whole_seconds(name: str, value: Duration | None) -> int | None:
+    """Where the server takes whole seconds only."""
+    span = seconds(value)
+    if span is None:
+        return None
+    if not span.is_integer():
+        raise InvalidArgument(f"{name}: over HTTP it is a number of whole seconds, not {span:g} s")
+    return int(span)
+
+
+def _span(value: float | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+def payload_bytes(payload: msgspec.Raw, encoding: str) -> bytes:
+    """The bytes as they were published: JSON stands in the answer as it was sent."""
+    if encoding == "json":
+        return bytes(payload)
+    text = msgspec.json.decode(payload, type=str)
+    return base64.b64decode(text) if encoding == "base64" else text.encode()
+
+
+class MessageRow(msgspec.Struct, kw_only=True):
+    id: UUID
+    partition: int
+    offset: int
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: Headers | None
+    content_type: str
+    payload: msgspec.Raw
+    encoding: str
+    occurred_at: datetime | None
+    created_at: datetime
+
+    def fields(self, kind: Any = None) -> dict[str, Any]:
+        """What every record of a message has."""
+        shared = (name for name in MessageRow.__struct_fields__ if name not in ("payload", "encoding"))
+        return {
+            **{name: getattr(self, name) for name in shared},
+            "payload": payload_bytes(self.payload, self.encoding),
+            "_decode": decoder(kind),
+        }
+
+    def message(self, kind: Any = None) -> Message[Any]:
+        return Message(**self.fields(kind))
+
+
+class DeliveryRow(MessageRow, kw_only=True):
+    topic_id: str | None
+    receipt: str
+    attempt: int
+    deadline: datetime
+
+
+class WaitingRow(MessageRow, kw_only=True):
+    topic_id: str | None
+    attempt: int
+    due_at: datetime | None
+    error: str | None
+
+    def waiting(self) -> Waiting[Any]:
+        return Waiting(**self.fields(), topic=self.topic_id, attempt=self.attempt, due_at=self.due_at, error=self.error)
+
+
+class DeadRow(MessageRow, kw_only=True):
+    topic_id: str | None
+    dead_id: int
+    attempts: int
+    error: str | None
+    reason: str
+    dead_at: datetime
+
+    def letter(self) -> DeadLetter[Any]:
+        return DeadLetter(
+            **self.fields(),
+            topic=self.topic_id or "",
+            dead_id=self.dead_id,
+            attempts=self.attempts,
+            error=self.error,
+            reason=self.reason,
+            dead_at=self.dead_at,
+        )
+
+
+class TopicRow(msgspec.Struct, kw_only=True):
+    id: str
+    partitions: int
+    retention_seconds: float
+    retention_bytes: int | None
+    hard_retention_seconds: float | None
+    max_payload: int
+    created_at: datetime
+
+    def topic(self) -> Topic:
+        return Topic(
+            name=self.id,
+            partitions=self.partitions,
+            retention=timedelta(seconds=self.retention_seconds),
+            retention_bytes=self.retention_bytes,
+            hard_retention=_span(self.hard_retention_seconds),
+            max_payload=self.max_payload,
+            created_at=self.created_at,
+        )
+
+
+class QueueRow(msgspec.Struct, kw_only=True):
+    id: str
+    ack_deadline_seconds: float
+    message_retention_seconds: float | None
+    delivery_delay_seconds: float
+    max_attempts: int
+    backoff_base_seconds: float
+    backoff_factor: float
+    backoff_cap_seconds: float
+    backoff_jitter: float
+    ordered: bool
+    paused: bool
+    partitions: int
+    priorities: int
+    history_seconds: float | None
+    retention_seconds: float
+    max_payload: int
+    created_at: datetime
+    updated_at: datetime
+
+    def queue(self) -> Queue:
+        return Queue(
+            name=self.id,
+            lease=timedelta(seconds=self.ack_deadline_seconds),
+            max_attempts=self.max_attempts,
+            backoff_base=timedelta(seconds=self.backoff_base_seconds),
+            backoff_factor=self.backoff_factor,
+            backoff_cap=timedelta(seconds=self.backoff_cap_seconds),
+            backoff_jitter=self.backoff_jitter,
+            ttl=_span(self.message_retention_seconds),
+            delivery_delay=timedelta(seconds=self.delivery_delay_seconds),
+            ordered=self.ordered,
+            paused=self.paused,
+            partitions=self.partitions,
+            retention=timedelta(seconds=self.retention_seconds),
+            max_payload=self.max_payload,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            priorities=self.priorities,
+            history=_span(self.history_seconds),
+        )
+
+
+class GroupRow(msgspec.Struct, kw_only=True):
+    id: str
+    topic_id: str
+    pattern: str | None
+    message_filters: Headers | None
+    created_at: datetime
+
+    def group(self) -> Group:
+        return Group(
+            topic=self.topic_id,
+            name=self.id,
+            pattern=self.pattern,
+            headers=self.message_filters,
+            created_at=self.created_at,
+        )
+
+
+class SubscriptionRow(msgspec.Struct, kw_only=True):
+    id: str
+    topic_id: str
+    queue_id: str
+    pattern: str
+    message_filters: Headers | None
+    created_at: datetime
+
+    def subscription(self) -> Subscription:
+        return Subscription(
+            queue=self.queue_id,
+            name=self.id,
+            topic=self.topic_id,
+            pattern=self.pattern,
+            headers=self.message_filters,
+            created_at=self.created_at,
+        )
+
+
+class ScheduleRow(msgspec.Struct, kw_only=True):
+    id: str
+    cron: str
+    timezone: str
+    catch_up: CatchUp
+    topic_id: str | None
+    queue_id: str | None
+    payload: msgspec.Raw
+    encoding: str
+    key: str | None
+    routing_key: str | None
+    label: str | None
+    headers: Headers | None
+    paused: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_id: UUID | None
+    created_at: datetime
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            name=self.id,
+            topic=self.topic_id,
+            queue=self.queue_id,
+            cron=self.cron,
+            timezone=self.timezone,
+            catch_up=self.catch_up,
+            payload=payload_bytes(self.payload, self.encoding),
+            content_type=JSON,
+            key=self.key,
+            routing_key=self.routing_key,
+            label=self.label,
+            headers=self.headers,
+            paused=self.paused,
+            next_at=self.next_at,
+            last_at=self.last_at,
+            last_id=self.last_id,
+            created_at=self.created_at,
+        )

@@ -1,0 +1,115 @@
+"""Streams of lines: published while they come, in one transaction that commits when the stream has ended well.
+
+So a stream that breaks anywhere (a bad line, a client or a server that dies, a limit) leaves nothing behind, and a long one
+is never in memory as a whole. An open transaction delays nobody, but it holds a connection: few may be open, not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from trunkline.client.publishing import MAX_BYTES, MAX_MESSAGES, send
+from trunkline.db.pool import Connection
+from trunkline.server.call import Call
+from trunkline.server.envelopes import message_of
+from trunkline.server.problems import Problem, body_timeout, invalid
+from trunkline.server.views import PublishedView
+from trunkline.types import NewMessage, Published
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def lines(call: Call) -> AsyncIterator[bytes]:
+    """The lines of a body as they come, blank ones left out."""
+    config = call.engine.config
+    rest = b""
+    async for part in call.parts(config.max_stream_body):
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+        if len(rest) > config.max_body:
+            break
+    if rest.strip():
+        yield rest
+
+
+class LineStream:
+    """One request that publishes lines."""
+
+    def __init__(self, call: Call, kind: str, name: str, key: str | None, trace: str | None) -> None:
+        self._call = call
+        self._kind = kind
+        self._name = name
+        self._key = key
+        self._trace = trace
+        self._batch: list[NewMessage] = []
+        self._size = 0
+        self.count = 0
+        self.views: list[bytes] = []
+        """What was stored, as it is answered."""
+
+    async def publish(self) -> None:
+        """Read everything and store it; any error means that nothing was."""
+        async with AsyncExitStack() as stack:
+            conn: Connection | None = None
+            async for line in lines(self._call):
+                message = self._read(line)
+                if len(self._batch) == MAX_MESSAGES or self._size + len(message.body) > MAX_BYTES:
+                    if conn is None:
+                        # the first batch is full: only now is a connection worth holding
+                        conn = await stack.enter_async_context(self._transaction())
+                    await self._flush(conn)
+                self._batch.append(message)
+                self._size += len(message.body)
+            if not self.count:
+                raise invalid("the batch is empty", "empty_batch")
+            if conn is None:
+                await self._store_at_once()
+            else:
+                await self._flush(conn)
+        if conn is not None:
+            self._call.mq._runtime().wakeup.published(self._kind, self._name)
+
+    def _read(self, line: bytes) -> NewMessage:
+        config = self._call.engine.config
+        number, self.count = self.count, self.count + 1
+        try:
+            if number == config.max_stream:
+                raise Problem(413, "batch_too_large", f"a stream has at most {config.max_stream} messages")
+            if len(line) > config.max_body:
+                raise Problem(413, "body_too_large", f"it has more than {config.max_body} bytes")
+            return message_of(line, config.max_depth, None if self._key is None else f"{self._key}:{number}", self._trace)[0]
+        except Problem as exc:
+            exc.detail = f"message {number}: {exc.detail}"
+            # the rest of the stream is not read
+            exc.headers = {**exc.headers, "connection": "close"}
+            raise
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        engine = self._call.engine
+        try:
+            with engine.streaming():
+                async with asyncio.timeout(engine.config.stream_seconds), self._call.writing() as conn, conn.transaction():
+                    yield conn
+        except TimeoutError:
+            raise body_timeout("the stream took too long; nothing of it was stored") from None
+
+    async def _flush(self, conn: Connection) -> None:
+        with self._call.engine.publishing(self._size):
+            self._keep(await send(conn, self._kind, self._name, self._batch))
+
+    async def _store_at_once(self) -> None:
+        mq = self._call.mq
+        many = mq.publish_many if self._kind == "topic" else mq.enqueue_many
+        with self._call.engine.publishing(self._size):
+            self._keep(await many(self._name, self._batch))
+
+    def _keep(self, stored: list[Published]) -> None:
+        self.views += [_encode(PublishedView(row.id, row.duplicate)) for row in stored]
+        self._batch, self._size = [], 0

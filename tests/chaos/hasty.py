@@ -1,0 +1,98 @@
+"""`TRUNKLINE_PLANTED=bug python -m tests.chaos.hasty ...`: `trunkline serve`, with one bug of `BUGS` planted into it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from trunkline.cli.serve import command
+from trunkline.client.publishing import send
+from trunkline.server import streams, waiting
+from trunkline.server.call import Answer, answer
+from trunkline.server.routes import claims, events, messages
+from trunkline.server.views import PublishedView
+
+LATER_SECONDS = 1.0
+
+
+def publish_answered_early() -> None:
+    async def hasty(call: Any, kind: str, name: str) -> Answer:
+        sent = await messages.read_messages(call, call.query())
+
+        async def store() -> None:
+            await asyncio.sleep(LATER_SECONDS)
+            await call.mq.publish_many(name, sent.messages)
+
+        call.engine.spawn(store())
+        return answer(messages.Stored([PublishedView(uuid4(), False) for _ in sent.messages]), 201)
+
+    messages._publish = hasty
+
+
+def ack_answered_early() -> None:
+    async def hasty(call: Any, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[Any]]) -> Answer:
+        async def settle() -> None:
+            await asyncio.sleep(LATER_SECONDS)
+            await verb(receipts)
+
+        call.engine.spawn(settle())
+        return answer(claims.Settlements([claims.Settled(receipt, "done") for receipt in receipts]))
+
+    claims._settle = hasty
+
+
+def key_ignored() -> None:
+    right = messages.read_messages
+
+    async def careless(call: Any, query: dict[str, Any]) -> Any:
+        sent = await right(call, query)
+        without = [msgspec.structs.replace(message, idempotency_key=None) for message in sent.messages]
+        return msgspec.structs.replace(sent, messages=without)
+
+    messages.read_messages = careless
+
+
+def resume_skips_one() -> None:
+    right = events.last_seen
+    events.last_seen = lambda text: {partition: offset + 1 for partition, offset in right(text).items()}
+
+
+def stream_stored_in_parts() -> None:
+    async def store(self: Any, conn: Any) -> None:
+        async with self._call.mq.connection() as other:
+            self._keep(await send(other, self._kind, self._name, self._batch))
+
+    streams.LineStream._flush = store  # type: ignore[method-assign]
+
+
+def delivery_for_two() -> None:
+    async def hand_out(self: Any, taken: Any) -> None:
+        while (waiter := self._first()) is not None:
+            waiter.answer.set_result(taken)
+
+    waiting.Line._hand_out = hand_out  # type: ignore[method-assign]
+
+
+BUGS = {
+    bug.__name__: bug
+    for bug in (
+        publish_answered_early,
+        ack_answered_early,
+        key_ignored,
+        resume_skips_one,
+        stream_stored_in_parts,
+        delivery_for_two,
+    )
+}
+
+# at import, because a worker may be a process that imports this module anew
+if planted := os.environ.get("TRUNKLINE_PLANTED"):
+    BUGS[planted]()
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,209 @@
+"""`trunkline --url`: the same commands over HTTP, with the same answers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Answer, Cli
+from tests.http.conftest import module_db, server  # noqa: F401
+from tests.http.servers import HttpServer, free_port, serving
+from trunkline import Client
+from trunkline.http_client import HttpClient
+
+
+class Both:
+    """Runs a command over HTTP, or over SQL on the same database."""
+
+    def __init__(self, cli: Cli, url: str) -> None:
+        self.cli = cli
+        self.url = url
+
+    def __call__(self, *arguments: object, code: int = 0) -> Answer:
+        """Over HTTP."""
+        return self.cli("--url", self.url, *arguments, code=code)
+
+    def same(self, *arguments: object) -> Any:
+        """Over both ways, which must answer the same."""
+        over_http, over_sql = self(*arguments, "-o", "json").json, self.cli(*arguments, "-o", "json").json
+        assert over_http == over_sql
+        return over_http
+
+
+@pytest.fixture
+def both(server: HttpServer, module_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:  # noqa: F811
+    for name in ("URL", "TOKEN", "DATA"):
+        monkeypatch.delenv(f"TRUNKLINE_{name}", raising=False)
+    monkeypatch.setenv("TRUNKLINE_DATABASE_URL", module_db)
+    monkeypatch.chdir(tmp_path)
+    return Both(Cli(module_db, tmp_path), server.url)
+
+
+def test_topics(both: Both) -> None:
+    made = both("topic", "create", "orders", "--partitions", "2", "--retention", "1d").json
+    assert made == both.same("topic", "show", "orders")
+    assert both("topic", "create", "orders", "-o", "json", code=4).error["code"] == "already_exists"
+    assert both("topic", "create", "orders", "--ensure").json == made
+    # numbers and spaces arrive as they were written
+    body = '{"price": 1.10, "big": 123456789012345678901234567890}'
+    published = both("topic", "publish", "orders", body, "--key", "k", "-H", "a=1", "--routing-key", "x.y").json
+    lines = both.cli.folder / "lines.ndjson"
+    lines.write_text("".join(f'{{"n": {n}}}\n' for n in range(1500)))
+    told = both("topic", "publish", "orders", "--file", lines, "--idempotency-prefix", "p").json
+    assert (told["stored"], told["duplicates"]) == (1500, 0)
+    assert both("topic", "publish", "orders", "--file", lines, "--idempotency-prefix", "p").json["duplicates"] == 1500
+    read = both.same("topic", "read", "orders", "--limit", "2000")
+    assert len(read) == 1501
+    assert published["id"] in [row["id"] for row in read]
+    assert '"price":1.10' in both("topic", "read", "orders", "--limit", "2000", "-o", "jsonl").stdout
+    assert len(both.same("topic", "read", "orders", "--start", "1h", "--partition", "0", "--limit", "3")) == 3
+    both.same("topic", "offsets", "orders", "--at", "1h")
+    tailed = both("topic", "tail", "orders", "--start", "earliest", "--limit", "1501", "-o", "jsonl").lines
+    assert sorted(tailed, key=str) == sorted(read, key=str)
+    both("topic", "publish", "orders", b"\xff".decode(errors="surrogateescape"), "--content-type", "image/png")
+    assert both("topic", "alter", "orders", "--retention", "2d").json["retention"] == "2d"
+    listed = next(row for row in both("topic", "list").json if row["topic"] == "orders")
+    assert (listed["partitions"], listed["messages"], listed["retention"]) == (2, 1502, "2d")
+    both("topic", "delete", "orders", "--yes")
+    assert both("topic", "show", "orders", "-o", "json", code=3).error["code"] == "topic_not_found"
+
+
+def test_queues(both: Both) -> None:
+    both("queue", "create", "mail", "--lease", "30s", "--max-attempts", "2", "--backoff-base", "0s")
+    assert both("queue", "create", "mail", "-o", "json", code=4).error["code"] == "already_exists"
+    assert both.same("queue", "show", "mail")["max_attempts"] == 2
+    assert "whole seconds" in both("queue", "alter", "mail", "--lease", "1500ms", code=2).stderr
+    assert both("queue", "alter", "mail", "--lease", "45s").json["lease"] == "45s"
+    sent = both("queue", "enqueue", "mail", '{"n": 1}', "--label", "x").json
+    for n in range(2, 6):
+        both("queue", "enqueue", "mail", n)
+    assert [row["body"] for row in both.same("queue", "peek", "mail")] == [{"n": 1}, 2, 3, 4, 5]
+    assert both("queue", "claim", "mail", "--label", "x", "--ack").json[0]["id"] == sent["id"]
+    receipts = [row["receipt"] for row in both("queue", "claim", "mail", "--max-messages", "4").json]
+    assert both("queue", "extend", receipts[0], "--lease", "5m").json[0]["result"] == "done"
+    assert both("queue", "nack", receipts[0], "--error", "later").json[0]["result"] == "done"
+    assert both("queue", "bury", receipts[1], "--error", "no").json[0]["result"] == "done"
+    assert both("queue", "release", receipts[2]).json[0]["result"] == "done"
+    assert both("queue", "ack", receipts[0], receipts[3], "-o", "json", code=4).error["code"] == "conflict"
+    assert both("queue", "ack", "nonsense", "-o", "json", code=3).error["code"] == "not_found"
+    assert "named" in both("queue", "claim", "mail", "--consumer", "me", code=2).stderr
+    both("queue", "pause", "mail")
+    assert both("queue", "claim", "mail").json == []
+    both("queue", "resume", "mail")
+    shown = next(row for row in both("queue", "list").json if row["queue"] == "mail")
+    assert (shown["ready"], shown["dead"], shown["acked"]) == (2, 1, 2)
+    both.same("message", "explain", sent["id"])
+    both.same("message", "trace", sent["id"])
+    assert both("message", "explain", "019a8d2e-7c1b-7000-8000-000000000000", code=3).stdout == ""
+
+    letters = both.same("dead", "list", "mail")
+    both.same("dead", "show", "mail", letters[0]["id"])
+    assert both("dead", "redrive", "mail").json == {"queue": "mail", "redriven": 1}
+    both("queue", "delete", "mail", "--yes", "--force")
+
+
+def test_groups_subscriptions_schedules_and_numbers(both: Both) -> None:
+    both("topic", "create", "news")
+    both("group", "create", "news", "billing")
+    both("topic", "publish", "news", "1", "--routing-key", "a.b")
+    assert [row["name"] for row in both.same("group", "list", "news")] == ["billing"]
+    assert "billing" in [row["name"] for row in both.same("group", "list")]
+    assert both.same("group", "show", "news", "billing")["lag"] == 1
+    assert both("group", "lag", "news", "billing", "--max-messages", "0", code=5).json[0]["lag"] == 1
+    assert both("group", "seek", "news", "billing", "--to", "latest", "--yes").json[0]["to"] == 2
+    both("queue", "create", "inbox")
+    both("subscription", "add", "inbox", "news", "--pattern", "a.#", "-H", "kind=x", "--start", "earliest")
+    assert both.same("subscription", "list", "--queue", "inbox")[0]["headers"] == {"kind": ["x"]}
+    assert sorted(row["name"] for row in both.same("subscription", "test", "news", "a.b")) == ["billing", "inbox"]
+    assert "no headers" in both("subscription", "test", "news", "a.b", "-H", "a=1", code=2).stderr
+    both("subscription", "remove", "inbox", "news-to-inbox", "--yes")
+    both("schedule", "create", "nightly", "0 3 * * *", "--queue", "inbox", "--body", '{"kind": 1}', "--timezone", "UTC")
+    assert both.same("schedule", "list")[0]["body"] == {"kind": 1}
+    assert both.same("schedule", "next", "nightly", "-n", "3")
+    both("schedule", "pause", "nightly")
+    both("schedule", "run", "nightly")
+    both("schedule", "delete", "nightly", "--yes")
+    numbers = both("top", "--once", "-o", "json").json
+    assert "inbox" in [row["queue"] for row in numbers["queues"]]
+    assert "not known over HTTP" in both("top", "--once", "-o", "table").stdout
+    both("group", "delete", "news", "billing", "--yes")
+
+
+def test_what_has_no_http_form_says_so(both: Both) -> None:
+    for command in (["queue", "purge", "x"], ["queue", "cleanup", "x"], ["token", "list"], ["doctor"], ["migrate"]):
+        assert "has no HTTP form" in both(*command, code=2).stderr, command
+
+
+def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "one of --url and --data" in both("topic", "list", "--data", "x", code=2).stderr
+    assert "--url" in both.cli("--url", "postgresql://x", "topic", "list", code=2).stderr
+    assert "empty" in both.cli("--url", "", "topic", "list", code=2).stderr
+    assert "cannot be read" in both.cli("--url", "http://a:b", "topic", "list", code=2).stderr
+    nobody = f"http://127.0.0.1:{free_port()}"
+    assert both.cli("--url", nobody, "topic", "list", "-o", "json", code=6).error["code"] == "database_unavailable"
+    monkeypatch.setenv("TRUNKLINE_URL", nobody)
+    both.cli("topic", "list", code=6)
+    both.cli("topic", "list", "--database-url", both.cli.url)
+    assert "no HTTP form" in both.cli("queue", "purge", "x", code=2).stderr
+    both.cli("migrate", "--dry-run")
+
+
+def test_tokens(module_db: str, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    secret = both.cli("token", "create", "reader", "--scope", "read:*").stdout.strip()
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with serving(module_db, "--require-token", "--no-upkeep") as guarded:
+        assert both.cli("--url", guarded.url, "topic", "list", "-o", "json", code=4).error["code"] == "unauthenticated"
+        both.cli("--url", guarded.url, "--token", secret, "topic", "list")
+        monkeypatch.setenv("TRUNKLINE_TOKEN", secret)
+        monkeypatch.setenv("TRUNKLINE_URL", guarded.url)
+        both.cli("topic", "list")
+        assert both.cli("topic", "create", "x", "-o", "json", code=4).error["code"] == "unauthenticated"
+
+
+def test_as_a_process(both: Both) -> None:
+    """From the shell, with the pipe of the help."""
+    both("queue", "create", "shell")
+    both("queue", "enqueue", "shell", "1")
+    environment = both.cli.environment(TRUNKLINE_URL=both.url)
+    script = 'trunkline queue claim shell -o jsonl | grep -o \'"receipt":"[^"]*"\' | cut -d\'"\' -f4 | trunkline queue ack -'
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(["bash", "-c", script], env=environment, cwd=both.cli.folder, capture_output=True, timeout=60)
+    assert [row["result"] for row in json.loads(done.stdout)] == ["done"], done
+
+
+# What the database client takes and the service does not know.
+_LESS = {
+    "groups.create": {"pattern", "headers"},
+    "groups.ensure": {"pattern", "headers"},
+    "queues.peek": {"type"},
+    "dead.list": {"type"},
+    "schedules.next_runs": {"after"},
+}
+
+
+@pytest.mark.parametrize("noun", ["", "topics", "queues", "groups", "subscriptions", "dead", "schedules"])
+def test_the_http_client_takes_what_the_database_client_takes(noun: str) -> None:
+    http: Any = HttpClient("http://localhost")
+    database: Any = Client("postgresql:///x")
+    if noun:
+        http, database = getattr(http, noun), getattr(database, noun)
+    methods = [name for name in dir(http) if not name.startswith("_") and inspect.ismethod(getattr(http, name))]
+    compared = 0
+    for name in methods:
+        if not hasattr(database, name):
+            assert (noun, name) == ("", "deliveries"), name
+            continue
+        theirs = inspect.signature(getattr(database, name)).parameters
+        ours = inspect.signature(getattr(http, name)).parameters
+        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in ours.values()):
+            continue
+        missing = set(theirs) - set(ours) - _LESS.get(f"{noun}.{name}", set())
+        assert not missing, (name, missing)
+        compared += 1
+    assert compared

@@ -1,0 +1,161 @@
+"""Checks the dependencies that requirements.lock and requirements-spark.lock name.
+
+Always: every entry is one exact version with at least one SHA-256, and the installed packages fit together (`pip check`) and
+are the locked ones. If the package index answers: no locked release was yanked, and the index knows every locked hash.
+
+What it cannot do: say whether a version has a known vulnerability. That takes an advisory database (PyPI's JSON API or OSV),
+which this check does not ask, because a machine that only reaches a package index has none; with a full network
+`pip-audit --require-hashes -r requirements.lock` does. An index that does not answer is reported and is no failure, unless
+`--strict`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ("requirements.lock", "requirements-spark.lock")
+_ENTRY = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})(?=\s|$)")
+_LINK = re.compile(r"<a\s+([^>]*)>([^<]*)</a>")
+
+
+@dataclass
+class Entry:
+    """One locked release."""
+
+    name: str
+    version: str
+    hashes: set[str] = field(default_factory=set)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_lock(text: str) -> tuple[list[Entry], list[str]]:
+    """The entries of a lock file, and what is wrong with it."""
+    entries: list[Entry] = []
+    faults: list[str] = []
+    for block in re.split(r"\n(?=\S)", text.strip()):
+        match = _ENTRY.match(block)
+        if match is None:
+            if not block.startswith("#"):
+                faults.append(f"not one exact version: {block.splitlines()[0]}")
+            continue
+        entry = Entry(normal(match[1]), match[2], set(_HASH.findall(block)))
+        if not entry.hashes:
+            faults.append(f"no hash: {entry.name} {entry.version}")
+        entries.append(entry)
+    return entries, faults
+
+
+def compare_installed(entries: list[Entry], installed: dict[str, str]) -> list[str]:
+    """Locked and installed differ. What is locked for another platform or extra may be missing, and `trunkline` is ours."""
+    locked: dict[str, set[str]] = {}
+    for entry in entries:
+        locked.setdefault(entry.name, set()).add(entry.version)
+    return [
+        f"installed is {name} {version}, locked is {' or '.join(sorted(locked[name]))}"
+        for name, version in sorted(installed.items())
+        if name in locked and version not in locked[name]
+    ]
+
+
+def read_index_page(page: str) -> tuple[set[str], set[str]]:
+    """SHA-256 of the files of a project page, and of those that were yanked."""
+    known: set[str] = set()
+    yanked: set[str] = set()
+    for attributes, _ in _LINK.findall(page):
+        found = re.search(r"sha256=([0-9a-f]{64})", html.unescape(attributes))
+        if found:
+            known.add(found[1])
+            if "data-yanked" in attributes:
+                yanked.add(found[1])
+    return known, yanked
+
+
+def judge(entry: Entry, page: str) -> list[str]:
+    """What the index holds against a locked release."""
+    known, yanked = read_index_page(page)
+    faults = []
+    if not known:
+        return [f"{entry.name}: the index shows no hashes"]
+    if strange := entry.hashes - known:
+        faults.append(f"{entry.name} {entry.version}: {len(strange)} locked hashes are not in the index")
+    if entry.hashes & yanked:
+        faults.append(f"{entry.name} {entry.version} was yanked")
+    return faults
+
+
+def index_url() -> str:
+    configured = (
+        os.environ.get("PIP_INDEX_URL")
+        or subprocess.run(
+            [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    )
+    return (configured or "https://pypi.org/simple").rstrip("/")
+
+
+def ask_index(url: str, name: str) -> str | None:
+    """The page of a project; None when the index does not answer."""
+    request = urllib.request.Request(f"{url}/{name}/", headers={"accept": "text/html"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strict", action="store_true", help="fail when the index does not answer")
+    parser.add_argument("--offline", action="store_true", help="do not ask the index")
+    options = parser.parse_args()
+    faults: list[str] = []
+    releases: dict[tuple[str, str], Entry] = {}
+    for lock in LOCKS:
+        entries, wrong = read_lock((ROOT / lock).read_text())
+        faults += [f"{lock}: {fault}" for fault in wrong]
+        for entry in entries:
+            releases.setdefault((entry.name, entry.version), Entry(entry.name, entry.version)).hashes.update(entry.hashes)
+    installed = {normal(dist.metadata["Name"]): dist.version for dist in metadata.distributions()}
+    faults += compare_installed(list(releases.values()), installed)
+    fits = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    if fits.returncode:
+        faults += [f"pip check: {line}" for line in fits.stdout.strip().splitlines()]
+    silent: list[str] = []
+    if not options.offline:
+        url = index_url()
+        # one question tells whether anybody is there; a hundred time-outs would not tell more
+        answers = ask_index(url, next(iter(releases.values())).name) is not None
+        with ThreadPoolExecutor(16) as pool:
+            pages = pool.map(lambda entry: ask_index(url, entry.name) if answers else None, releases.values())
+        for entry, page in zip(releases.values(), pages, strict=True):
+            if page is None:
+                silent.append(entry.name)
+            else:
+                faults += judge(entry, page)
+        if silent:
+            print(f"audit: the index did not answer for {len(silent)} of {len(releases)} releases: yanked or not is unknown")
+    for fault in faults:
+        print(f"audit: {fault}", file=sys.stderr)
+    if not faults:
+        print(f"audit: {len(releases)} releases, all with hashes" + ("" if silent or options.offline else ", none yanked"))
+    return 1 if faults or (silent and options.strict) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
