@@ -68,7 +68,7 @@ async def pull(
 ) -> Pulled | None:
     rows = await _rows(
         conn,
-        f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b)",  # noqa: S608  # nosec B608
+        f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b)",  # noqa: S608
         (topic, group, member, max_messages, lease),
     )
     if not rows:

@@ -104,12 +104,12 @@ _TOPIC_SETTINGS = {
 
 def create_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608  # nosec B608
+    return (_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608  # nosec B608
+    return (_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 def get_topic(conn: Connection, name: str) -> Topic:
@@ -171,7 +171,7 @@ def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Enco
     lanes = "" if priorities is None else ", p_priorities => %b::int[]"
     rows = _rows(
         conn,
-        f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608  # nosec B608
+        f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
         " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
         f" %b::text[], %b::interval[], %b::timestamptz[]{lanes})",
         (
@@ -214,7 +214,7 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
     partitions, row_ids, at = (
         _rows(
             conn,
-            f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608  # nosec B608
+            f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608
             "(%b::int, %b::text[]) d",
             (len(messages), keys if any(key is not None for key in keys) else None),
         )
@@ -240,7 +240,7 @@ def read(
 ) -> list[Message[Any]]:
     rows = _rows(
         conn,
-        f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608  # nosec B608
+        f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
         (topic, partition, start, limit),
     )
     decode = decoder(type)
@@ -271,7 +271,7 @@ def create_group(
 ) -> Group:
     named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
     verb = "ensure_group" if ensure else "create_group"
-    query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608  # nosec B608
+    query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608
     name, kept, filter, created_at = (_rows(conn, query, (topic, group, start, *values)))[0]
     return Group(topic=topic, name=name, pattern=kept, headers=filter, created_at=created_at)
 
@@ -309,7 +309,7 @@ def fetch(
     """
     rows = _rows(
         conn,
-        f"select {_FIELDS}, generation, deadline"  # noqa: S608  # nosec B608
+        f"select {_FIELDS}, generation, deadline"  # noqa: S608
         " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
         (topic, group, member, max_messages, lease, generation),
     )
@@ -382,13 +382,13 @@ _QUEUE_SETTINGS = {
 
 def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    _rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))  # nosec B608
+    _rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    _rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))  # nosec B608
+    _rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
@@ -429,7 +429,7 @@ def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = Non
     """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
     rows = _rows(
         conn,
-        f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608  # nosec B608
+        f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608
         (queue, limit),
     )
     decode = decoder(type)
@@ -458,7 +458,7 @@ def claim(
     """Asks for a relaxed commit: it is always a statement of its own."""
     rows = _rows(
         conn,
-        f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608  # nosec B608
+        f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608
         f" from trunkline.queue_{int(queue_number)}_take(%b::int, %b::interval, %b::text[], %b::text, true)",
         (max_messages, lease, None if labels is None else list(labels), consumer),
     )
@@ -603,14 +603,14 @@ def list_dead_letters(
 ) -> list[DeadLetter[Any]]:
     rows = _rows(
         conn,
-        f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608  # nosec B608
+        f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608
         (queue, after, limit),
     )
     return [_dead_letter(row, decoder(type)) for row in rows]
 
 
 def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None) -> DeadLetter[Any]:
-    rows = _rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608  # nosec B608
+    rows = _rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
     return _dead_letter(rows[0], decoder(type))
 
 
@@ -655,7 +655,7 @@ _SCHEDULE_SETTINGS = {
 def create_schedule(conn: Connection, name: str, cron: str, *, ensure: bool = False, **settings: Any) -> Schedule:
     named, values = _named(settings, _SCHEDULE_SETTINGS)
     verb = "ensure_schedule" if ensure else "create_schedule"
-    query = f"select * from trunkline.{verb}(%b, %b{named})"  # noqa: S608  # nosec B608
+    query = f"select * from trunkline.{verb}(%b, %b{named})"  # noqa: S608
     return (_records(conn, Schedule, query, (name, cron, *values)))[0]
 
 
