@@ -1,4 +1,4 @@
-"""Duties while topics and queues are deleted under them: what is gone is passed by, and the others are looked after."""
+"""Duties and overviews while topics and queues are deleted under them: what is gone is passed by."""
 
 from __future__ import annotations
 
@@ -10,24 +10,41 @@ import pytest
 from tests.races.sessions import Session, answer
 
 MakeSession = Callable[[], Session]
+OVERVIEWS = ("topic_stats", "queue_stats", "group_stats", "list_topics", "list_queues", "list_groups", "list_subscriptions")
 DUTIES = ("expire", "due", "schedules", "sequence", "segments", "retention", "windows", "history", "rotate", "rollups")
+
+
+def delete_during(main: Session, session: MakeSession, query: str) -> list[tuple[object, ...]]:
+    """The query is asked while a topic and a queue are being deleted, and gets its answer after they are gone."""
+    for name in ("gone", "kept"):
+        main.run("select trunkline.create_topic(%s)", name)
+        main.run("select trunkline.create_queue(%s)", name)
+        main.run("select trunkline.create_group(%s, 'readers')", name)
+        main.run("select trunkline.subscribe(%s, %s)", name, name)
+        main.run("select trunkline.publish(%s, '{}')", name)
+        main.run("select trunkline.enqueue(%s, '{}')", name)
+    deleter, asker = session(), session()
+    deleter.run("begin")
+    deleter.run("select trunkline.delete_queue('gone', true), trunkline.delete_topic('gone', true)")
+    call = asker.start(query)
+    while not (call.done() or main.one("select cardinality(pg_blocking_pids(%s)) > 0", asker.pid)):
+        time.sleep(0.005)
+    deleter.run("commit")
+    return answer(call)
 
 
 @pytest.mark.parametrize("duty", DUTIES)
 def test_a_duty_survives_a_deletion(main: Session, session: MakeSession, duty: str) -> None:
-    for name in ("gone", "kept"):
-        main.run("select trunkline.create_topic(%s)", name)
-        main.run("select trunkline.create_queue(%s)", name)
-        main.run("select trunkline.subscribe(%s, %s)", name, name)
-        main.run("select trunkline.publish(%s, '{}')", name)
-        main.run("select trunkline.enqueue(%s, '{}')", name)
-    deleter, keeper = session(), session()
-    deleter.run("begin")
-    deleter.run("select trunkline.delete_queue('gone', true), trunkline.delete_topic('gone', true)")
-    call = keeper.start("select trunkline.run_duty(%s)", duty)
-    while not (call.done() or main.one("select cardinality(pg_blocking_pids(%s)) > 0", keeper.pid)):
-        time.sleep(0.005)
-    deleter.run("commit")
-    answer(call)
+    delete_during(main, session, f"select trunkline.run_duty('{duty}')")
     if duty == "sequence":
         assert main.run("select topic, head from trunkline.topic_stats() where topic = 'kept'") == [("kept", 1)]
+
+
+@pytest.mark.parametrize("overview", OVERVIEWS)
+def test_an_overview_survives_a_deletion(main: Session, session: MakeSession, overview: str) -> None:
+    name = {"topic_stats": "topic", "group_stats": "topic", "queue_stats": "queue", "list_subscriptions": "queue"}.get(
+        overview
+    )
+    rows = delete_during(main, session, f"select {name or 'name'} from trunkline.{overview}()")
+    if overview.endswith("_stats"):
+        assert rows == [("kept",)]

@@ -8,6 +8,19 @@ as $$
         select from trunkline.pending where queue_id = p_queue_id and (due_at <= p_now) = p_due limit 100000) x
 $$;
 
+-- The head of a log, everything committed counted; null when its topic was deleted while we asked. Once there is an answer, the topic cannot go
+-- before our transaction ends.
+create or replace function trunkline._head_now(p_topic_id int, p_partition int, p_segment_rows int) returns bigint
+language plpgsql
+as $$
+begin
+    return trunkline._tick(p_topic_id, p_partition, p_segment_rows);
+exception when others then
+    perform trunkline._pass_if_gone(p_topic_id, sqlstate, sqlerrm);
+    return null;
+end
+$$;
+
 -- Per partition: lowest and highest offset, bytes on disk, and messages in the last minute.
 create or replace function trunkline.topic_stats(p_topic text default null)
 returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
@@ -25,7 +38,8 @@ begin
         for p in 0 .. t.partitions - 1 loop
             topic := t.name;
             partition := p;
-            head := trunkline._tick(t.topic_id, p, t.segment_rows);
+            head := trunkline._head_now(t.topic_id, p, t.segment_rows);
+            exit when head is null;
             select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
             select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
               into segments, bytes from trunkline.segments s where s.log = t.topic_id * 64 + p;
@@ -78,7 +92,8 @@ begin
         partition := (r.cur).partition;
         next_offset := s.committed + 1;
         fetched := s.fetched;
-        head := trunkline._tick((r.cur).topic_id, partition, r.rows);
+        head := trunkline._head_now((r.cur).topic_id, partition, r.rows);
+        continue when head is null;
         lag := head - s.committed;
         lag_seconds := 0;
         if lag > 0 then
@@ -138,7 +153,8 @@ begin
             expired := expired + r.expired;
             purged := purged + r.purged;
             if (r.cur).lane = 'log' then
-                v_head := trunkline._tick((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows);
+                v_head := trunkline._head_now((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows);
+                continue when v_head is null;
                 r.position := coalesce(r.position, (r.cur).start_position);
                 ready := ready + greatest(0, v_head - r.position + 1);
                 if q.delivery_delay > '0' and v_head >= r.position then
@@ -155,6 +171,7 @@ begin
         end loop;
         select least(v_late, (select due_at from trunkline.pending p where p.queue_id = q.queue_id and p.due_at <= v_now order by p.due_at limit 1)) into v_late;
         oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
+        continue when not exists (select from trunkline.queues x where x.queue_id = q.queue_id);
         return next;
     end loop;
 end
