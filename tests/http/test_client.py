@@ -104,3 +104,24 @@ async def test_errors(mq: HttpClient, name: str) -> None:
             await nobody.stats()
     with pytest.raises(errors.SettingsError):
         HttpClient()
+
+
+async def test_groups_that_read_what_matches_and_lists_in_pages(mq: HttpClient, name: str) -> None:
+    topics = [f"{name}-{letter}" for letter in "abc"]
+    for topic in topics:
+        await mq.topics.create(topic)
+    group = await mq.groups.create(topics[0], "some", pattern="order.*", headers={"region": ["eu"]})
+    assert (group.pattern, group.headers) == ("order.*", {"region": ["eu"]})
+    assert await mq.groups.ensure(topics[0], "some") == group
+    with pytest.raises(errors.AlreadyExists):
+        await mq.groups.ensure(topics[0], "some", pattern="other.*")
+    await mq.publish(topics[0], 1, routing_key="order.new", headers={"region": "us"})
+    await mq.publish(topics[0], 2, routing_key="order.new", headers={"region": "eu"})
+    batch = await mq.fetch(topics[0], "some")
+    assert batch is not None
+    assert [message.body for message in batch.messages] == [2]
+    await mq.groups.create(topics[1], "all")
+    assert [row.name for row in await mq.topics.list(after=topics[0], limit=1)] == [topics[1]]
+    assert [(row.topic, row.name) for row in await mq.groups.list(after=f"{topics[0]}/some", limit=1)] == [
+        (topics[1], "all")
+    ]

@@ -13,7 +13,7 @@ import msgspec
 from trunkline.db.codec import place, to_json
 from trunkline.errors import InvalidArgument
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
-from trunkline.http_client.transport import Transport, quoted
+from trunkline.http_client.transport import Transport, given, quoted
 from trunkline.types import (
     CatchUp,
     Duration,
@@ -94,9 +94,9 @@ class HttpTopics(Noun):
     async def get(self, name: str) -> Topic:
         return (await self._transport.ask("GET", _topic(name), kind=TopicRow)).topic()
 
-    async def list(self) -> builtins.list[Topic]:
-        """All topics, by name."""
-        return [row.topic() for row in await self._transport.every("/v1/topics", TopicRow)]
+    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
+        """All topics by name, or `limit` of them after a name."""
+        return [row.topic() for row in await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _topic(name), query={"force": str(force).lower()})
@@ -157,22 +157,52 @@ def _topic_settings(
 class HttpGroups(Noun):
     """`client.groups`"""
 
-    async def create(self, topic: str, group: str, *, start: Place = "earliest") -> Group:
+    async def create(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: Place = "earliest",
+        pattern: str | None = None,
+        headers: Headers | None = None,
+    ) -> Group:
         """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name."""
-        asked = {"id": group, "start": place(start)}
-        return (await self._transport.ask("POST", f"{_topic(topic)}/groups", asked, kind=GroupRow)).group()
+        return await self._make(topic, group, start, pattern, headers, {})
 
-    async def ensure(self, topic: str, group: str, *, start: Place = "earliest") -> Group:
-        """The group is there; one that exists stays where it is."""
-        asked, query = {"id": group, "start": place(start)}, {"ensure": "true"}
+    async def ensure(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: Place = "earliest",
+        pattern: str | None = None,
+        headers: Headers | None = None,
+    ) -> Group:
+        """The group is there; one that exists stays where it is. `AlreadyExists` if it reads by other rules."""
+        return await self._make(topic, group, start, pattern, headers, {"ensure": "true"})
+
+    async def _make(
+        self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, query: dict[str, str]
+    ) -> Group:
+        asked = given(id=group, start=place(start), pattern=pattern, message_filters=headers)
         return (await self._transport.ask("POST", f"{_topic(topic)}/groups", asked, query=query, kind=GroupRow)).group()
 
-    async def list(self, topic: str | None = None) -> builtins.list[Group]:
-        """The groups of a topic, or all, by name."""
+    async def list(
+        self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> builtins.list[Group]:
+        """The groups of a topic, or all, by name; or `limit` of them after one (without a topic: `"topic/group"`)."""
         if topic is not None:
-            return [row.group() for row in await self._transport.every(f"{_topic(topic)}/groups", GroupRow)]
-        topics = await self._transport.every("/v1/topics", TopicRow)
-        return [group for row in topics for group in await self.list(row.id)]
+            rows = await self._transport.every(f"{_topic(topic)}/groups", GroupRow, after=after, limit=limit)
+            return [row.group() for row in rows]
+        found: builtins.list[Group] = []
+        if after is not None:
+            first, _, group = after.partition("/")
+            found += await self.list(first, after=group, limit=limit)
+            after = first
+        for row in await self._transport.every("/v1/topics", TopicRow, after=after):
+            if limit is None or len(found) < limit:
+                found += await self.list(row.id, limit=None if limit is None else limit - len(found))
+        return found
 
     async def delete(self, topic: str, group: str) -> None:
         """The group and its position are gone."""

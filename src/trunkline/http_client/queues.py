@@ -61,9 +61,9 @@ class HttpQueues(Noun):
     async def get(self, name: str) -> Queue:
         return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).queue()
 
-    async def list(self) -> builtins.list[Queue]:
-        """All queues, by name."""
-        return [row.queue() for row in await self._transport.every("/v1/queues", QueueRow)]
+    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
+        """All queues by name, or `limit` of them after a name."""
+        return [row.queue() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})

@@ -81,11 +81,13 @@ class Transport:
         answer = await self.send(method, path, content, query)
         return msgspec.json.decode(answer.content, type=kind) if answer.content else None
 
-    async def every(self, path: str, kind: type[T]) -> list[T]:
-        """All rows of a list, a page at a time."""
+    async def every(self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None) -> list[T]:
+        """All rows of a list, or `limit` of them after a name; a page at a time."""
         rows: list[T] = []
         while True:
-            page = await self.ask("GET", path, query={"offset": len(rows), "limit": PAGE}, kind=Page)
+            size = PAGE if limit is None else min(PAGE, limit - len(rows))
+            query = given(after=after, offset=len(rows), limit=size)
+            page = await self.ask("GET", path, query=query, kind=Page)
             rows += [msgspec.json.decode(row, type=kind) for row in page.data]
             if len(page.data) < PAGE:
                 return rows

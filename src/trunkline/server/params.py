@@ -145,6 +145,7 @@ def _bad(detail: str) -> Problem:
 
 # Those that several routes have
 
+AFTER = Param(name="after", words="Only those behind this id.")
 OFFSET = Param(name="offset", kind=int, default=0, low=0, lenient=True, words="How many to skip.")
 LIMIT = Param(name="limit", kind=int, default=1, low=0, lenient=True, words="How many at most.")
 FORCE = Param(name="force", kind=bool, default=False, words="Also when somebody still uses it.")

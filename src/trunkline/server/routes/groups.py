@@ -16,7 +16,7 @@ from trunkline.db import calls
 from trunkline.errors import AlreadyExists, GroupNotFound
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Name, Offset, name_fault, refuse
-from trunkline.server.params import ENSURE, LIMIT, OFFSET
+from trunkline.server.params import AFTER, ENSURE, LIMIT, OFFSET
 from trunkline.server.problems import Problem, invalid
 from trunkline.server.routes.claims import Lease
 from trunkline.server.routing import Doc, route
@@ -34,6 +34,9 @@ class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     start: Place = "earliest"
     """earliest, latest, an offset or a time."""
+    pattern: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    """With it, or with `message_filters`, the group reads only what matches, as in subscriptions."""
+    message_filters: dict[str, list[str]] | None = None
 
 
 @route(
@@ -56,12 +59,13 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     asked = await request.read(NewGroup)
     refuse(id=name_fault(asked.id))
     assert asked.id is not None  # noqa: S101
+    reads: dict[str, Any] = {"start": asked.start, "pattern": asked.pattern, "headers": asked.message_filters}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, asked.id, start=asked.start)), 201)
+        return answer(GroupView.of(await request.mq.groups.create(topic, asked.id, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, asked.id, start=asked.start)))
+    return answer(GroupView.of(await request.mq.groups.ensure(topic, asked.id, **reads)))
 
 
 @route(
@@ -70,7 +74,7 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     Doc(
         tag=TAG,
         scope="read",
-        params=(OFFSET, LIMIT),
+        params=(AFTER, OFFSET, LIMIT),
         strict=False,
         answers={200: Page},
         problems=(404,),
@@ -81,7 +85,7 @@ async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
     """The groups of a topic by id; one unless `limit` says more."""
     query = request.query()
     await request.mq.topics.get(topic)
-    return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic)], query))
+    return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
 
 
 class GroupStatsView(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from trunkline.errors import AlreadyExists
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import BLANK, Count, Seconds, Span, given, name_fault, refuse, span
-from trunkline.server.params import ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
 from trunkline.server.problems import Problem
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import MessageView, Page, QueueStatsView, QueueView, message_view, page
@@ -160,11 +160,11 @@ async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
     return answer(QueueView.of(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_queues(request: Call) -> Answer:
     """Queues by id; one unless `limit` says more."""
     query = request.query()
-    return answer(page([QueueView.of(row) for row in await request.mq.queues.list()], query))
+    return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
 
 
 @route(

@@ -193,6 +193,7 @@ as $$
     from unnest(p_names) n(name) join trunkline.queues q using (name) join trunkline.topics t on t.topic_id = q.inbox_id order by q.name
 $$;
 
+-- One queue; an error if it is not there.
 create or replace function trunkline.get_queue(p_name text) returns trunkline.queue_row
 language sql stable
 as $$ select r.* from trunkline._queue(p_name) q cross join lateral trunkline._queue_rows(array[q.name]) r $$;

@@ -483,6 +483,7 @@ begin
 end
 $$;
 
+-- One topic; an error if it is not there.
 create or replace function trunkline.get_topic(p_name text) returns trunkline.topics
 language sql stable
 as $$ select * from trunkline._topic('topic', p_name) $$;
