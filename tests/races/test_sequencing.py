@@ -240,3 +240,18 @@ def test_sequencers_at_once_give_each_message_one_offset(session: MakeSession, m
     for name in range(4):
         mine = [payload for payload in found if payload.startswith(f"{name}/")]
         assert mine == [payload for payload in kept if payload.startswith(f"{name}/")], "a publisher sees its own order"
+
+
+def test_sequencing_does_not_wait_for_who_changes_the_topic(session: MakeSession, main: Session) -> None:
+    """Who changes a topic may wait for a sequencer: then the sequencer must not wait for the next segment."""
+    topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
+    for _ in range(70):
+        main.run("select trunkline.publish('small', '1')")
+    changer = session()
+    with changer.transaction():
+        changer.run("select pg_advisory_xact_lock(778003, %s)", topic_id)
+        main.run("set lock_timeout = '2s'")
+        assert main.one("select trunkline.head('small', 0)") == 70
+    main.run("select trunkline.publish('small', '1')")
+    assert main.one("select trunkline.head('small', 0)") == 71
+    assert main.one("select count(*) from trunkline.segments where log = 64 * %s", topic_id) == 3

@@ -177,8 +177,10 @@ begin
         v_made := v_made + 1;
     end loop;
 
-    -- Keep a segment ahead of the publishers, also where nobody runs upkeep.
-    if v_made > 0 and to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null then
+    -- Keep a segment ahead of the publishers, also where nobody runs upkeep. The lock comes before ours in the lock order, so it is only tried:
+    -- who holds it is making segments, or lets the next tick make them.
+    if v_made > 0 and to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
+       and pg_try_advisory_xact_lock(778003, p_topic_id) then
         perform trunkline._make_segments(p_topic_id);
     end if;
     return t.first_offset + t.n - 1;
