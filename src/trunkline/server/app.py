@@ -21,6 +21,7 @@ from trunkline.server.routes import (
     api,
     claims,
     dead,
+    endpoints,
     events,
     groups,
     messages,
@@ -53,6 +54,7 @@ def create_app(config: Config) -> ASGIApp:
             *subscriptions.ROUTES,
             *dead.ROUTES,
             *schedules.ROUTES,
+            *endpoints.ROUTES,
         ],
     )
     app = Litestar(
