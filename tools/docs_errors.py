@@ -54,6 +54,7 @@ WHAT_TO_DO = {
     "subscription_not_found": "See `list_subscriptions`.",
     "dead_letter_not_found": "See `list_dead_letters`: it may have been redriven or purged.",
     "schedule_not_found": "See `list_schedules`.",
+    "endpoint_not_found": "See `list_endpoints`.",
     "offset_out_of_range": "Go on from the lowest offset left, which the hint names; or `seek` to `earliest`.",
     "conflict": "Read the message; the state has to change before the call can succeed.",
     "offset_ahead": "Commit only what was fetched; seek only up to the head.",

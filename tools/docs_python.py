@@ -18,6 +18,7 @@ from trunkline.client.client import Client, QueueHandle
 from trunkline.client.consuming import Claims, GroupReader
 from trunkline.client.dead import DeadLetters
 from trunkline.client.deliveries import Deliveries, Delivery
+from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
 from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
@@ -32,6 +33,7 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Subscriptions, "client.subscriptions", "client.subscriptions"),
     (DeadLetters, "client.dead", "client.dead"),
     (Schedules, "client.schedules", "client.schedules"),
+    (Endpoints, "client.endpoints", "client.endpoints"),
     (QueueHandle, "client.queue(name)", "queue"),
     (Claims, "Claims", "claims"),
     (Deliveries, "Deliveries", "deliveries"),
@@ -54,6 +56,9 @@ RECORDS = (
     "Subscription",
     "Reader",
     "Schedule",
+    "Endpoint",
+    "NewEndpoint",
+    "Attempt",
     "TopicStats",
     "GroupStats",
     "QueueStats",

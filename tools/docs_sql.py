@@ -46,6 +46,7 @@ FAMILIES = {
     "rollups.sql": "Rates and latencies",
     "outbox.sql": "Outbox",
     "recipes.sql": "Recipes",
+    "push.sql": "Push",
     "upkeep.sql": "Upkeep",
     "roles.sql": "Rights and numbers",
     "clock.sql": "Time and ids",
@@ -66,6 +67,8 @@ SAID_HERE = {
     "publish_bytes": "`publish` for bytes: the payload is kept exactly as sent.",
     "queue_number": "The number of a queue, as in `queue_<n>_claim`.",
     "resume_queue": "The queue gives out messages again.",
+    "close_breaker": "The receiver is well again: everything is sent.",
+    "unbind_queue": "Nothing of this queue is sent any more; what it holds stays.",
 }
 
 _FUNCTION = re.compile(r"^create or replace (function|procedure) trunkline\.([a-z]\w*)\(", re.MULTILINE)

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trunkline"
 TWINS = {
-    "db": ("pool", "calls", "wakeup"),
+    "db": ("pool", "calls", "push", "wakeup"),
     "client": (
         "runtime",
         "renewals",
@@ -34,6 +34,7 @@ TWINS = {
         "subscriptions",
         "dead",
         "schedules",
+        "endpoints",
         "bound",
         "client",
     ),

@@ -21,6 +21,7 @@ from bench.workloads import (
     peers,
     publish_batch,
     publish_single,
+    push,
     wakeup,
 )
 
@@ -39,4 +40,5 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "lateness": lateness.run,
     "http": http.run,
     "http_waiting": http_waiting.run,
+    "push": push.run,
 }

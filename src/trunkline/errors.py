@@ -145,6 +145,12 @@ class TokenNotFound(NotFound):
     code = "token_not_found"
 
 
+class EndpointNotFound(NotFound):
+    """No endpoint has this name, or the queue is bound to none."""
+
+    code = "endpoint_not_found"
+
+
 class OffsetOutOfRange(TrunklineError):
     """The offset is below what retention has kept; those messages are gone."""
 
@@ -292,6 +298,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL014": DeadLetterNotFound,
     "TL015": ScheduleNotFound,
     "TL016": TokenNotFound,
+    "TL017": EndpointNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,

@@ -36,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Port of the embedded server; None means a free one, kept for the next start."""
     upkeep_interval: timedelta = timedelta(milliseconds=500)
     """How often background duties run."""
+    push_allow: tuple[str, ...] = ()
+    """Networks that push deliveries may go to besides the public internet."""
     debug: bool = False
     """Show tracebacks."""
 
@@ -153,6 +155,10 @@ def _boolean(text: str) -> bool:
     return value
 
 
+def _networks(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "database_url": _url,
     "url": _http_url,
@@ -161,6 +167,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "port": _http_port,
     "pg_port": _port,
     "upkeep_interval": _positive_duration,
+    "push_allow": _networks,
     "debug": _boolean,
 }
 VARIABLES = frozenset(PREFIX + field.upper() for field in _PARSERS)

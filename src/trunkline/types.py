@@ -217,6 +217,52 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An HTTP receiver of push deliveries. Of its headers only the names, of its secrets only their number."""
+
+    name: str
+    url: str
+    state: Literal["enabled", "paused", "disabled"]
+    reason: str | None
+    rate: float | None
+    burst: int
+    max_in_flight: int
+    timeout: timedelta
+    mode: Literal["single", "batch"]
+    batch_size: int
+    headers: list[str]
+    secrets: int
+    queues: list[str]
+    breaker: Literal["closed", "open", "half-open"]
+    open_until: datetime | None
+    held_until: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class NewEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint that was just made, and the secret that signs its deliveries."""
+
+    name: str
+    secret: str
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that carried one message. `queue` is None for a test, `status` when there was no answer."""
+
+    endpoint: str
+    queue: str | None
+    id: UUID
+    attempt: int
+    started_at: datetime
+    seconds: float
+    status: int | None
+    outcome: str
+    error: str | None
+    snippet: str | None
+    dispatcher: str
+
+
 # Numbers and reasons
 
 

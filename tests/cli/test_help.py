@@ -41,6 +41,7 @@ DESTRUCTIVE = {
     ("subscription", "remove"),
     ("dead", "purge"),
     ("schedule", "delete"),
+    ("endpoint", "delete"),
 }
 BULK = {("dead", "redrive"), ("topic", "publish"), ("queue", "enqueue")}
 

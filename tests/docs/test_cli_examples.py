@@ -23,6 +23,8 @@ NOT_RUN = {
     "trunkline demo": "runs until Ctrl-C",
     "trunkline serve": "runs until Ctrl-C",
     "trunkline up": "runs until Ctrl-C",
+    "trunkline dispatch": "runs until Ctrl-C",
+    "trunkline endpoint test": "needs a dispatcher; docs/push/index.md runs it",
     "trunkline bench": "needs a checkout and measures for minutes",
     "trunkline completion": "writes into the home directory",
     "trunkline message explain orders/3@": "an offset that only a long history has",
@@ -64,6 +66,10 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
             mq.subscriptions.add("mail", "orders")
     if creates != "schedule":
         mq.schedules.ensure("nightly", "0 3 * * *", queue="reports")
+    if creates != "endpoint":
+        mq.endpoints.create("hooks", "https://example.com/hooks")
+        if "unbind" in example:
+            mq.endpoints.bind("mail", "hooks")
     if example.startswith("trunkline token") and creates != "token":
         _run("trunkline token create shop --scope 'read:*'", folder, env)
     (folder / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')

@@ -28,10 +28,12 @@ COMMANDS = {
     "subscription": "What feeds queues from topics.",
     "dead": "Dead letters: look, redrive, purge, export.",
     "schedule": "Messages published at the times of a cron line.",
+    "endpoint": "Endpoints: HTTP receivers of push deliveries.",
     "message": "One message: where it is, why, and its journey.",
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
     "serve": "Serve HTTP on a database.",
+    "dispatch": "Send what bound queues hold to their endpoints.",
     "token": "Tokens of the HTTP service.",  # nosec B105
     "up": "Start everything: a private Postgres, the schema and upkeep.",
     "migrate": "Install the schema, or bring it up to date.",

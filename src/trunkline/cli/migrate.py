@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from trunkline.cli import confirm
 from trunkline.cli.command import Session
 from trunkline.cli.command import command as make_command
@@ -9,8 +11,15 @@ from trunkline.cli.output import write_line
 
 
 @make_command("migrate", example="trunkline migrate --database-url postgresql:///app")
+@click.option(
+    "--with",
+    "extra",
+    type=click.Choice(["pgmb"]),
+    multiple=True,
+    help="Install a compatibility schema too; may be repeated.",
+)
 @confirm.dry_run("Say which migrations would be applied; change nothing.")
-def command(session: Session, dry_run: bool) -> None:
+def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
     """Install the schema, or bring it up to date.
 
     Safe to repeat, to interrupt and to run twice at once; needs neither superuser nor extension.
@@ -22,7 +31,7 @@ def command(session: Session, dry_run: bool) -> None:
         return
     url = session.url
     with session.limited():
-        report = migrate(url)
+        report = migrate(url, extra=extra)
     if not session.out.table:
         session.out.one({"applied": list(report.applied), "version": report.version})
     elif report.applied:

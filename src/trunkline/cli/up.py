@@ -48,6 +48,7 @@ A tour of 60 seconds; paste it into psql:
 @click.option("--no-http", is_flag=True, help="Serve no HTTP.")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
 @click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
+@click.option("--push-allow", metavar="NETWORK,...", help="Networks that push may go to besides the public internet.")
 @click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
 def command(no_http: bool, **flags: str | None) -> None:
     """Start everything and stay in the foreground.
@@ -128,6 +129,7 @@ async def _keep(
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_upkeep(settings, url, stop))
+        tasks.create_task(_keep_dispatching(settings, url, stop))
         if server is not None:
             tasks.create_task(_keep_running(server, stop))
         if http is not None:
@@ -180,6 +182,16 @@ async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> Non
             click.echo(f"trunkline: upkeep: {error} [{error.code}]; next try in {pause:.1f} s", err=True)
             await _stopped_within(stop, pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -> None:
+    """Push deliveries, where the packages for it are installed."""
+    from importlib.util import find_spec
+
+    if find_spec("aiohttp") and find_spec("cryptography"):
+        from trunkline.cli.dispatch import dispatch
+
+        await dispatch(settings, url, stop)
 
 
 async def _stopped_within(stop: asyncio.Event, seconds: float) -> bool:

@@ -16,6 +16,7 @@ from trunkline.client.batches import Batch
 from trunkline.client.consuming import Claims, GroupReader
 from trunkline.client.dead import DeadLetters
 from trunkline.client.deliveries import Deliveries
+from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
 from trunkline.client.lending import Lender
 from trunkline.client.publishing import PerBody, Publisher, new_messages
@@ -81,6 +82,7 @@ class Client(Lender):
         self.subscriptions = Subscriptions(self._runtime)
         self.dead = DeadLetters(self._runtime)
         self.schedules = Schedules(self._runtime)
+        self.endpoints = Endpoints(self._runtime)
 
     async def __aenter__(self) -> Self:
         self._living()

@@ -25,6 +25,7 @@ from trunkline.server.routes import (
     api,
     claims,
     dead,
+    endpoints,
     events,
     groups,
     messages,
@@ -57,6 +58,7 @@ def create_app(config: Config) -> ASGIApp:
             *subscriptions.ROUTES,
             *dead.ROUTES,
             *schedules.ROUTES,
+            *endpoints.ROUTES,
         ],
     )
     app = Litestar(

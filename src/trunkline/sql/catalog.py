@@ -39,6 +39,8 @@ FUNCTION_FILES = (
     "roles.sql",
     "pin.sql",
 )
+# Compatibility schemas: applied when asked for, and again with every upgrade where they are.
+OPTIONAL = ("pgmb",)
 _MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
 
@@ -67,3 +69,9 @@ def functions() -> list[SqlFile]:
     """All function files, in the order in which they apply."""
     folder = resources.files(__package__) / "functions"
     return [SqlFile(0, name, (folder / name).read_text(encoding="utf-8")) for name in FUNCTION_FILES]
+
+
+def optional(name: str) -> SqlFile:
+    """The file of a compatibility schema."""
+    folder = resources.files(__package__) / "optional"
+    return SqlFile(0, f"{name}.sql", (folder / f"{name}.sql").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ right to create a schema (or a schema `trunkline` that the role owns).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,16 +42,19 @@ def installed_version(conn: psycopg.Connection[Any]) -> int | None:
     return None if newest is None else newest[0]
 
 
-def migrate(conninfo: str, *, upto: int | None = None) -> MigrationReport:
-    """Bring the schema to the latest version (or to `upto`); safe to run at any time, from many places at once."""
+def migrate(conninfo: str, *, upto: int | None = None, extra: Sequence[str] = ()) -> MigrationReport:
+    """Bring the schema to the latest version (or to `upto`); safe to run at any time, from many places at once.
+
+    `extra` names compatibility schemas to install; those that are there are kept up to date without it.
+    """
     try:
         with psycopg.connect(conninfo, autocommit=True) as conn:
-            return _migrate(conn, upto)
+            return _migrate(conn, upto, extra)
     except psycopg.Error as exc:
         raise from_psycopg(exc) from exc
 
 
-def _migrate(conn: psycopg.Connection[Any], upto: int | None) -> MigrationReport:
+def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[str]) -> MigrationReport:
     if conn.info.server_version < _OLDEST_SERVER:
         raise SchemaVersion(
             f"the server is PostgreSQL {conn.info.server_version // 10000}", hint="use PostgreSQL 15 or newer"
@@ -80,6 +84,7 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None) -> MigrationReport
         # the functions belong to the newest tables
         if upto is None or upto >= latest_version():
             applied += _apply_functions(conn)
+            applied += _apply_optional(conn, extra)
         version = installed_version(conn)
     return MigrationReport(applied=applied, version=version or 0)
 
@@ -142,3 +147,19 @@ def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
     conn.execute("select trunkline._write_functions(topic_id) from trunkline.topics")
     conn.execute("select trunkline._write_claim(queue_id) from trunkline.queues")
     return changed
+
+
+def _apply_optional(conn: psycopg.Connection[Any], asked: Sequence[str]) -> list[str]:
+    known = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
+    applied = []
+    for name in catalog.OPTIONAL:
+        file = catalog.optional(name)
+        if (name in asked or file.name in known) and known.get(file.name) != file.checksum:
+            conn.execute(file.text.encode())
+            conn.execute(
+                "insert into trunkline.function_files (name, checksum) values (%s, %s)"
+                " on conflict (name) do update set checksum = excluded.checksum, applied_at = clock_timestamp()",
+                (file.name, file.checksum),
+            )
+            applied.append(file.name)
+    return applied

@@ -18,6 +18,7 @@ from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.consuming import Claims, GroupReader
 from trunkline.client.sync.dead import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
+from trunkline.client.sync.endpoints import Endpoints
 from trunkline.client.sync.groups import Groups
 from trunkline.client.sync.publishing import PerBody, Publisher, new_messages
 from trunkline.client.sync.queues import Queues
@@ -82,6 +83,7 @@ class SyncClient(Lender):
         self.subscriptions = Subscriptions(self._runtime)
         self.dead = DeadLetters(self._runtime)
         self.schedules = Schedules(self._runtime)
+        self.endpoints = Endpoints(self._runtime)
 
     def __enter__(self) -> Self:
         self._living()

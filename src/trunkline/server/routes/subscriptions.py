@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from litestar.params import FromPath
@@ -14,7 +14,7 @@ from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import name_fault, refuse
 from trunkline.server.params import LIMIT, OFFSET, Param
-from trunkline.server.problems import Problem
+from trunkline.server.problems import Problem, invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, SubscriptionView, page
 from trunkline.types import Reader, Subscription
@@ -123,15 +123,23 @@ class Readers(msgspec.Struct, frozen=True):
     Doc(
         tag=TAG,
         scope="read",
-        params=(Param(name="routing_key", words="The routing key of a message to try."),),
+        params=(
+            Param(name="routing_key", words="The routing key of a message to try."),
+            Param(name="headers", words="Its headers, a JSON object."),
+        ),
         answers={200: Readers},
         problems=(404,),
         object="topic",
     ),
 )
 async def readers(request: Call, topic: FromPath[str]) -> Answer:
-    """Who reads the topic, and whether a message with this routing key would be for them. Publishes nothing."""
-    return answer(Readers(await request.mq.subscriptions.test(topic, request.query()["routing_key"])))
+    """Who reads the topic, and whether a message with this routing key and headers would be for them. Publishes nothing."""
+    query = request.query()
+    try:
+        headers = msgspec.json.decode(query["headers"] or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise invalid("headers: is not a JSON object.") from None
+    return answer(Readers(await request.mq.subscriptions.test(topic, query["routing_key"], headers)))
 
 
 ROUTES = [create_subscription, get_subscription, list_subscriptions, delete_subscription, readers]

@@ -531,6 +531,8 @@ begin
     commit;
     perform trunkline.run_duty('history', '1 hour');
     commit;
+    perform trunkline.run_duty('attempts', '1 hour');
+    commit;
     perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
     commit;
     perform trunkline.run_duty('rollups', '1 minute');

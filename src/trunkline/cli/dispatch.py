@@ -1,0 +1,70 @@
+"""`trunkline dispatch`: send what bound queues hold to their endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+
+from trunkline.cli.command import Command, Count
+from trunkline.cli.output import say
+from trunkline.errors import SettingsError, TrunklineError, from_psycopg
+from trunkline.settings import Settings
+
+_LONGEST_PAUSE = 30.0
+
+
+@click.command("dispatch", cls=Command, example="trunkline dispatch\ntrunkline dispatch --push-allow 10.20.0.0/16")
+@click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
+@click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
+@click.option(
+    "--push-allow", metavar="NETWORK,...", help="Networks that may be sent to besides the public internet (10.1.0.0/16)."
+)
+@click.option(
+    "--max-connections", type=Count(2, 1000), default=10, show_default=True, help="Database connections of this process."
+)
+def command(database_url: str | None, data: str | None, push_allow: str | None, max_connections: int) -> None:
+    """Send what bound queues hold to their endpoints.
+
+    Stays in the foreground; Ctrl-C or SIGTERM stops it after the requests under way. Any number may run: they share the
+    rates and limits of the endpoints. Private, loopback and other special addresses are refused unless --push-allow names
+    their network.
+    """
+    from trunkline.cli.target import conninfo, probe
+
+    settings = Settings.load({"database_url": database_url, "data": data, "push_allow": push_allow})
+    url = conninfo(settings)
+
+    async def run() -> None:
+        await probe(url)
+        stop = asyncio.Event()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        say("Dispatching; Ctrl-C stops.")
+        await dispatch(settings, url, stop, max_connections=max_connections)
+
+    asyncio.run(run())
+
+
+async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_connections: int = 10) -> None:
+    """Dispatch until told to stop; what goes wrong is said, and tried again."""
+    try:
+        from trunkline.push.dispatcher import Dispatcher
+    except ModuleNotFoundError as exc:
+        raise SettingsError("push is not installed", hint="pip install 'trunkline[push]'") from exc
+    import psycopg
+
+    pause = 0.5
+    while not stop.is_set():
+        try:
+            await Dispatcher(url, allow=settings.push_allow, max_connections=max_connections).run(stop)
+        except SettingsError:
+            raise
+        except (TrunklineError, psycopg.Error) as exc:
+            error = from_psycopg(exc)
+            say(f"trunkline: dispatch: {error} [{error.code}]; next try in {pause:.1f} s")
+            try:
+                await asyncio.wait_for(stop.wait(), pause)
+            except TimeoutError:
+                pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,0 +1,240 @@
+"""`trunkline endpoint`: HTTP receivers of push deliveries."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from trunkline.cli import confirm
+from trunkline.cli.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.output import Column
+from trunkline.cli.payloads import parse_headers
+from trunkline.cli.places import Place
+from trunkline.errors import Timeout
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+command = Noun("endpoint", help="Endpoints: HTTP receivers of push deliveries.")
+
+_ENDPOINTS = (
+    Column("endpoint", "name", whole=True),
+    Column("url", "url"),
+    Column("state", "state"),
+    Column("reason", "reason"),
+    Column("rate", "rate"),
+    Column("burst", "burst"),
+    Column("breaker", "breaker"),
+    Column("queues", lambda row: ", ".join(row.queues)),
+)
+_ATTEMPTS = (
+    Column("started", "started_at", whole=True),
+    Column("endpoint", "endpoint", whole=True),
+    Column("queue", "queue"),
+    Column("id", "id", whole=True),
+    Column("attempt", "attempt"),
+    Column("status", "status"),
+    Column("seconds", lambda row: round(row.seconds, 3)),
+    Column("outcome", "outcome"),
+    Column("error", "error"),
+)
+_settings = stacked(
+    click.option(
+        "--rate", type=click.FloatRange(0, 100_000), help="Requests per second, over all dispatchers; 0: no limit."
+    ),
+    click.option("--burst", type=Count(1, 100_000), help="Requests on top of the rate.  [default: a tenth of it]"),
+    click.option("--max-in-flight", type=Count(1, 1000), help="Requests under way at once.  [default: 50]"),
+    click.option("--request-timeout", type=Duration(), help="For a whole answer.  [default: 15s]"),
+    click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be repeated."),
+    click.option("--mode", type=click.Choice(["single", "batch"]), help="One message per request, or a JSON array."),
+    click.option("--batch-size", type=Count(1, 1000), help="Most messages of a batch.  [default: 100]"),
+)
+
+
+def _chosen(headers: tuple[str, ...], request_timeout: timedelta | None, settings: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: str(value) for name, value in (parse_headers(headers) or {}).items()}
+    return settings | {"timeout": request_timeout, "headers": texts or None}
+
+
+@command.verb("list", example="trunkline endpoint list")
+def list_(session: Session) -> None:
+    """All endpoints, with their state."""
+    session.out.many(session.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
+
+
+@command.verb("show", example="trunkline endpoint show hooks")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """One endpoint; of its headers the names, of its secrets the number."""
+    session.out.one(session.run(lambda mq: mq.endpoints.get(name)))
+
+
+@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100")
+@click.argument("name")
+@click.argument("url")
+@_settings
+@click.option("--ed25519", is_flag=True, help="Sign with a new Ed25519 key; shows the public one too.")
+def create(
+    session: Session,
+    name: str,
+    url: str,
+    headers: tuple[str, ...],
+    request_timeout: timedelta | None,
+    ed25519: bool,
+    **settings: Any,
+) -> None:
+    """Make an endpoint. Shows the secret that signs its deliveries."""
+    secret, shown = _key(ed25519)
+    chosen = _chosen(headers, request_timeout, settings)
+    if chosen["rate"] == 0:
+        chosen["rate"] = None
+    made = session.run(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
+    session.out.one({"name": made.name, "secret": made.secret, **shown})
+
+
+def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
+    if not ed25519:
+        return None, {}
+    from trunkline.push.signing import new_private_key, public_key
+
+    private = new_private_key()
+    return private, {"public_key": public_key(private)}
+
+
+@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10")
+@click.argument("name")
+@click.option("--url", help="Where requests go.")
+@_settings
+def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout: timedelta | None, **settings: Any) -> None:
+    """Change what is given. Headers that are given replace all there were."""
+    chosen = _chosen(headers, request_timeout, settings)
+    session.out.one(session.run(lambda mq: mq.endpoints.alter(name, **chosen)))
+
+
+@command.verb("bind", example="trunkline endpoint bind mail hooks")
+@click.argument("queue")
+@click.argument("endpoint")
+def bind(session: Session, queue: str, endpoint: str) -> None:
+    """Send everything of a queue to an endpoint."""
+    session.run(lambda mq: mq.endpoints.bind(queue, endpoint))
+    session.say(f"queue {queue} is sent to endpoint {endpoint}")
+
+
+@command.verb("unbind", example="trunkline endpoint unbind mail")
+@click.argument("queue")
+def unbind(session: Session, queue: str) -> None:
+    """Send nothing of a queue any more; what it holds stays."""
+    session.run(lambda mq: mq.endpoints.unbind(queue))
+    session.say(f"queue {queue} is sent to no endpoint")
+
+
+@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance")
+@click.argument("name")
+@click.option("--reason", help="Why, for those who look.")
+def pause(session: Session, name: str, reason: str | None) -> None:
+    """Send nothing until `resume`."""
+    session.run(lambda mq: mq.endpoints.pause(name, reason=reason))
+    session.say(f"endpoint {name} is paused")
+
+
+@command.verb("resume", example="trunkline endpoint resume hooks")
+@click.argument("name")
+def resume(session: Session, name: str) -> None:
+    """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
+    session.run(lambda mq: mq.endpoints.resume(name))
+    session.say(f"endpoint {name} is enabled")
+
+
+@command.verb("test", example="trunkline endpoint test hooks --wait 30s")
+@click.argument("name")
+@click.option("--wait", type=Duration(), default="30s", show_default=True, help="For a dispatcher and the answer.")
+def test(session: Session, name: str, wait: timedelta) -> None:
+    """Have a dispatcher send a test request, and show what came of it."""
+    found = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
+    if found is None:
+        raise Timeout("no dispatcher sent the test in time", hint="start one with trunkline dispatch, or raise --wait")
+    session.out.one(found)
+
+
+@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20")
+@click.argument("name", required=False)
+@click.option("--id", "id", type=click.UUID, help="Of one message.")
+@click.option("--since", type=Duration(), default="1d", show_default=True, help="How far back.")
+@click.option("-n", "--count", type=Count(1, 10_000), default=100, show_default=True, help="How many.")
+def attempts(session: Session, name: str | None, id: UUID | None, since: timedelta, count: int) -> None:
+    """Requests, newest first: status, time, outcome."""
+    session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=count)), _ATTEMPTS)
+
+
+@command.verb("rotate", example="trunkline endpoint rotate hooks")
+@click.argument("name")
+@click.option("--ed25519", is_flag=True, help="To a new Ed25519 key; shows the public one too.")
+@click.option("--drop-old", is_flag=True, help="Stop signing with the former secret at once.")
+def rotate(session: Session, name: str, ed25519: bool, drop_old: bool) -> None:
+    """A new secret; the former one signs too, until the next rotation."""
+    secret, shown = _key(ed25519)
+    made = session.run(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
+    session.out.one({"name": name, "secret": made, **shown})
+
+
+@command.verb("secrets", example="trunkline endpoint secrets hooks")
+@click.argument("name")
+def secrets(session: Session, name: str) -> None:
+    """The secrets in use, the newest first."""
+    session.out.one({"name": name, "secrets": session.run(lambda mq: mq.endpoints.secrets(name))})
+
+
+@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run")
+@click.argument("queue")
+@click.option("--id", "ids", type=click.UUID, multiple=True, help="A message; may be repeated.")
+@click.option("--from", "start", type=Place(), help="Delivered since this time, or age (2h).")
+@click.option("--to", "end", type=Place(), help="And before this time, or age.")
+@click.option("-n", "--limit", type=Count(1, 10_000), default=1000, show_default=True, help="Refuse if there are more.")
+@confirm.dry_run()
+def replay(
+    session: Session,
+    queue: str,
+    ids: tuple[UUID, ...],
+    start: str | int | datetime | None,
+    end: str | int | datetime | None,
+    limit: int,
+    dry_run: bool,
+) -> None:
+    """Deliver again what was delivered: messages by id, or those of a time range."""
+    if not ids and start is None:
+        raise click.UsageError("give --id or --from")
+    for name, place in (("--from", start), ("--to", end)):
+        if place is not None and not isinstance(place, datetime):
+            raise click.UsageError(f"{name} is a time or an age, such as 2026-01-31T12:00:00Z or 2h")
+    if dry_run:
+        session.run(lambda mq: mq.queues.get(queue))
+        session.say(f"would deliver again {len(ids)} messages" if ids else f"would deliver again what was since {start}")
+        return
+
+    async def work(mq: Client) -> int:
+        begin = start if isinstance(start, datetime) else None
+        return await mq.endpoints.replay(
+            queue, ids=ids or None, start=begin, end=end if isinstance(end, datetime) else None, limit=limit
+        )
+
+    session.out.one({"queue": queue, "replayed": session.run(work)})
+
+
+@command.verb("delete", example="trunkline endpoint delete hooks --yes")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also when queues are bound to it.")
+@confirm.dry_run()
+@confirm.yes()
+def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+    """Remove an endpoint; its queues stay."""
+    found = session.run(lambda mq: mq.endpoints.get(name))
+    what = f"delete endpoint {name} ({len(found.queues)} queues are bound to it)"
+    if dry_run:
+        session.say(f"would {what}")
+        return
+    confirm.confirm(what, name, given=yes)
+    session.run(lambda mq: mq.endpoints.delete(name, force=force))
+    session.say(f"deleted endpoint {name}")

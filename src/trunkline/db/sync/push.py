@@ -1,0 +1,248 @@
+# Written by tools/unasync.py from src/trunkline/db/push.py; change that file, not this one.
+"""Typed calls of `sql/functions/push.sql`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from trunkline.db.sync.pool import Connection
+from trunkline.types import Attempt, Endpoint, NewEndpoint
+
+S = TypeVar("S")
+Row = tuple[Any, ...]
+_SETTINGS = {
+    "url": "text",
+    "rate": "float8",
+    "burst": "int",
+    "max_in_flight": "int",
+    "timeout": "interval",
+    "headers": "jsonb",
+    "mode": "text",
+    "batch_size": "int",
+    "secret": "text",
+}
+
+
+def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    cursor.execute(query.encode(), args, binary=True)
+    return cursor.fetchall()
+
+
+def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
+    return (_rows(conn, query, args))[0][0]
+
+
+def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    cursor.execute(query.encode(), args, binary=True)
+    names = [column.name for column in cursor.description or ()]
+    return [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+
+
+def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "headers" in given:
+        given["headers"] = msgspec.json.encode(given["headers"]).decode()
+    return "".join(f", p_{name} => %b::{_SETTINGS[name]}" for name in given), list(given.values())
+
+
+# Endpoints
+
+
+def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
+    named, values = _named(settings)
+    query = f"select name, secret from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
+    return NewEndpoint(*(_rows(conn, query, (name, *values)))[0])
+
+
+def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
+    named, values = _named(settings)
+    _rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
+
+
+def list_endpoints(conn: Connection) -> list[Endpoint]:
+    return _records(conn, Endpoint, "select * from trunkline.list_endpoints()")
+
+
+def get_endpoint(conn: Connection, name: str) -> Endpoint:
+    # the first statement refuses a name that is not there
+    _rows(conn, "select from trunkline._endpoint(%b)", (name,))
+    return (_records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
+
+
+def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
+    _rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
+
+
+def pause_endpoint(conn: Connection, name: str, *, reason: str | None = None) -> None:
+    _rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
+
+
+def resume_endpoint(conn: Connection, name: str) -> None:
+    _rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
+
+
+def disable_endpoint(conn: Connection, name: str, *, reason: str) -> None:
+    _rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
+
+
+def bind_queue(conn: Connection, queue: str, endpoint: str) -> None:
+    _rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
+
+
+def unbind_queue(conn: Connection, queue: str) -> None:
+    _rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
+
+
+def rotate_secret(conn: Connection, name: str, *, secret: str | None = None, keep: bool = True) -> str:
+    return str(_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
+
+
+def endpoint_secrets(conn: Connection, name: str) -> list[str]:
+    return list(_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
+
+
+def test_endpoint(conn: Connection, name: str) -> UUID:
+    return UUID(str(_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
+
+
+def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int) -> list[Attempt]:
+    return _records(
+        conn,
+        Attempt,
+        "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int)",
+        (endpoint, id, since, limit),
+    )
+
+
+def replay(
+    conn: Connection,
+    queue: str,
+    *,
+    ids: Sequence[UUID] | None,
+    start: datetime | None,
+    end: datetime | None,
+    limit: int,
+) -> int:
+    return int(
+        _value(
+            conn,
+            "select trunkline.replay(%b, %b::uuid[], %b::timestamptz, %b::timestamptz, %b::int)",
+            (queue, None if ids is None else list(ids), start, end, limit),
+        )
+    )
+
+
+# Dispatching
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint as a dispatcher sees it at one moment; times are seconds from then."""
+
+    now: datetime
+    wait: float
+    """Until this dispatcher may send: the others make room for it first."""
+    endpoint_id: int
+    name: str
+    url: str
+    rate: float | None
+    share: int
+    """Of `max_in_flight`, for this dispatcher."""
+    timeout: float
+    mode: str
+    batch_size: int
+    headers: dict[str, str]
+    secrets: list[str]
+    enabled: bool
+    openings: int
+    """How often the breaker opened in a row; 0: closed."""
+    open_for: float | None
+    held_for: float | None
+    queue_ids: list[int] | None
+    queues: list[str] | None
+    ordered: list[bool] | None
+    leases: list[float] | None
+    tests: list[UUID] | None
+
+
+def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
+    return _records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+
+
+def leave_dispatch(conn: Connection, dispatcher: str) -> None:
+    _rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
+
+
+class Permits(NamedTuple):
+    """Starts that are allowed: each `delays` seconds after the call, for `valid` seconds; `wait` before the next ask."""
+
+    delays: list[float]
+    valid: float
+    wait: float
+
+
+def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+    rows = _rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
+    return Permits(*rows[0])
+
+
+class Settlement(NamedTuple):
+    """What became of a delivery, and of the request that carried it. `seconds` None: there was no request."""
+
+    endpoint_id: int
+    queue_id: int | None
+    receipt: str | None
+    id: UUID
+    attempt: int
+    age: float
+    """Seconds since the request started."""
+    seconds: float | None
+    status: int | None
+    outcome: str
+    delay: timedelta | None
+    error: str | None
+    snippet: str | None
+
+
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement]) -> list[str]:
+    columns = [list(column) for column in zip(*items, strict=True)]
+    return list(
+        _value(
+            conn,
+            "select trunkline.settle_attempts(%b, %b::int[], %b::int[], %b::text[], %b::uuid[], %b::int[], %b::float8[],"
+            " %b::float8[], %b::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
+            (dispatcher, *columns),
+        )
+    )
+
+
+def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
+    value = _value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
+    return 0.0 if value is None else float(value)
+
+
+def take_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+
+
+def close_breaker(conn: Connection, endpoint_id: int) -> None:
+    _rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
+
+
+def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    _rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+
+
+# Receiving
+
+
+def receive(conn: Connection, receiver: str, id: str) -> bool:
+    return bool(_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))

@@ -1,0 +1,159 @@
+"""The dispatcher: sends what bound queues hold to their endpoints. Any number of processes may run; limits are shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from uuid import UUID
+
+import aiohttp
+
+from trunkline.client.consuming import consumer_name
+from trunkline.client.runtime import Runtime
+from trunkline.client.settling import Settler
+from trunkline.db import push
+from trunkline.db.push import Planned
+from trunkline.db.tasks import log
+from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
+from trunkline.push import requests
+from trunkline.push.egress import Guard
+from trunkline.push.lane import Lane, trial_settlement
+from trunkline.push.outcomes import Answer
+from trunkline.push.permits import Pace
+from trunkline.push.requests import Prepared, Sender
+from trunkline.push.settling import Held, Settlements
+
+PLAN_SECONDS = 0.9
+
+
+class Post:
+    """What all lanes of a dispatcher share."""
+
+    def __init__(self, runtime: Runtime, sender: Sender, on_start: Callable[[str], None] | None) -> None:
+        self.name = consumer_name()
+        self.runtime = runtime
+        self.settler = Settler(runtime)
+        self.held = Held(runtime)
+        self.settlements = Settlements(runtime, self.name, self.held)
+        self._sender = sender
+        self._on_start = on_start
+        self._clock = (datetime.now(UTC), monotonic())
+
+    def set_clock(self, now: datetime) -> None:
+        """The database's clock, which all times in requests follow."""
+        self._clock = (now, monotonic())
+
+    def now(self) -> datetime:
+        at, then = self._clock
+        return at + timedelta(seconds=monotonic() - then)
+
+    async def request(self, planned: Planned, prepared: Prepared, limit: int = requests.READ_LIMIT) -> Answer:
+        if self._on_start is not None:
+            self._on_start(planned.name)
+        return await self._sender.send(
+            planned.url,
+            prepared,
+            secrets=planned.secrets,
+            headers=planned.headers,
+            timeout=planned.timeout,
+            now=self.now(),
+            limit=limit,
+        )
+
+
+class Dispatcher:
+    """`await Dispatcher(url).run(stop)` sends until `stop` is set, then finishes what is under way.
+
+    `allow` names networks that requests may go to besides the public internet. `on_start` is called with the endpoint's name
+    at the start of each request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        allow: Sequence[str] = (),
+        max_connections: int = 10,
+        grace: float = 30.0,
+        on_start: Callable[[str], None] | None = None,
+        resolver: aiohttp.abc.AbstractResolver | None = None,
+    ) -> None:
+        self._url = url
+        self._guard = Guard(allow)
+        self._max_connections = max_connections
+        self._grace = grace
+        self._on_start = on_start
+        self._resolver = resolver
+        self._lanes: dict[int, Lane] = {}
+        self._trials: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        runtime = Runtime(
+            self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30)
+        )
+        sender = Sender(self._guard, resolver=self._resolver)
+        post = Post(runtime, sender, self._on_start)
+        renewing = asyncio.create_task(post.held.renew_for_ever(), name="trunkline push renewals")
+        try:
+            while not stop.is_set():
+                await self._refresh(post)
+                try:
+                    await asyncio.wait_for(stop.wait(), PLAN_SECONDS)
+                except TimeoutError:
+                    continue
+        finally:
+            await self._end(post)
+            renewing.cancel()
+            await sender.close()
+            await runtime.close()
+
+    async def _refresh(self, post: Post) -> None:
+        try:
+            async with post.runtime.connection(writing=True) as conn:
+                plan = await push.dispatch_plan(conn, post.name)
+        except (Unavailable, OutcomeUnknown) as exc:
+            log.warning("the dispatcher has no plan: %s; trying again", exc)
+            return
+        if plan:
+            post.set_clock(plan[0].now)
+        wanted = {planned.endpoint_id: planned for planned in plan if planned.queues}
+        for gone in self._lanes.keys() - wanted.keys():
+            task = asyncio.create_task(self._lanes.pop(gone).stop(self._grace))
+            self._keep(task)
+        for number, planned in wanted.items():
+            if number in self._lanes:
+                self._lanes[number].update(planned)
+            else:
+                self._lanes[number] = Lane(post, planned)
+        for planned in plan:
+            for id in planned.tests or ():
+                self._keep(asyncio.create_task(self._try_out(post, planned, id)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._trials.add(task)
+        task.add_done_callback(self._trials.discard)
+
+    async def _try_out(self, post: Post, planned: Planned, id: UUID) -> None:
+        async def take(want: int) -> push.Permits:
+            async with post.runtime.connection(writing=True) as conn:
+                return await push.take_permits(conn, planned.endpoint_id, want)
+
+        if planned.rate is not None:
+            # a test is a request like any other
+            await Pace(take).permit()
+        answer = await post.request(planned, requests.trial(id))
+        post.settlements.add([trial_settlement(planned, id, answer)])
+
+    async def _end(self, post: Post) -> None:
+        stopping = [lane.stop(self._grace) for lane in self._lanes.values()]
+        await asyncio.gather(*stopping, return_exceptions=True)
+        if self._trials:
+            await asyncio.wait(tuple(self._trials), timeout=self._grace)
+        await post.settlements.drain()
+        try:
+            async with post.runtime.connection(writing=True) as conn:
+                await push.leave_dispatch(conn, post.name)
+        except TrunklineError as exc:
+            log.warning("the dispatcher could not say that it leaves: %s", exc)

@@ -1,0 +1,229 @@
+"""A delivery as an HTTP request, and the one place that makes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from uuid import UUID
+
+import aiohttp
+import msgspec
+
+from trunkline.push.egress import Blocked, Guard
+from trunkline.push.outcomes import Answer
+from trunkline.push.signing import sign_all
+from trunkline.types import Delivery
+
+# Everything a header value may hold, but for %: so that it can be read back.
+_PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~ "
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MEDIA = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,198}")
+_MAX_HEADERS = 8000
+SNIPPET = 1000
+READ_LIMIT = 64 * 1024
+BATCH_READ_LIMIT = 1024 * 1024
+
+
+class Prepared(NamedTuple):
+    """A request ready to be sent, all but its time and signature."""
+
+    id: str
+    body: bytes
+    headers: dict[str, str]
+
+
+def single(queue: str, delivery: Delivery[Any]) -> Prepared:
+    """One message: its bytes are the body."""
+    media = delivery.content_type if _MEDIA.fullmatch(delivery.content_type) else "application/octet-stream"
+    headers = {
+        "content-type": media,
+        "trunkline-queue": queue,
+        "trunkline-attempt": str(delivery.attempt),
+        "trunkline-created-at": delivery.created_at.isoformat(),
+    }
+    for name, value in (
+        ("topic", delivery.topic),
+        ("routing-key", delivery.routing_key),
+        ("key", delivery.key),
+        ("label", delivery.label),
+    ):
+        if value is not None:
+            headers[f"trunkline-{name}"] = quote(value, safe=_PLAIN)
+    if delivery.occurred_at is not None:
+        headers["trunkline-occurred-at"] = delivery.occurred_at.isoformat()
+    if delivery.headers:
+        text = _ascii_json(delivery.headers)
+        if len(text) <= _MAX_HEADERS:
+            headers["trunkline-headers"] = text
+        trace = delivery.headers.get("traceparent")
+        if isinstance(trace, str) and _TRACE.fullmatch(trace):
+            headers["traceparent"] = trace
+    return Prepared(str(delivery.id), delivery.payload, headers)
+
+
+def batch(items: Sequence[tuple[str, Delivery[Any]]]) -> Prepared:
+    """Several messages as a JSON array. The id of the request follows from those of the messages and their attempts."""
+    parts = []
+    for queue, delivery in items:
+        part: dict[str, Any] = {
+            "id": delivery.id,
+            "queue": queue,
+            "topic": delivery.topic,
+            "routing_key": delivery.routing_key,
+            "key": delivery.key,
+            "label": delivery.label,
+            "headers": delivery.headers,
+            "attempt": delivery.attempt,
+            "created_at": delivery.created_at,
+            "occurred_at": delivery.occurred_at,
+            "content_type": delivery.content_type,
+        }
+        if delivery.content_type == "application/json" and _is_json(delivery.payload):
+            part["body"] = msgspec.Raw(delivery.payload)
+        else:
+            part["body_base64"] = base64.b64encode(delivery.payload).decode()
+        parts.append(part)
+    digest = hashlib.sha256("".join(f"{delivery.id}.{delivery.attempt} " for _, delivery in items).encode())
+    headers = {"content-type": "application/json", "trunkline-batch": str(len(items))}
+    return Prepared(f"batch_{digest.hexdigest()[:32]}", msgspec.json.encode(parts), headers)
+
+
+def trial(id: UUID) -> Prepared:
+    """What `test` sends."""
+    body = msgspec.json.encode({"type": "trunkline.test", "id": str(id)})
+    return Prepared(str(id), body, {"content-type": "application/json", "trunkline-test": "true", "trunkline-attempt": "1"})
+
+
+def _is_json(payload: bytes) -> bool:
+    """Whether it is what it says: one that is not must not spoil the array."""
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return True
+
+
+def _ascii_json(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if text.isascii() else "".join(c if c.isascii() else _escaped(c) for c in text)
+
+
+def _escaped(char: str) -> str:
+    """The character as JSON escapes it."""
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[n] << 8 | units[n + 1]:04x}" for n in range(0, len(units), 2))
+
+
+class Sender:
+    """Makes requests: no redirects, no proxies, no cookies, no compression, and nothing past the guard."""
+
+    def __init__(self, guard: Guard, *, resolver: aiohttp.abc.AbstractResolver | None = None) -> None:
+        self._guard = guard
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                ttl_dns_cache=10,
+                # shorter than what receivers keep idle connections for: a request on one that they close is lost
+                keepalive_timeout=3,
+                socket_factory=guard.open_socket,
+                resolver=resolver,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(
+        self,
+        url: str,
+        prepared: Prepared,
+        *,
+        secrets: Sequence[str],
+        headers: dict[str, str],
+        timeout: float,
+        now: datetime,
+        limit: int = READ_LIMIT,
+    ) -> Answer:
+        """POST it; an answer in any case, never an exception."""
+        start = monotonic()
+        stamp = int(now.timestamp())
+        sent = {
+            **headers,
+            **prepared.headers,
+            "user-agent": "trunkline",
+            "webhook-id": prepared.id,
+            "webhook-timestamp": str(stamp),
+            "webhook-signature": sign_all(secrets, prepared.id, stamp, prepared.body),
+        }
+        status: int | None = None
+        found: Mapping[str, str] = {}
+        body = b""
+        error: str | None = None
+        try:
+            self._guard.check_url(url)
+            async with self._session.post(
+                url,
+                data=prepared.body,
+                headers=sent,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout),
+            ) as response:
+                status = response.status
+                found = response.headers
+                body = await _read(response, limit)
+        except TimeoutError:
+            error = f"no whole answer in {timeout:g} s"
+        except asyncio.CancelledError:
+            raise
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            error = _words(exc)
+        return Answer(status, found, body, error, monotonic() - start)
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The start of the body; of a longer one the rest is not read and its connection is given up."""
+    if response.content.at_eof():
+        return b""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= limit:
+            response.close()
+            break
+    return b"".join(parts)[:limit]
+
+
+def _words(exc: BaseException) -> str:
+    """What went wrong, without addresses and ports: the words must not map a network for who chose the url."""
+    if isinstance(exc, Blocked):
+        return str(exc)
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return "the name of the host was not found"
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
+        return "TLS failed: the certificate or the protocol was refused"
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        return str(Blocked("the address is not allowed")) if _is_blocked(exc.os_error) else "could not connect"
+    if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError):
+        return "the connection was lost"
+    if isinstance(exc, aiohttp.ClientPayloadError):
+        return "the answer was cut off"
+    if isinstance(exc, aiohttp.InvalidURL):
+        return "the url cannot be read"
+    return f"the request failed ({type(exc).__name__})"
+
+
+def _is_blocked(exc: BaseException | None) -> bool:
+    return isinstance(exc, Blocked) or "address is not allowed" in str(exc)

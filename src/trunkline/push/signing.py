@@ -1,0 +1,71 @@
+"""Signatures by Standard Webhooks: HMAC-SHA256 (`whsec_` secrets, `v1`) and Ed25519 (`whsk_` keys, `v1a`)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from trunkline.errors import InvalidArgument
+
+HMAC_PREFIX = "whsec_"
+PRIVATE_PREFIX = "whsk_"
+PUBLIC_PREFIX = "whpk_"
+
+
+def content(id: str, timestamp: int, body: bytes) -> bytes:
+    """The bytes that are signed."""
+    return f"{id}.{timestamp}.".encode() + body
+
+
+def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
+    """The signature of one delivery with one secret, with its version in front."""
+    if secret.startswith(PRIVATE_PREFIX):
+        signature = _private_key(secret).sign(content(id, timestamp, body))
+        return "v1a," + base64.b64encode(signature).decode()
+    digest = hmac.digest(decode_key(secret, HMAC_PREFIX), content(id, timestamp, body), hashlib.sha256)
+    return "v1," + base64.b64encode(digest).decode()
+
+
+def sign_all(secrets: Sequence[str], id: str, timestamp: int, body: bytes) -> str:
+    """The header `webhook-signature`: one signature per secret, so that a receiver can know either."""
+    return " ".join(sign(secret, id, timestamp, body) for secret in secrets)
+
+
+def new_private_key() -> str:
+    """A new Ed25519 key, to be given to an endpoint as its secret."""
+    return PRIVATE_PREFIX + base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()).decode()
+
+
+def public_key(private: str) -> str:
+    """What receivers need to verify deliveries that were signed with a `whsk_` key."""
+    raw = _private_key(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return PUBLIC_PREFIX + base64.b64encode(raw).decode()
+
+
+def read_public_key(text: str) -> Ed25519PublicKey:
+    raw = decode_key(text, PUBLIC_PREFIX)
+    if len(raw) != 32:
+        raise InvalidArgument("the public key does not have 32 bytes", hint="copy all of whpk_...")
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def decode_key(text: str, prefix: str) -> bytes:
+    """The bytes of a key, with or without its prefix."""
+    try:
+        return base64.b64decode(text.removeprefix(prefix), validate=True)
+    except (binascii.Error, ValueError):
+        # the value is not repeated
+        raise InvalidArgument("a webhook secret is not base64", hint=f"copy all of {prefix}...") from None
+
+
+def _private_key(secret: str) -> Ed25519PrivateKey:
+    raw = decode_key(secret, PRIVATE_PREFIX)
+    if len(raw) not in (32, 64):
+        raise InvalidArgument("the Ed25519 key has neither 32 nor 64 bytes", hint="copy all of whsk_...")
+    return Ed25519PrivateKey.from_private_bytes(raw[:32])

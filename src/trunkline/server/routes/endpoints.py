@@ -1,0 +1,313 @@
+"""Endpoints: HTTP receivers of push deliveries."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar.params import FromPath
+from msgspec import Meta
+
+from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.fields import name_fault, refuse
+from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.problems import invalid
+from trunkline.server.routing import Doc, route
+from trunkline.server.views import Page, page
+from trunkline.types import Attempt, Endpoint
+
+TAG = "endpoints"
+Rate = Annotated[float, Meta(ge=0, le=100_000)]
+Seconds = Annotated[float, Meta(ge=0.1, le=300)]
+Small = Annotated[int, Meta(ge=1, le=1000)]
+Url = Annotated[str, Meta(min_length=1, max_length=2000)]
+
+
+class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An endpoint to create."""
+
+    id: str | None = None
+    url: Url
+    rate: Rate | None = None
+    """Requests per second over all dispatchers; null or 0: no limit."""
+    burst: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    max_in_flight: Small | None = None
+    timeout_seconds: Seconds | None = None
+    headers: dict[str, str] | None = None
+    mode: Literal["single", "batch"] | None = None
+    batch_size: Small | None = None
+    secret: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class EndpointChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays; a rate of 0 takes the limit away, headers replace all there were."""
+
+    url: Url | None = None
+    rate: Rate | None = None
+    burst: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    max_in_flight: Small | None = None
+    timeout_seconds: Seconds | None = None
+    headers: dict[str, str] | None = None
+    mode: Literal["single", "batch"] | None = None
+    batch_size: Small | None = None
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    url: str
+    state: str
+    reason: str | None
+    rate: float | None
+    burst: int
+    max_in_flight: int
+    timeout_seconds: float
+    mode: str
+    batch_size: int
+    headers: list[str]
+    """Names only."""
+    secrets: int
+    queues: list[str]
+    breaker: str
+    open_until: datetime | None
+    held_until: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, row: Endpoint) -> EndpointView:
+        fields = {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("name", "timeout")}
+        return cls(id=row.name, timeout_seconds=row.timeout.total_seconds(), **fields)
+
+
+class MadeEndpoint(msgspec.Struct, frozen=True):
+    id: str
+    secret: str
+
+
+def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
+    fields = {
+        name: getattr(asked, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
+    }
+    span = asked.timeout_seconds
+    return fields | {"timeout": None if span is None else timedelta(seconds=span)}
+
+
+@route(
+    "POST",
+    "/endpoints",
+    Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit=True),
+)
+async def create_endpoint(request: Call) -> Answer:
+    """Create an endpoint; answers the secret that signs its deliveries."""
+    request.query()
+    asked = await request.read(NewEndpoint)
+    refuse(id=name_fault(asked.id))
+    assert asked.id is not None  # noqa: S101
+    settings = _settings(asked)
+    if settings["rate"] == 0:
+        settings["rate"] = None
+    made = await request.mq.endpoints.create(asked.id, secret=asked.secret, **settings)
+    return answer(MadeEndpoint(made.name, made.secret), 201)
+
+
+@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+async def list_endpoints(request: Call) -> Answer:
+    """Endpoints by id; one unless `limit` says more."""
+    query = request.query()
+    return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
+
+
+@route("GET", "/endpoints/{endpoint:str}", Doc(tag=TAG, scope="read", answers={200: EndpointView}, problems=(404,)))
+async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """One endpoint."""
+    request.query()
+    return answer(EndpointView.of(await request.mq.endpoints.get(endpoint)))
+
+
+@route(
+    "PATCH",
+    "/endpoints/{endpoint:str}",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=EndpointChange,
+        answers={200: EndpointView},
+        problems=(400, 404, 408, 413),
+        audit=True,
+    ),
+)
+async def alter_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Change what is given."""
+    request.query()
+    asked = await request.read(EndpointChange)
+    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(asked))))
+
+
+_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404, 409), "audit": True}
+
+
+@route(
+    "DELETE",
+    "/endpoints/{endpoint:str}",
+    Doc(**_CHANGE, params=(Param(name="force", kind=bool, default=False, words="Also when queues are bound to it."),)),
+)
+async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Delete an endpoint; its queues stay."""
+    await request.mq.endpoints.delete(endpoint, force=request.query()["force"])
+    return nothing()
+
+
+@route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE))
+async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Send nothing until `resume`."""
+    request.query()
+    await request.mq.endpoints.pause(endpoint)
+    return nothing()
+
+
+@route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE))
+async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
+    request.query()
+    await request.mq.endpoints.resume(endpoint)
+    return nothing()
+
+
+@route("PUT", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
+async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+    """Send everything of a queue to the endpoint."""
+    request.query()
+    await request.mq.endpoints.bind(queue, endpoint)
+    return nothing()
+
+
+@route("DELETE", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
+async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+    """Send nothing of a queue any more."""
+    request.query()
+    await request.mq.endpoints.get(endpoint)
+    await request.mq.endpoints.unbind(queue)
+    return nothing()
+
+
+class Rotated(msgspec.Struct, frozen=True):
+    secret: str
+
+
+@route(
+    "POST",
+    "/endpoints/{endpoint:str}/rotate",
+    Doc(tag=TAG, scope="admin", answers={200: Rotated}, problems=(404,), audit=True),
+)
+async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
+    """A new secret; the former one signs too, until the next rotation."""
+    request.query()
+    return answer(Rotated(await request.mq.endpoints.rotate(endpoint)))
+
+
+class Attempts(msgspec.Struct, frozen=True):
+    attempts: list[Attempt]
+
+
+@route(
+    "POST",
+    "/endpoints/{endpoint:str}/test",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for what came of it."),),
+        answers={200: Attempts},
+        problems=(404,),
+        audit=True,
+    ),
+)
+async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Have a dispatcher send a test request; no attempt in the answer when none did in time."""
+    wait = request.query()["wait"] or 0
+    found = await request.mq.endpoints.test(endpoint, timeout=timedelta(seconds=wait))
+    return answer(Attempts([] if found is None else [found]))
+
+
+@route(
+    "GET",
+    "/endpoints/{endpoint:str}/attempts",
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(
+            Param(name="message_id", words="Only of this message."),
+            Param(name="since", kind=float, default=86400, low=1, high=2_592_000, words="Seconds back."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many."),
+        ),
+        answers={200: Attempts},
+        problems=(404,),
+    ),
+)
+async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
+    """Requests, newest first: status, time, outcome and the start of the answer."""
+    query = request.query()
+    id = query["message_id"]
+    try:
+        message = None if id is None else UUID(id)
+    except ValueError:
+        raise invalid("message_id: is not a UUID.") from None
+    rows = await request.mq.endpoints.attempts(
+        endpoint, id=message, since=timedelta(seconds=query["since"]), limit=query["limit"]
+    )
+    return answer(Attempts(rows))
+
+
+class Replay(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Messages by id, or those acked from `start` to `end`."""
+
+    ids: Annotated[list[UUID], Meta(min_length=1, max_length=1000)] | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    replayed: int
+
+
+@route(
+    "POST",
+    "/queues/{queue:str}/replay",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=Replay,
+        object="queue",
+        answers={200: Replayed},
+        problems=(400, 404, 408, 413),
+        audit=True,
+    ),
+)
+async def replay(request: Call, queue: FromPath[str]) -> Answer:
+    """Deliver again what was delivered."""
+    request.query()
+    asked = await request.read(Replay)
+    for at in (asked.start, asked.end):
+        if at is not None and at.tzinfo is None:
+            raise invalid("start, end: need a time zone.")
+    count = await request.mq.endpoints.replay(queue, ids=asked.ids, start=asked.start, end=asked.end, limit=asked.limit)
+    return answer(Replayed(count))
+
+
+ROUTES = [
+    create_endpoint,
+    list_endpoints,
+    get_endpoint,
+    alter_endpoint,
+    delete_endpoint,
+    pause_endpoint,
+    resume_endpoint,
+    bind_queue,
+    unbind_queue,
+    rotate_secret,
+    test_endpoint,
+    list_attempts,
+    replay,
+]

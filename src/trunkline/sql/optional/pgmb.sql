@@ -1,0 +1,225 @@
+-- The calls and tables of pgmb on top of Trunkline, for programs that know them. Installed by `trunkline migrate --with pgmb`.
+-- All messages go to the topic pgmb; a worker is an endpoint, a queue is a queue that subscribes to the topic and is bound to its worker.
+
+create schema if not exists pgmb;
+
+-- pgmb knows its workers and queues by uuid.
+create table if not exists pgmb.worker_ids (
+    id          uuid primary key default gen_random_uuid(),
+    endpoint_id int  not null unique references trunkline.endpoints on delete cascade
+);
+create table if not exists pgmb.queue_ids (
+    id          uuid primary key default gen_random_uuid(),
+    queue_id    int  not null unique references trunkline.queues on delete cascade,
+    binding_key text not null
+);
+
+do $do$
+begin
+    perform trunkline.ensure_topic('pgmb');
+end
+$do$;
+
+create or replace view pgmb.workers as
+    select w.id, e.name, ceil(e.rate)::int as rps, e.url as endpoint, e.created_at,
+           -- when a dispatcher was seen last
+           (select max(d.seen_until) from trunkline.dispatchers d where d.seen_until > now()) as last_heartbeat
+    from pgmb.worker_ids w join trunkline.endpoints e using (endpoint_id);
+
+create or replace view pgmb.queues as
+    select i.id, q.name, i.binding_key, w.id as worker_id, q.max_attempts - 1 as max_retries, q.created_at
+    from pgmb.queue_ids i join trunkline.queues q using (queue_id)
+    left join trunkline.bindings b using (queue_id) left join pgmb.worker_ids w using (endpoint_id);
+
+do $do$
+begin
+    execute format($v$
+create or replace view pgmb.messages as
+    select m.message_id as id, m.routing_key, convert_from(m.payload, 'UTF8')::jsonb as body, m.headers, m.created_at as enqueued_at,
+           coalesce(m.occurred_at, m.created_at) as occurred_at
+    from trunkline.topic_%1$s m
+    union all
+    select s.id, s.routing_key, convert_from(s.payload, 'UTF8')::jsonb, s.headers, s.due_at, coalesce(s.occurred_at, s.due_at)
+    from trunkline.scheduled s where s.topic_id = %1$s$v$, trunkline.topic_number('topic', 'pgmb'));
+end
+$do$;
+
+-- A worker: an HTTP endpoint and its limit of requests per second.
+create or replace function pgmb.worker(name varchar, endpoint varchar, rps int) returns uuid
+language plpgsql
+as $$
+declare
+    v_id uuid;
+begin
+    if rps is null then
+        perform trunkline._fail('TL001', 'rps is null', 'it must be between 1 and 100000');
+    end if;
+    perform trunkline._check_range('rps', rps, 1, 100000);
+    perform trunkline.create_endpoint($1, $2, p_rate => rps);
+    insert into pgmb.worker_ids (endpoint_id) select e.endpoint_id from trunkline.endpoints e where e.name = $1 returning id into v_id;
+    return v_id;
+end
+$$;
+
+-- * stands for any characters, dots too; everything else for itself.
+create or replace function pgmb._pattern(p_binding_key text) returns text
+language sql immutable
+as $$ select '^' || replace(regexp_replace(p_binding_key, '([^A-Za-z0-9_*])', '\\\1', 'g'), '*', '.*') || '$' $$;
+
+-- A queue that gets what matches, from now on, and is sent to the worker.
+create or replace function pgmb.create(name varchar, binding_key varchar, max_retries int, worker_id uuid) returns uuid
+language plpgsql
+as $$
+declare
+    v_id       uuid;
+    v_endpoint text := (select e.name from pgmb.worker_ids w join trunkline.endpoints e using (endpoint_id) where w.id = worker_id);
+    s          trunkline.subscriptions;
+    q          trunkline.queues;
+begin
+    if v_endpoint is null then
+        perform trunkline._fail('TL017', format('worker %s does not exist', coalesce(worker_id::text, 'null')), 'create it with pgmb.worker');
+    end if;
+    if coalesce(length(binding_key), 0) not between 1 and 1000 then
+        perform trunkline._fail('TL001', 'the binding key is empty or longer than 1,000 characters', 'for example order.*');
+    end if;
+    perform trunkline._check_range('max_retries', max_retries, 0, 999);
+    q := trunkline.create_queue($1, p_max_attempts => max_retries + 1);
+    s := trunkline.subscribe($1, 'pgmb');
+    -- a pattern of this language, which the kernel's own cannot say
+    update trunkline.subscriptions x set pattern = $2, pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
+    update trunkline.cursors x set pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
+    perform trunkline._write_claim(q.queue_id);
+    perform trunkline.bind_queue($1, v_endpoint);
+    insert into pgmb.queue_ids (queue_id, binding_key) values (q.queue_id, $2) returning id into v_id;
+    perform pgmb._make_views($1);
+    return v_id;
+end
+$$;
+
+-- The order of the quick start.
+create or replace function pgmb.create(name varchar, binding_key varchar, worker_id uuid, max_retries int) returns uuid
+language sql
+as $$ select pgmb.create($1, $2, $4, $3) $$;
+
+-- What pgmb keeps in a table per queue: a row per message that is for it.
+create or replace function pgmb._references(p_queue text)
+returns table (id bigint, message_id uuid, acknoledge boolean, retries int, locked boolean, enqueued_at timestamptz, acknowledged_at timestamptz)
+language sql
+as $$
+    with q as materialized (select * from trunkline._queue(p_queue)),
+    c as materialized (select k.* from q join trunkline.cursors k on k.queue_id = q.queue_id and k.lane = 'log'),
+    done as (
+        select distinct on (a.id) a.log_offset, a.id as message_id, true as acknoledge, a.attempts - 1 as retries, false as locked, a.created_at, a.processed_at
+        from trunkline.list_archive(p_queue, '30 days', 1000000) a order by a.id, a.processed_at desc
+    ), leased as (
+        select r.log_offset, r.id, false, d.attempt - 1, true, r.created_at, null::timestamptz
+        from q cross join lateral trunkline._live_deliveries(q.queue_id) d join c on c.cursor_id = d.source_id
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, d.last_offset) r
+        where d.kind is null
+    ), again as (
+        select r.log_offset, r.id, false, p.attempt, false, r.created_at, null::timestamptz
+        from q join trunkline.pending p on p.queue_id = q.queue_id join c on c.cursor_id = p.cursor_id
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
+    ), fresh as (
+        select r.log_offset, r.id, false, 0, false, r.created_at, null::timestamptz
+        from c
+        cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1),
+                                            c.start_position) as position, trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, s.head) r
+        where c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex
+    )
+    select * from done union all select * from leased union all select * from again union all select * from fresh
+$$;
+
+create or replace function pgmb._dead(p_queue text)
+returns table (id bigint, message_id uuid, acknoledge boolean, retries int, locked boolean, enqueued_at timestamptz, acknowledged_at timestamptz,
+               error text, dead_at timestamptz)
+language sql
+as $$
+    select d.dead_id, d.id, false, d.attempts - 1, false, d.created_at, null::timestamptz, d.error, d.dead_at
+    from trunkline._queue(p_queue) q join trunkline.dead_letters d on d.queue_id = q.queue_id order by d.dead_id
+$$;
+
+-- <queue>_queue and <queue>_dead_letter_queue; for a queue whose name ends in _queue also the names that pgmb's manual uses. A name
+-- that is too long for Postgres or taken by another view has none.
+create or replace function pgmb._make_views(p_queue text) returns void
+language plpgsql
+as $$
+declare
+    v_base text;
+begin
+    foreach v_base in array array[p_queue] || case when p_queue ~ '._queue$' then array[left(p_queue, -6)] else '{}' end loop
+        if octet_length(v_base) + 18 <= 63 then
+            if to_regclass(format('pgmb.%I', v_base || '_queue')) is null then
+                execute format('create view pgmb.%I as select * from pgmb._references(%L)', v_base || '_queue', p_queue);
+            end if;
+            if to_regclass(format('pgmb.%I', v_base || '_dead_letter_queue')) is null then
+                execute format('create view pgmb.%I as select * from pgmb._dead(%L)', v_base || '_dead_letter_queue', p_queue);
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+-- Sends a message: routed by its routing key, delivered now, or not before a time. A repeat with the same id and content adds nothing.
+create or replace function pgmb._send(p_id uuid, p_routing_key text, p_body jsonb, p_headers jsonb, p_at timestamptz) returns void
+language plpgsql
+as $$
+begin
+    if p_id is null or p_body is null then
+        perform trunkline._fail('TL001', 'the id or the body is null', 'use gen_random_uuid() for the id, and ''null''::jsonb for an empty body');
+    end if;
+    perform trunkline.publish('pgmb', p_body, p_routing_key => p_routing_key, p_headers => p_headers, p_id => p_id,
+                              p_idempotency_key => p_id::text, p_deliver_at => p_at);
+end
+$$;
+
+create or replace function pgmb._after(p_seconds int) returns timestamptz
+language sql volatile
+as $$ select trunkline.clock() + p_seconds * interval '1 second' $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb) returns void
+language sql as $$ select pgmb._send($1, $2, $3, null, null) $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, headers jsonb) returns void
+language sql as $$ select pgmb._send($1, $2, $3, $4, null) $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, headers jsonb, delay timestamptz) returns void
+language sql as $$ select pgmb._send($1, $2, $3, $4, $5) $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, headers jsonb, delay int) returns void
+language sql as $$ select pgmb._send($1, $2, $3, $4, pgmb._after($5)) $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, delay timestamptz) returns void
+language sql as $$ select pgmb._send($1, $2, $3, null, $4) $$;
+
+create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, delay int) returns void
+language sql as $$ select pgmb._send($1, $2, $3, null, pgmb._after($4)) $$;
+
+-- As in schema trunkline: a caller needs the right to call, never a right on tables; and nobody has it by accident.
+do $do$
+declare
+    f record;
+begin
+    for f in select oid::regprocedure as name, proname from pg_proc where pronamespace = 'pgmb'::regnamespace loop
+        execute format('alter function %s set search_path = pg_catalog, pg_temp', f.name);
+        execute format('revoke all on function %s from public', f.name);
+        if f.proname !~ '^_' then
+            execute format('alter function %s security definer', f.name);
+            if f.proname = 'send' and trunkline._has_role('trunkline_publisher') then
+                execute format('grant execute on function %s to trunkline_publisher', f.name);
+            end if;
+        end if;
+        if trunkline._has_role('trunkline_owner') then
+            execute format('grant execute on function %s to trunkline_owner', f.name);
+        end if;
+    end loop;
+    if trunkline._has_role('trunkline_publisher') then
+        execute 'grant usage on schema pgmb to trunkline_publisher';
+    end if;
+    if trunkline._has_role('trunkline_owner') then
+        execute 'grant usage on schema pgmb to trunkline_owner';
+        execute 'grant select on all tables in schema pgmb to trunkline_owner';
+    end if;
+end
+$do$;
