@@ -15,6 +15,7 @@ from bench.workloads import (
     fanout_cost,
     five_groups,
     held_xmin,
+    jobs,
     lateness,
     peers,
     publish_batch,
@@ -35,4 +36,5 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "client": client.run,
     "wakeup": wakeup.run,
     "lateness": lateness.run,
+    "jobs": jobs.run,
 }

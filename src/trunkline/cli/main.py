@@ -28,6 +28,8 @@ COMMANDS = {
     "subscription": "What feeds queues from topics.",
     "dead": "Dead letters: look, redrive, purge, export.",
     "schedule": "Messages published at the times of a cron line.",
+    "job": "Jobs: look, retry, cancel, run.",
+    "worker": "Workers: run jobs, and see who runs them.",
     "message": "One message: where it is, why, and its journey.",
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
@@ -155,3 +157,7 @@ def _fail(
         say(detail)
     say(f"trunkline: {message}{f' ({hint})' if hint else ''} [{code}]")
     return exit_code
+
+
+if __name__ == "__main__":
+    main()
