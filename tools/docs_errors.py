@@ -6,7 +6,8 @@ import sys
 
 from docs_pages import cell, settle
 
-import trunkline.client  # noqa: F401  the errors that only a client can meet
+import trunkline.client
+import trunkline.jobs.refusals  # noqa: F401  and those of jobs
 from trunkline.errors import BY_SQLSTATE, HINTS, TrunklineError
 
 INTRO = """\
@@ -25,9 +26,9 @@ An empty claim is not an error, and neither is a lost lease: the answers are an 
 """
 OUTRO = """
 Classes are made from each other: `except NotFound` catches `TopicNotFound`, `except Unavailable` catches all that may
-succeed later. They are in `trunkline.errors`; `LeaseLost`, `TransactionMisuse` and `InvalidBody` in `trunkline.client`. An
-argument of a Python call that has the wrong type or value is a `TypeError` or `ValueError` before anything is sent, as
-everywhere in Python.
+succeed later. They are in `trunkline.errors`; `LeaseLost`, `TransactionMisuse` and `InvalidBody` in `trunkline.client`,
+those of jobs in `trunkline.jobs`. An argument of a Python call that has the wrong type or value is a `TypeError` or
+`ValueError` before anything is sent, as everywhere in Python.
 
 ```text
 {tree}
@@ -56,6 +57,10 @@ WHAT_TO_DO = {
     "schedule_not_found": "See `list_schedules`.",
     "endpoint_not_found": "See `list_endpoints`.",
     "offset_out_of_range": "Go on from the lowest offset left, which the hint names; or `seek` to `earliest`.",
+    "invalid_arguments": "Give arguments that fit the function; for an old message deploy code that fits, then redrive.",
+    "unknown_kind": "Check the name against `trunkline job kinds`.",
+    "effect_unknown": "Look whether the effect happened; choose `on_unknown` of `run_once` beforehand.",
+    "job_failed": "Read its error; `trunkline job retry` brings it back.",
     "conflict": "Read the message; the state has to change before the call can succeed.",
     "offset_ahead": "Commit only what was fetched; seek only up to the head.",
     "wrong_isolation": "Run the verb in a READ COMMITTED transaction, the default of Postgres.",

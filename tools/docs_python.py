@@ -24,6 +24,13 @@ from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
+from trunkline.jobs.app import App
+from trunkline.jobs.backoff import Backoff
+from trunkline.jobs.context import Context
+from trunkline.jobs.handle import Handle
+from trunkline.jobs.job import Job
+from trunkline.jobs.limits import Limit
+from trunkline.jobs.worker import Worker
 
 SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Client, "Client", "client"),
@@ -41,6 +48,13 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (GroupReader, "GroupReader", "reader"),
     (Batch, "Batch", "batch"),
     (Bound, "client.on(conn)", "client.on(conn)"),
+    (App, "jobs.App", "app"),
+    (Job, "jobs.Job", "job"),
+    (Handle, "jobs.Handle", "handle"),
+    (Context, "jobs.Context", "ctx"),
+    (Worker, "jobs.Worker", "worker"),
+    (Limit, "jobs.Limit", "limit"),
+    (Backoff, "jobs.Backoff", "backoff"),
 )
 RECORDS = (
     "NewMessage",
@@ -84,8 +98,8 @@ def page() -> str:
     out = INTRO.splitlines()
     for cls, title, prefix in SECTIONS:
         out += ["", f"## {title}", "", *_described(cls)]
-        if cls is Client:
-            out += ["", "```text", _signature("Client", cls.__init__, ""), "```"]
+        if cls in (Client, App, Worker, Limit, Backoff):
+            out += ["", "```text", _signature(cls.__name__, cls.__init__, ""), "```"]
         for name, member in _members(cls):
             out += ["", f"### {prefix}.{name}", ""]
             if isinstance(member, property):
@@ -124,7 +138,7 @@ def _members(cls: type[Any]) -> list[tuple[str, Any]]:
     """Public methods and properties of our own classes, in the order in which they are written."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.startswith("trunkline.client"):
+        if base.__module__.startswith(("trunkline.client", "trunkline.jobs")):
             found.update((name, value) for name, value in vars(base).items() if not name.startswith("_"))
     return [(name, value) for name, value in found.items() if inspect.isfunction(value) or isinstance(value, property)]
 

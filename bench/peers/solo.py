@@ -93,6 +93,23 @@ def ours() -> Solo:
     )
 
 
+def jobs(name: str) -> Solo:
+    """Our own jobs, as `bench/solo/with_trunkline_<name>.py` has them."""
+    return Solo(
+        name="trunkline jobs",
+        command=(sys.executable, "-m", "bench.solo", f"trunkline_{name}"),
+        tables=("trunkline.ticks", "trunkline.leases", "trunkline.lease_events"),
+        # not while a duty of upkeep looks at the queue: it would stumble over what is gone
+        clear="select pg_advisory_xact_lock(778004, hashtext(d)) from unnest('{sequence,segments,retention}'::text[]) d;"
+        "select trunkline.delete_queue('jobs', true); select trunkline.create_queue('jobs')",
+        count="select ready + delayed + leased + dead from trunkline.queue_stats('jobs')",
+        completed="select acked from trunkline.queue_stats('jobs')",
+        backlog=30_000,
+        enqueue_note="typed functions; calls of the same moment share a statement by themselves",
+        consume_note="a worker with 100 jobs at once, one ack per job",
+    )
+
+
 def peers(lab: Lab) -> list[Solo]:
     """Those that can run here, installed; who cannot is named on stderr."""
     found = []

@@ -17,6 +17,7 @@ from bench.workloads import (
     held_xmin,
     http,
     http_waiting,
+    jobs,
     lateness,
     peers,
     publish_batch,
@@ -41,4 +42,5 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "http": http.run,
     "http_waiting": http_waiting.run,
     "push": push.run,
+    "jobs": jobs.run,
 }

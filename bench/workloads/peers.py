@@ -26,8 +26,8 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     consume_notes = {contestant.name: contestant.consume_note for contestant in contestants}
     for workload, measure, notes in (
         ("peers, enqueue one by one", _single, enqueue_notes),
-        ("peers, enqueue 1,000", _batch, enqueue_notes),
-        ("peers, consume", _consume, consume_notes),
+        ("peers, enqueue 1,000", measure_batch, enqueue_notes),
+        ("peers, consume", measure_consume, consume_notes),
     ):
         measured = interleave(
             workload,
@@ -51,7 +51,7 @@ def _single(lab: Lab, plan: Plan, contestant: Solo) -> float:
     return _enqueue(lab, contestant, "single", Options(payload=_PAYLOAD, seconds=plan.seconds, tasks=_TASKS))
 
 
-def _batch(lab: Lab, plan: Plan, contestant: Solo) -> float:
+def measure_batch(lab: Lab, plan: Plan, contestant: Solo) -> float:
     options = Options(payload=_PAYLOAD, seconds=plan.seconds, tasks=_BATCH_TASKS, batch=_BATCH)
     return _enqueue(lab, contestant, "batch", options)
 
@@ -68,7 +68,7 @@ def _enqueue(lab: Lab, contestant: Solo, action: str, options: Options) -> float
     return moved.messages / moved.seconds
 
 
-def _consume(lab: Lab, plan: Plan, contestant: Solo) -> float:
+def measure_consume(lab: Lab, plan: Plan, contestant: Solo) -> float:
     messages = int(contestant.backlog * plan.seconds)
     contestant.empty(lab)
     contestant.run(lab, "load", Options(payload=_PAYLOAD, messages=messages))

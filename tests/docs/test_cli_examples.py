@@ -25,6 +25,7 @@ NOT_RUN = {
     "trunkline up": "runs until Ctrl-C",
     "trunkline dispatch": "runs until Ctrl-C",
     "trunkline endpoint test": "needs a dispatcher; docs/push/index.md runs it",
+    "trunkline worker run": "runs until Ctrl-C",
     "trunkline bench": "needs a checkout and measures for minutes",
     "trunkline completion": "writes into the home directory",
     "trunkline message explain orders/3@": "an offset that only a long history has",
@@ -72,6 +73,9 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
             mq.endpoints.bind("mail", "hooks")
     if example.startswith("trunkline token") and creates != "token":
         _run("trunkline token create shop --scope 'read:*'", folder, env)
+    (folder / "shop.py").write_text(
+        "from trunkline.jobs import App\napp = App()\n@app.job\nasync def send_receipt(order_id: int) -> None: ...\n"
+    )
     (folder / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
     if creates == "queue":
         return example

@@ -23,6 +23,11 @@ SAYS = {
         "urgent ['order.created.eu', 'order.paid.eu']",
     ],
     "sync_worker.py": ["{'a': 0, 'b': 0} (0,)", "{'a': 1, 'b': 1} (2,)", "{'a': 2, 'b': 2} (4,)"],
+    "jobs.py": [
+        "duplicate: True same job: True",
+        "sending email to ann@example.com",
+        "done in attempt 2",
+    ],
     "outbox.sql": [
         "customers",
         '1|1|insert|{"id":1,"name":"Ann","city":"Bonn"}',

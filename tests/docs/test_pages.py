@@ -23,6 +23,8 @@ NOT_RUN = {
         "the first stays in the foreground, the second runs this test among all others; tests/e2e/test_setup.py starts it",
     ],
     "docs/howto/pooler.md": ["needs PgBouncer; tests/docs/test_pooler.py runs this page where it is installed"],
+    "docs/jobs/guide.md": ["a test module; tests/jobs/test_plugin.py runs one"],
+    "docs/jobs/tutorial.md": ["the test has the package and a database"],
     "docs/howto/upgrade.md": [
         "an installation over the one that runs the test; tests/migration upgrades from every earlier version"
     ],

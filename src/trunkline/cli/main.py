@@ -28,6 +28,8 @@ COMMANDS = {
     "subscription": "What feeds queues from topics.",
     "dead": "Dead letters: look, redrive, purge, export.",
     "schedule": "Messages published at the times of a cron line.",
+    "job": "Jobs: look, retry, cancel, run.",
+    "worker": "Workers: run jobs, and see who runs them.",
     "endpoint": "Endpoints: HTTP receivers of push deliveries.",
     "message": "One message: where it is, why, and its journey.",
     "top": "Live overview of the whole system.",
@@ -164,3 +166,7 @@ def _fail(
         say(detail)
     say(f"trunkline: {message}{f' ({hint})' if hint else ''} [{code}]")
     return exit_code
+
+
+if __name__ == "__main__":
+    main()

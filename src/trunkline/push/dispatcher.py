@@ -90,9 +90,7 @@ class Dispatcher:
         self._trials: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        runtime = Runtime(
-            self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30)
-        )
+        runtime = Runtime(self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30))
         sender = Sender(self._guard, resolver=self._resolver)
         post = Post(runtime, sender, self._on_start)
         renewing = asyncio.create_task(post.held.renew_for_ever(), name="trunkline push renewals")

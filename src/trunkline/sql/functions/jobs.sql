@@ -1,1 +1,495 @@
--- Functions of this part.
+-- Jobs: what the worker needs beyond claim and settle. Lock order: a settle's lease row (see ../README.md), then rows of job_waiting in
+-- the order of their ids, then rows of job_limits in the order of their names.
+
+-- Ends jobs and writes down what belongs to their end, in one transaction: p_verb 'ack', 'bury' or 'nack'. For each receipt the job's id, what it
+-- answered, whether somebody wants to know (results are kept and jobs that wait for it are started), and the unique key it held.
+-- Answers done, lost or unknown for each; only what is done leaves a trace. A repeat is harmless.
+create or replace function trunkline.finish_jobs(
+    p_verb text, p_receipts text[], p_ids uuid[], p_results bytea[] default null, p_tracked boolean[] default null, p_uniques text[] default null,
+    p_error text default null)
+returns text[]
+language plpgsql
+as $$
+declare
+    v_answers text[];
+    v_now     timestamptz := trunkline.clock();
+    v_done    uuid[];
+begin
+    if p_verb is null or p_verb not in ('ack', 'bury', 'nack') then
+        perform trunkline._fail('TL001', format('the verb is %s', coalesce(quote_literal(left(p_verb, 50)), 'null')), 'use ack, bury or nack');
+    elsif p_ids is null or cardinality(p_ids) <> cardinality(p_receipts)
+          or coalesce(cardinality(p_results), cardinality(p_ids)) <> cardinality(p_ids)
+          or coalesce(cardinality(p_tracked), cardinality(p_ids)) <> cardinality(p_ids)
+          or coalesce(cardinality(p_uniques), cardinality(p_ids)) <> cardinality(p_ids) then
+        perform trunkline._fail('TL001', 'the arrays differ in length', 'each array is null or has one element per receipt');
+    end if;
+    if p_verb = 'ack' then
+        select array_agg(r.result order by r.ord) into v_answers from trunkline.ack(p_receipts) r;
+    else
+        select array_agg(r.result order by r.ord) into v_answers
+        from trunkline._settle(case p_verb when 'bury' then 'b' else 'n' end::"char", p_receipts, null, p_error) r;
+    end if;
+    insert into trunkline.job_results (slot, job_id, state, result, error, at)
+    select trunkline._history_slot(v_now), p_ids[i], case p_verb when 'ack' then 'd' else 'f' end::"char", p_results[i], left(p_error, 10000), v_now
+    from generate_subscripts(p_ids, 1) i where p_tracked[i] and v_answers[i] = 'done' order by i;
+    delete from trunkline.job_unique u using (
+        select p_uniques[i] as key, p_ids[i] as id from generate_subscripts(p_ids, 1) i where p_uniques[i] is not null and v_answers[i] = 'done') x
+    where u.key = x.key and u.job_id = x.id;
+    delete from trunkline.job_cancels c where c.job_id = any (array(select p_ids[i] from generate_subscripts(p_ids, 1) i where v_answers[i] = 'done'));
+    if p_verb = 'ack' then
+        v_done := array(select p_ids[i] from generate_subscripts(p_ids, 1) i where p_tracked[i] and v_answers[i] = 'done');
+        perform trunkline._count_down(v_done);
+    end if;
+    return v_answers;
+end
+$$;
+
+-- These jobs are done: whoever waited for the last of them is enqueued. Two that end at the same moment meet at the row of the job
+-- that waits, and the second one sees that it was the last.
+create or replace function trunkline._count_down(p_ids uuid[]) returns int
+language plpgsql
+as $$
+declare
+    w       trunkline.job_waiting;
+    v_count int := 0;
+begin
+    if p_ids = '{}' or not exists (select from trunkline.job_parents where parent_id = any (p_ids)) then
+        return 0;
+    end if;
+    for w in
+        select * from trunkline.job_waiting
+        where waiting_id = any (array(select waiting_id from trunkline.job_parents where parent_id = any (p_ids))) order by waiting_id for update
+    loop
+        delete from trunkline.job_parents where waiting_id = w.waiting_id and parent_id = any (p_ids);
+        v_count := v_count + trunkline._start_if_free(w);
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Enqueues a job whose row is locked, once nothing holds it back.
+create or replace function trunkline._start_if_free(w trunkline.job_waiting) returns int
+language plpgsql
+as $$
+begin
+    if exists (select from trunkline.job_parents where waiting_id = w.waiting_id) then
+        return 0;
+    end if;
+    delete from trunkline.job_waiting where waiting_id = w.waiting_id;
+    perform trunkline.enqueue_bytes(w.queue, w.payload, 'application/json', p_key => w.key, p_label => w.label, p_headers => w.headers,
+                                    p_id => w.waiting_id, p_priority => w.priority);
+    return 1;
+end
+$$;
+
+-- Enqueues a job when all of p_after are done; at once if they are. They must be jobs whose results are kept.
+create or replace function trunkline.enqueue_after(
+    p_queue text, p_after uuid[], p_payload bytea, p_label text, p_key text default null, p_headers jsonb default null, p_id uuid default null,
+    p_priority int default null)
+returns trunkline.published
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('inbox', p_queue);
+    w trunkline.job_waiting;
+begin
+    if cardinality(p_after) is null or cardinality(p_after) not between 1 and 10000 or array_position(p_after, null) is not null then
+        perform trunkline._fail('TL001', 'the list of jobs to wait for is empty, too long or has a null', 'name 1 to 10,000 jobs');
+    elsif p_label is null then
+        perform trunkline._fail('TL001', 'the label is null', 'the label names the kind of job');
+    elsif p_priority is not null then
+        perform trunkline._refuse_priority(p_priority, coalesce(t.priorities, 1) - 1);
+    end if;
+    perform trunkline._refuse_message(0, p_payload, p_key, null, p_label, p_headers, 'application/json', t.max_payload);
+    insert into trunkline.job_waiting (waiting_id, queue, label, payload, key, headers, priority, created_at)
+    values (coalesce(p_id, trunkline.new_id()), p_queue, p_label, p_payload, p_key, p_headers, p_priority, trunkline.clock())
+    on conflict (waiting_id) do nothing returning * into w;
+    if w.waiting_id is null then
+        return row(1, p_id, true)::trunkline.published;
+    end if;
+    insert into trunkline.job_parents (parent_id, waiting_id) select distinct x, w.waiting_id from unnest(p_after) x;
+    -- a later statement than the insert: what ends from now on finds us, unless it looked a moment ago; for that there is upkeep
+    delete from trunkline.job_parents p where p.waiting_id = w.waiting_id
+       and exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd');
+    perform trunkline._start_if_free(w);
+    return row(1, w.waiting_id, false)::trunkline.published;
+end
+$$;
+
+-- Looks again for jobs that wait although all they waited for is done. Answers how many it started.
+create or replace function trunkline.start_waiting(p_limit int default 1000) returns int
+language plpgsql
+as $$
+declare
+    w       trunkline.job_waiting;
+    v_count int := 0;
+begin
+    for w in
+        select * from trunkline.job_waiting x
+        where exists (select from trunkline.job_parents p join trunkline.job_results r on r.job_id = p.parent_id and r.state = 'd' where p.waiting_id = x.waiting_id)
+        order by waiting_id limit p_limit for update skip locked
+    loop
+        delete from trunkline.job_parents p where p.waiting_id = w.waiting_id
+           and exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd');
+        v_count := v_count + trunkline._start_if_free(w);
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Enqueues a job unless one with this unique key is there and has not ended; then answers that one, as a duplicate. p_hold: after this
+-- time the key is free in any case.
+create or replace function trunkline.enqueue_unique(
+    p_queue text, p_unique text, p_payload bytea, p_label text, p_key text default null, p_headers jsonb default null, p_id uuid default null,
+    p_delay interval default null, p_deliver_at timestamptz default null, p_priority int default null, p_hold interval default '1 day')
+returns trunkline.published
+language plpgsql
+as $$
+declare
+    v_id  uuid := coalesce(p_id, trunkline.new_id());
+    v_has uuid;
+begin
+    if p_unique is null or p_unique = '' or length(p_unique) > 255 then
+        perform trunkline._fail('TL001', 'the unique key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
+    end if;
+    perform trunkline._need_duration('hold', p_hold, '1 second', '365 days');
+    insert into trunkline.job_unique as u (key, job_id, until) values (p_unique, v_id, trunkline.clock() + p_hold)
+    on conflict (key) do update set job_id = excluded.job_id, until = excluded.until where u.until <= trunkline.clock()
+    returning job_id into v_has;
+    if v_has is null then
+        select job_id into v_has from trunkline.job_unique where key = p_unique;
+        return row(1, coalesce(v_has, v_id), true)::trunkline.published;
+    end if;
+    perform trunkline.enqueue_bytes(p_queue, p_payload, 'application/json', p_key => p_key, p_label => p_label,
+                                    p_headers => coalesce(p_headers, '{}') || jsonb_build_object('trunkline-unique', p_unique), p_id => v_id,
+                                    p_delay => p_delay, p_deliver_at => p_deliver_at, p_priority => p_priority);
+    return row(1, v_id, false)::trunkline.published;
+end
+$$;
+
+-- What these jobs answered, as far as they have ended and their results are kept: done or failed.
+create or replace function trunkline.job_results(p_ids uuid[]) returns table (job_id uuid, state text, result bytea, error text, at timestamptz)
+language sql stable
+as $$
+    select r.job_id, case r.state when 'd' then 'done' else 'failed' end, r.result, r.error, r.at
+    from unnest(p_ids) i(id)
+    cross join lateral (select * from trunkline.job_results x where x.job_id = i.id order by x.n desc limit 1) r
+$$;
+
+-- Writes down what a job answered after it was settled elsewhere.
+create or replace function trunkline.store_result(p_id uuid, p_result bytea) returns void
+language sql
+as $$
+    insert into trunkline.job_results (slot, job_id, state, result, at)
+    select trunkline._history_slot(trunkline.clock()), p_id, 'd', p_result, trunkline.clock()
+$$;
+
+-- Back to the queue until p_delay has passed, as if it had not been delivered: the attempt does not count.
+create or replace function trunkline.snooze(p_receipts text[], p_delay interval) returns setof trunkline.settlement
+language plpgsql
+as $$
+begin
+    perform trunkline._need_duration('delay', p_delay, '0', '365 days');
+    return query select * from trunkline._settle('r', p_receipts, p_delay) order by ord;
+end
+$$;
+
+-- Effects that must not happen twice. Answers 'start' (it is the caller's to run, and that is on disk when this transaction commits), 'done' with
+-- the stored result, or 'unknown': it was started and nobody knows how it ended. p_rerun: start it again in that case.
+create or replace function trunkline.begin_once(p_scope text, p_key text, p_rerun boolean default false) returns table (state text, result bytea)
+language plpgsql
+as $$
+declare
+    o     record;
+    v_now timestamptz;
+begin
+    if p_key is null or p_scope is null or length(p_key) not between 1 and 500 or length(p_scope) not between 1 and 500 then
+        perform trunkline._fail('TL001', 'the scope or key is empty or longer than 500 characters', 'use 1 to 500 characters');
+    end if;
+    perform trunkline._need_read_committed('begin_once');
+    perform trunkline._commit_durably();
+    perform pg_advisory_xact_lock(778009, hashtext(p_scope || ' ' || p_key));
+    -- a statement of its own: it must see what was written while we waited for the lock
+    select x.state, x.result into o from trunkline.job_once x where x.scope = p_scope and x.key = p_key order by x.n desc limit 1;
+    if o.state = 'd' then
+        return query select 'done', o.result;
+    elsif o.state = 's' and not p_rerun then
+        return query select 'unknown', null::bytea;
+    else
+        v_now := trunkline.clock();
+        insert into trunkline.job_once (slot, scope, key, state, at) values (trunkline._history_slot(v_now), p_scope, p_key, 's', v_now);
+        return query select 'start', null::bytea;
+    end if;
+end
+$$;
+
+-- How it ended: with this result, or failed so that it may start again.
+create or replace function trunkline.end_once(p_scope text, p_key text, p_done boolean, p_result bytea default null) returns void
+language plpgsql
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    perform trunkline._commit_durably();
+    insert into trunkline.job_once (slot, scope, key, state, result, at)
+    values (trunkline._history_slot(v_now), p_scope, p_key, case when p_done then 'd' else 'f' end, p_result, v_now);
+end
+$$;
+
+-- Asks for the end of a job. One that waits for others goes at once ('cancelled'); one that waits in a queue will not start and one that runs is
+-- stopped by its worker ('requested'), both become dead letters; 'finished': there is nothing to end.
+create or replace function trunkline.cancel_job(p_id uuid, p_reason text default null) returns text
+language plpgsql
+as $$
+declare
+    v_reason text := left(coalesce(p_reason, 'cancelled'), 1000);
+begin
+    if p_id is null then
+        perform trunkline._fail('TL001', 'the id is null', 'give the id that enqueue answered');
+    end if;
+    delete from trunkline.job_waiting where waiting_id = p_id;
+    if found then
+        insert into trunkline.job_results (slot, job_id, state, error, at)
+        values (trunkline._history_slot(trunkline.clock()), p_id, 'f', v_reason, trunkline.clock());
+        return 'cancelled';
+    end if;
+    if exists (select from trunkline.job_results where job_id = p_id and state = 'd') or exists (select from trunkline.dead_letters where id = p_id) then
+        return 'finished';
+    end if;
+    insert into trunkline.job_cancels (job_id, reason, at) values (p_id, v_reason, trunkline.clock()) on conflict (job_id) do nothing;
+    return 'requested';
+end
+$$;
+
+create or replace function trunkline.list_cancels(p_after bigint default 0) returns table (n bigint, job_id uuid, reason text)
+language sql stable
+as $$ select c.n, c.job_id, c.reason from trunkline.job_cancels c where c.n > p_after order by c.n $$;
+
+-- Takes a job out of the dead letters and enqueues it again; answers its queue.
+create or replace function trunkline.retry_job(p_id uuid) returns text
+language plpgsql
+as $$
+declare
+    v_queue text;
+begin
+    select q.name into v_queue from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.id = p_id order by d.dead_id desc limit 1;
+    if not found then
+        perform trunkline._fail('TL014', format('job %s is not a dead letter', p_id), 'only what failed for good can be retried; see trunkline.list_jobs');
+    end if;
+    delete from trunkline.job_cancels where job_id = p_id;
+    perform trunkline.redrive(v_queue, array[p_id]);
+    return v_queue;
+end
+$$;
+
+-- Limits over all processes
+
+-- Makes a limit, or makes it what is said here. Rates are per second; tokens start full.
+create or replace function trunkline.ensure_limit(p_name text, p_max_running int default null, p_rate double precision default null, p_burst double precision default null) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._check_name('limit', p_name);
+    if p_max_running is not null then
+        perform trunkline._check_range('max_running', p_max_running, 0, 1000000);
+    end if;
+    if p_rate is not null then
+        perform trunkline._check_range('rate', p_rate::numeric, 0.000001, 1000000);
+        perform trunkline._check_range('burst', coalesce(p_burst, greatest(p_rate, 1))::numeric, 1, 10000000);
+    end if;
+    insert into trunkline.job_limits as l (name, max_running, rate, burst, tokens, at)
+    values (p_name, p_max_running, p_rate, coalesce(p_burst, greatest(p_rate, 1)), coalesce(p_burst, greatest(p_rate, 1), 0), trunkline.clock())
+    on conflict (name) do update set max_running = excluded.max_running, rate = excluded.rate, burst = excluded.burst, tokens = least(l.tokens, excluded.burst)
+    where (l.max_running, l.rate, l.burst) is distinct from (excluded.max_running, excluded.rate, excluded.burst);
+end
+$$;
+
+-- A worker says how many jobs it wants to run under each limit; answers how many it may, until p_for has passed. It holds them as capacity and
+-- says so again before that; what a dead worker held is free when its time is over.
+create or replace function trunkline.hold_slots(p_worker text, p_limits text[], p_wants int[], p_for interval default '15 seconds', p_relaxed boolean default false) returns int[]
+language plpgsql
+as $$
+declare
+    v_now    timestamptz;
+    v_max    int;
+    v_free   int;
+    v_grant  int;
+    s        trunkline.job_slots;
+    v_grants int[] := array_fill(0, array[cardinality(p_limits)]);
+    r        record;
+begin
+    perform trunkline._need_read_committed('hold_slots');
+    perform trunkline._need_duration('for', p_for, '1 second', '1 hour');
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    for r in select x.name, x.want, x.ord from unnest(p_limits, p_wants) with ordinality x(name, want, ord) order by x.name loop
+        select max_running into v_max from trunkline.job_limits where name = r.name for update;
+        if v_max is null then
+            v_grants[r.ord] := r.want;
+            continue;
+        end if;
+        v_now := trunkline.clock();
+        select v_max - coalesce(sum(held), 0) into v_free from trunkline.job_slots where limit_name = r.name and worker <> p_worker and until > v_now;
+        v_grant := greatest(0, least(r.want, v_free));
+        select * into s from trunkline.job_slots where limit_name = r.name and worker = p_worker;
+        if s.held is distinct from v_grant or s.until < v_now + p_for * 0.6 then
+            insert into trunkline.job_slots (limit_name, worker, held, until) values (r.name, p_worker, v_grant, v_now + p_for)
+            on conflict (limit_name, worker) do update set held = excluded.held, until = excluded.until;
+        end if;
+        v_grants[r.ord] := v_grant;
+    end loop;
+    return v_grants;
+end
+$$;
+
+-- Takes up to p_want tokens of a rate limit; answers how many, and after how many seconds there is another one.
+create or replace function trunkline.take_tokens(p_limit text, p_want int, p_relaxed boolean default false, out granted int, out seconds double precision)
+language plpgsql
+as $$
+declare
+    l       trunkline.job_limits;
+    v_now   timestamptz;
+    v_have  double precision;
+begin
+    perform trunkline._need_read_committed('take_tokens');
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    select * into l from trunkline.job_limits where name = p_limit for update;
+    if l.rate is null then
+        granted := p_want;
+        seconds := 0;
+        return;
+    end if;
+    v_now := trunkline.clock();
+    v_have := least(l.burst, l.tokens + l.rate * greatest(0, extract(epoch from v_now - l.at)));
+    granted := greatest(0, least(p_want, floor(v_have)::int));
+    seconds := case when granted < p_want then greatest(0, (granted + 1 - v_have) / l.rate) else 0 end;
+    update trunkline.job_limits set tokens = v_have - granted, at = v_now where name = p_limit;
+end
+$$;
+
+-- Workers
+
+create or replace function trunkline.register_worker(p_worker text, p_info jsonb) returns void
+language plpgsql
+as $$
+begin
+    if p_worker is null or length(p_worker) not between 1 and 200 then
+        perform trunkline._fail('TL001', 'the name of the worker is empty or longer than 200 characters', 'use 1 to 200 characters');
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    insert into trunkline.job_workers (worker, started_at, seen_at, info) values (p_worker, trunkline.clock(), trunkline.clock(), coalesce(p_info, '{}'))
+    on conflict (worker) do update set seen_at = excluded.seen_at, info = excluded.info;
+end
+$$;
+
+create or replace function trunkline.forget_worker(p_worker text) returns void
+language sql
+as $$
+    delete from trunkline.job_slots where worker = p_worker;
+    delete from trunkline.job_workers where worker = p_worker
+$$;
+
+-- Workers seen in the last p_within, newest first.
+create or replace function trunkline.list_workers(p_within interval default '1 minute') returns table (worker text, started_at timestamptz, seen_at timestamptz, info jsonb)
+language sql stable
+as $$
+    select w.worker, w.started_at, w.seen_at, w.info from trunkline.job_workers w where w.seen_at > trunkline.clock() - p_within order by w.started_at desc
+$$;
+
+-- Looking
+
+-- Jobs of a queue (of all queues: null) that have not ended well: running, waiting (free to start), delayed (until due_at), blocked (by other jobs), dead.
+create or replace function trunkline.list_jobs(p_queue text default null, p_state text default null, p_limit int default 100)
+returns table (id uuid, queue text, kind text, state text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz)
+language plpgsql stable
+as $$
+declare
+    q     trunkline.queues;
+    v_now timestamptz := trunkline.clock();
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    if p_state not in ('running', 'waiting', 'delayed', 'blocked', 'dead') then
+        perform trunkline._fail('TL001', format('state is %L', left(p_state, 50)), 'use running, waiting, delayed, blocked or dead');
+    elsif p_queue is not null then
+        perform trunkline._queue(p_queue);
+    end if;
+    for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
+        if p_state is null or p_state = 'running' then
+            return query
+            select m.id, q.name, m.label, 'running', d.attempt, null::timestamptz, d.consumer, null::text, m.created_at
+            from (select * from trunkline._live_deliveries(q.queue_id) l where l.kind is null order by l.claimed_at limit p_limit) d
+            join trunkline.cursors c on c.cursor_id = d.source_id
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, least(d.last_offset, d.first_offset + p_limit - 1)) m
+            limit p_limit;
+        end if;
+        if p_state is null or p_state in ('waiting', 'delayed') then
+            return query
+            select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error, m.created_at
+            from (select * from trunkline.pending x where x.queue_id = q.queue_id and (p_state is null or (x.due_at > v_now) = (p_state = 'delayed'))
+                  order by x.due_at limit p_limit) p
+            join trunkline.cursors c on c.cursor_id = p.cursor_id
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) m;
+        end if;
+        if p_state is null or p_state = 'waiting' then
+            return query
+            select m.id, q.name, m.label, 'waiting', 0, null::timestamptz, null::text, null::text, m.created_at
+            from trunkline.cursors c
+            cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position) as position) s
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, least(trunkline._head(c.log), s.position + p_limit - 1)) m
+            where c.queue_id = q.queue_id and c.lane = 'log' and c.topic_id = q.inbox_id
+            limit p_limit;
+        end if;
+        if p_state is null or p_state = 'delayed' then
+            return query
+            select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
+            from trunkline.scheduled s where s.topic_id = q.inbox_id order by s.due_at limit p_limit;
+        end if;
+        if p_state is null or p_state = 'blocked' then
+            return query
+            select w.waiting_id, q.name, w.label, 'blocked', 0, null::timestamptz, null::text, null::text, w.created_at
+            from trunkline.job_waiting w where w.queue = q.name order by w.created_at limit p_limit;
+        end if;
+        if p_state is null or p_state = 'dead' then
+            return query
+            select d.id, q.name, d.label, 'dead', d.attempts, null::timestamptz, null::text, d.error, d.created_at
+            from trunkline.dead_letters d where d.queue_id = q.queue_id order by d.dead_id limit p_limit;
+        end if;
+    end loop;
+end
+$$;
+
+-- Empties the days of results and markers that are kept no longer, and forgets what ended without a word.
+create or replace function trunkline._duty_jobs() returns int
+language plpgsql
+as $$
+declare
+    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
+    v_count int := trunkline.start_waiting();
+    v_any   boolean;
+    r       record;
+begin
+    delete from trunkline.job_unique u where u.until <= trunkline.clock() or exists (select from trunkline.dead_letters d where d.id = u.job_id);
+    delete from trunkline.job_workers where seen_at < trunkline.clock() - interval '1 hour';
+    delete from trunkline.job_slots where until < trunkline.clock() - interval '1 hour';
+    delete from trunkline.job_cancels where at < trunkline.clock() - interval '400 days';
+    for r in
+        select x.name, age from (values ('job_results', 'job_results_keep'), ('job_once', 'job_once_keep')) x(name, setting)
+        cross join lateral generate_series(least(30, ceil(extract(epoch from trunkline._setting(x.setting)::interval) / 86400)::int) + 1, 31) age
+    loop
+        execute format('select exists (select from trunkline.%I)', r.name || '_' || (v_today - r.age) % 32) into v_any;
+        if v_any then
+            perform set_config('lock_timeout', '50ms', true);
+            begin
+                execute format('truncate trunkline.%I', r.name || '_' || (v_today - r.age) % 32);
+                v_count := v_count + 1;
+            exception when lock_not_available then
+                null;
+            end;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;

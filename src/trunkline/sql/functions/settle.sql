@@ -155,7 +155,7 @@ begin
     else
         insert into trunkline.pending (cursor_id, log_offset, queue_id, due_at, label, attempt, error)
         select c.cursor_id, m.log_offset, c.queue_id,
-               p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, l.attempt)) else '0' end,
+               p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, l.attempt)) when 'r' then coalesce(p_delay, '0') else '0' end,
                m.label, case p_kind when 'r' then l.attempt - 1 else l.attempt end, p_error
         from trunkline._read_set(c, v_offsets) m;
     end if;

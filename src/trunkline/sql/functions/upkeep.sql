@@ -494,7 +494,7 @@ begin
         v_mark := to_regclass('trunkline.duty_' || p_duty);
     end if;
     if v_mark is null then
-        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, rollups');
+        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, rollups, jobs');
     end if;
     perform trunkline._need_read_committed('upkeep');
     if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
@@ -536,6 +536,8 @@ begin
     perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
     commit;
     perform trunkline.run_duty('rollups', '1 minute');
+    commit;
+    perform trunkline.run_duty('jobs', '2 seconds');
     commit;
 end
 $$;

@@ -1,0 +1,59 @@
+"""Typed jobs: a map of handlers with an effect that happens once, retried and done.
+
+TRUNKLINE_DATABASE_URL=postgresql:///app python examples/jobs.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from trunkline.jobs import App, Backoff, Context, Worker
+
+logging.getLogger("trunkline").setLevel(logging.ERROR)
+
+
+class SendEmail(msgspec.Struct):
+    to: str
+    subject: str
+
+
+class ProcessImage(msgspec.Struct):
+    path: str
+    output: str
+
+
+app = App(queue="work", backoff=Backoff("10ms"))
+send_email = app.kind("send-email", SendEmail)
+process_image = app.kind("process-image", ProcessImage)
+finished = asyncio.Event()
+
+
+async def on_email(payload: SendEmail, ctx: Context) -> None:
+    async def send() -> None:
+        print(f"sending email to {payload.to}")
+
+    await ctx.run_once("email", send)
+    if ctx.attempt == 1:
+        raise ConnectionError("the effect happened, the job failed")
+    print(f"done in attempt {ctx.attempt}")
+    finished.set()
+
+
+async def on_image(payload: ProcessImage, ctx: Context) -> None:
+    print(f"processing image {payload.path}")
+
+
+async def main() -> None:
+    async with app:
+        welcome = SendEmail(to="ann@example.com", subject="Welcome")
+        first = await app.add(send_email, welcome, idempotency_key="email:ann:welcome", max_attempts=5)
+        again = await app.add(send_email, welcome, idempotency_key="email:ann:welcome", max_attempts=5)
+        print("duplicate:", again.duplicate, "same job:", again.id == first.id)
+        async with Worker(app, queues={"work": 1}, handlers={send_email: on_email, process_image: on_image}):
+            await finished.wait()
+
+
+asyncio.run(main())

@@ -1,0 +1,131 @@
+"""`trunkline worker`: run jobs, and see who runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trunkline.cli.command import Count, Duration, Noun, Session
+from trunkline.cli.output import Column
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+
+class _Worker(Noun):
+    """`trunkline worker module:app` is `trunkline worker run module:app`."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and ":" in args[0]:
+            return "run", self.get_command(ctx, "run"), args
+        return super().resolve_command(ctx, args)
+
+
+command = _Worker("worker", help="Workers: run jobs, and see who runs them.")
+
+_WORKERS = (
+    Column("worker", "worker", whole=True),
+    Column("seen", "seen_at", whole=True),
+    Column("queues", lambda row: ", ".join(f"{name}:{count}" for name, count in row.info.get("queues", {}).items())),
+    Column("kinds", lambda row: ", ".join(row.info.get("kinds", []))),
+    Column("running", lambda row: row.info.get("running"), right=True),
+    Column("done", lambda row: row.info.get("done"), right=True),
+    Column("failed", lambda row: row.info.get("failed"), right=True),
+)
+
+
+class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """`mail:10,thumbs:4`: names of queues, each with how many jobs run at once."""
+
+    name = "name:n,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        if isinstance(value, dict):
+            return value
+        found: dict[str, int] = {}
+        for part in value.split(","):
+            name, _, count = part.strip().partition(":")
+            if not name or (count and not count.isdecimal()) or count == "0":
+                self.fail(f"{part!r} is not a queue, or a queue and a number as in mail:10", param, ctx)
+            if name in found:
+                self.fail(f"queue {name!r} is named twice", param, ctx)
+            found[name] = int(count or 10)
+        return found
+
+
+@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4")
+@click.argument("app")
+@click.option(
+    "--queues", type=Queues(), help="Queues, and how many jobs of each at once.  [default: all of the app, 10 each]"
+)
+@click.option("--prefetch", type=Count(0, 1000), help="Jobs to claim ahead.  [default: as many as a moment needs]")
+@click.option("--lease", type=Duration(), help="How soon others get the jobs of a worker that died.  [default: the queue's]")
+@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For running handlers after Ctrl-C.")
+@click.option("--stall", type=Duration(), default="30s", show_default=True, help="How long a handler may block the loop.")
+@click.option("--reload", is_flag=True, help="Start anew when a Python file below this directory changes.")
+@click.option("--drain", is_flag=True, help="Stop when nothing is left to run now.")
+def run(
+    session: Session,
+    app: str,
+    queues: dict[str, int] | None,
+    prefetch: int | None,
+    lease: timedelta | None,
+    grace: timedelta,
+    stall: timedelta,
+    reload: bool,
+    drain: bool,
+) -> int | None:
+    """Run the jobs of APP, written module:app, until Ctrl-C or SIGTERM; a second one does not wait for handlers."""
+    if reload:
+        from trunkline.jobs.reloading import run_and_reload
+
+        words = [word for word in sys.argv[1:] if word != "--reload"]
+        return run_and_reload([sys.executable, "-m", "trunkline.cli.main", *words], Path.cwd(), session.say)
+    from trunkline.jobs import Worker
+    from trunkline.jobs.loading import load
+
+    loaded = load(app)
+    loaded.url = loaded.url or session.url
+
+    async def work() -> None:
+        from trunkline.cli.target import probe
+
+        await probe(loaded.client._url or session.url)
+        async with loaded:
+            worker = Worker(loaded, queues=queues, prefetch=prefetch, lease=lease, grace=grace, stall=stall)
+            session.say(f"worker {worker.name} runs {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}")
+            if drain:
+                from trunkline.jobs.testing import Jobs
+
+                done = await Jobs(loaded).drain("1h")
+                session.say(f"ran {len(done)} attempts")
+            else:
+                await worker.run()
+
+    _logs()
+    asyncio.run(work())
+    return None
+
+
+def _logs() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+@command.verb("list", example="trunkline worker list")
+@click.option("--within", type=Duration(), default="1m", show_default=True, help="Seen in this time.")
+def list_(session: Session, within: timedelta) -> None:
+    """Workers that run, with their queues, kinds and counts."""
+    from trunkline.db import jobs
+
+    async def work(mq: Client) -> list[Any]:
+        async with mq.connection() as conn:
+            return list(await jobs.list_workers(conn, within))
+
+    session.out.many(session.run(work), _WORKERS)

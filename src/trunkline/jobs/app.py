@@ -1,0 +1,387 @@
+"""The app: the jobs of a program, where they go, and who runs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from uuid import UUID
+
+import msgspec
+
+from trunkline.client import Client
+from trunkline.db import jobs as calls
+from trunkline.db.codec import duration
+from trunkline.db.tasks import log
+from trunkline.errors import PermissionDenied, QueueNotFound
+from trunkline.jobs import enqueuing
+from trunkline.jobs.arguments import Arguments, parameters, wants_context
+from trunkline.jobs.backoff import Backoff
+from trunkline.jobs.context import Context, ProcessContext, SyncContext
+from trunkline.jobs.handle import Handle
+from trunkline.jobs.job import Call, Catching, Definition, Job, Middleware, Options
+from trunkline.jobs.limits import Limit
+from trunkline.jobs.outcomes import result_type
+from trunkline.jobs.refusals import UnknownKind
+from trunkline.types import CatchUp, Duration
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+_ATTEMPTS = 5
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that is enqueued at the times of a cron line, once over all processes."""
+
+    name: str
+    cron: str
+    call: Call
+    timezone: str
+    catch_up: CatchUp
+
+
+class JobMaker:
+    """`@app.job`, plainly or with settings."""
+
+    def __init__(self, app: App, settings: dict[str, Any] | None = None) -> None:
+        self._app = app
+        self._settings = settings or {}
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[ProcessContext, P], R], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Job[P, R]: ...
+    @overload
+    def __call__(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        errors: Mapping[type[BaseException], Backoff | None] | None = None,
+        timeout: Duration | None = None,
+        concurrency: int | None = None,
+        limits: Sequence[Limit] = (),
+        result: bool = False,
+        at_most_once: bool = False,
+        process: bool = False,
+        key: Callable[..., str | None] | None = None,
+        unique: bool | Callable[..., str] = False,
+        hold: Duration = "1d",
+        cron: str | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+    ) -> JobMaker: ...
+    def __call__(self, function: Any = None, /, **settings: Any) -> Any:
+        """Make a function a job, or first say how: see `App.job`."""
+        if function is None:
+            return JobMaker(self._app, self._settings | settings)
+        return self._app._define(function, sys._getframe(1).f_locals, **self._settings)
+
+
+class App:
+    """The jobs of a program: `app = App("postgresql:///app")`, without a URL TRUNKLINE_DATABASE_URL.
+
+    Enqueuing opens a client when it is first needed; `async with app:` closes it at the end. A queue that is missing is
+    made with the settings said here when a worker starts or a job is first enqueued.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: Client | None = None,
+        queue: str = "default",
+        max_attempts: int = _ATTEMPTS,
+        backoff: Backoff | None = None,
+        max_connections: int = 10,
+    ) -> None:
+        self.url = url
+        self.default_queue = queue
+        self.max_attempts = max_attempts
+        self.backoff = backoff or Backoff()
+        self.kinds: dict[str, Job[..., Any]] = {}
+        self.queues: dict[str, dict[str, Any]] = {}
+        self.queue_limits: dict[str, tuple[Limit, ...]] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.middlewares: list[Middleware] = []
+        self.observers: list[Callable[[Call, Handle[Any]], None]] = []
+        """Hear of everything that this app enqueues; for tests."""
+        self.job = JobMaker(self)
+        """Makes a function a job: `@app.job`, or with settings `@app.job(queue="mail", max_attempts=8, timeout="30s")`.
+
+        An async function runs on the worker's event loop, a plain one in a thread or with `process=True` in a process. A
+        first parameter annotated `Context` (`SyncContext` in threads, `ProcessContext` in processes) gets the context.
+        """
+        self._client = client
+        self._owns_client = client is None
+        self._max_connections = max_connections
+
+    # Lifetime
+
+    @property
+    def client(self) -> Client:
+        """The client that everything goes through."""
+        if self._client is None:
+            self._client = Client(self.url, max_connections=self._max_connections)
+        return self._client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._client is not None and self._owns_client:
+            client, self._client = self._client, None
+            await client.close()
+
+    @asynccontextmanager
+    async def transaction(self) -> Any:
+        """A transaction on one of the app's connections, for `job.on(conn)` next to your own rows."""
+        async with self.client.connection() as conn, conn.transaction():
+            yield conn
+        self.client.wake()
+
+    # Defining
+
+    def _define(
+        self,
+        function: Callable[..., Any],
+        names: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        errors: Catching | None = None,
+        timeout: Duration | None = None,
+        hold: Duration = "1d",
+        limits: Sequence[Limit] = (),
+        cron: str | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+        **rest: Any,
+    ) -> Job[..., Any]:
+        kind = name or function.__name__
+        arguments, context = Arguments.of(kind, function, names)
+        definition = Definition(
+            queue=queue or self.default_queue,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            errors=dict(errors or {}),
+            timeout=duration(timeout),
+            hold=duration(hold) or timedelta(days=1),
+            limits=tuple(limits),
+            **rest,
+        )
+        _, hints = parameters(function, names)
+        job = self._add(
+            Job(self, kind, function, arguments, definition, context=context, returns=result_type(hints.get("return")))
+        )
+        if cron is not None:
+            self.schedule(kind, cron, job.bind(), timezone=timezone, catch_up=catch_up)
+        return job
+
+    def _add(self, job: Job[..., Any]) -> Job[..., Any]:
+        known = self.kinds.get(job.name)
+        if known is not None and known.function is not None:
+            raise ValueError(f"there are two jobs of the name {job.name!r}; give one of them another with name=")
+        self.kinds[job.name] = job
+        self.queue(job.definition.queue)
+        return job
+
+    def kind(self, name: str, type: type[T], *, queue: str | None = None, result: bool = False) -> Job[[T], Any]:
+        """A job by name and type of its payload, whose function is elsewhere: for producers, and for a map of handlers."""
+        arguments = Arguments(name, [("payload", type, None)], whole=type)
+        definition = Definition(queue=queue or self.default_queue, result=result)
+        job: Job[[T], Any] = Job(self, name, None, arguments, definition)
+        self._add(job)
+        return job
+
+    def handlers(self, handlers: Mapping[Any, Callable[..., Any]]) -> Self:
+        """A map from names (or what `kind` made) to functions of the payload and, if they like, the context."""
+        names = sys._getframe(1).f_locals
+        for which, function in handlers.items():
+            name = which.name if isinstance(which, Job) else str(which)
+            found, hints = parameters(function, names)
+            known = self.kinds.get(name)
+            context = len(found) > 1
+            if not 1 <= len(found) <= 2 or (context and not wants_context(hints.get(found[1].name, Context))):
+                raise TypeError(f"the handler of {name!r} takes the payload and the context, or the payload alone")
+            whole = hints.get(found[0].name, Any)
+            arguments = known.arguments if known else Arguments(name, [("payload", whole, None)], whole=whole)
+            definition = known.definition if known else Definition(queue=self.default_queue)
+            self._add(Job(self, name, function, arguments, definition, context=context, context_last=True))
+        return self
+
+    def queue(self, name: str, *, limits: Sequence[Limit] = (), **settings: Any) -> Self:
+        """Settings for a queue of this app, as `client.queues.create` takes them; `limits` hold for all its jobs."""
+        self.queues.setdefault(name, {}).update(settings)
+        if limits:
+            self.queue_limits[name] = tuple(limits)
+        return self
+
+    def schedule(self, name: str, cron: str, call: Call, *, timezone: str = "UTC", catch_up: CatchUp = "one") -> Self:
+        """Enqueue `call` at the times of a cron line, once over all processes; upkeep must run somewhere."""
+        if name in self.schedules:
+            raise ValueError(f"there are two schedules of the name {name!r}")
+        if not call.plain:
+            raise ValueError("a schedule enqueues plain jobs: no unique, no after")
+        self.schedules[name] = Schedule(name=name, cron=cron, call=call, timezone=timezone, catch_up=catch_up)
+        return self
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """`@app.middleware async def around(ctx, call): ...`: runs around every handler, the first one outermost."""
+        self.middlewares.append(function)
+        return function
+
+    def get(self, kind: str) -> Job[..., Any]:
+        try:
+            return self.kinds[kind]
+        except KeyError:
+            known = ", ".join(sorted(self.kinds)) or "none"
+            raise UnknownKind(f"there is no job {kind!r}", hint=f"jobs of this app: {known}") from None
+
+    # Making what was declared
+
+    async def setup(self) -> None:
+        """Make queues, limits and schedules, or bring them up to date. A worker does this when it starts."""
+        for name in self.queues:
+            await self.setup_queue(name)
+        try:
+            async with self.client._runtime().connection(writing=True) as conn:
+                for limit in self._limits().values():
+                    await calls.ensure_limit(conn, limit.name, max_running=limit.running, rate=limit.rate, burst=limit.burst)
+            for schedule in self.schedules.values():
+                message = schedule.call.message
+                await self.client.schedules.ensure(
+                    schedule.name,
+                    schedule.cron,
+                    queue=schedule.call.queue,
+                    body=msgspec.Raw(message.body),
+                    key=message.key,
+                    label=message.label,
+                    headers=message.headers,
+                    timezone=schedule.timezone,
+                    catch_up=schedule.catch_up,
+                )
+        except PermissionDenied as exc:
+            log.warning("limits and schedules were not brought up to date: %s", exc)
+
+    def _limits(self) -> dict[str, Limit]:
+        found: dict[str, Limit] = {}
+        groups = [*self.queue_limits.values(), *(job.definition.limits for job in self.kinds.values())]
+        for limit in (limit for group in groups for limit in group):
+            if found.setdefault(limit.name, limit) is not limit:
+                raise ValueError(f"there are two limits of the name {limit.name!r}; use one object for both")
+        return found
+
+    async def setup_queue(self, name: str) -> None:
+        settings = dict(self.queues.get(name, {}))
+        wanted = [job.definition.max_attempts for job in self.kinds.values() if job.definition.queue == name]
+        settings.setdefault("max_attempts", max([self.max_attempts, *(n for n in wanted if n is not None)]))
+        try:
+            await self.client.queues.ensure(name, **settings)
+        except PermissionDenied as exc:
+            log.warning("queue %s was not brought up to date: %s", name, exc)
+
+    # Enqueuing
+
+    async def add(
+        self,
+        kind: str | Job[[T], Any],
+        payload: T,
+        *,
+        idempotency_key: str | None = None,
+        max_attempts: int | None = None,
+    ) -> Handle[Any]:
+        """`add("send-email", {...}, idempotency_key=...)`: a job of a map of handlers, by its name or what `kind` made."""
+        job: Job[..., Any] = kind if isinstance(kind, Job) else self.get(kind)
+        return await job.options(idempotency_key=idempotency_key, max_attempts=max_attempts).enqueue(payload)
+
+    async def enqueue_many(self, todo: Iterable[Call]) -> list[Handle[Any]]:
+        """Many jobs, of any kinds, in one transaction: all or none, answers in input order."""
+        return await self.enqueue_calls(list(todo))
+
+    async def chain(self, *todo: Call) -> list[Handle[Any]]:
+        """One after the other: each starts when the one before it is done. All or none are enqueued."""
+        made: list[Call] = []
+        for call in todo:
+            id = call.message.id or UUID(int=_next_id())
+            headers = dict(call.message.headers or {})
+            if not call.tracked:
+                headers["trunkline-track"] = True
+            message = msgspec.structs.replace(call.message, id=id, headers=headers or None)
+            after = (*call.after, made[-1].message.id) if made else call.after
+            made.append(msgspec.structs.replace(call, message=message, after=after, tracked=True))
+        return await self.enqueue_calls(made)
+
+    async def enqueue_calls(self, todo: Sequence[Call], *, on: Any = None) -> list[Handle[Any]]:
+        if not todo:
+            return []
+        if isinstance(on, Client) or on is None:
+            client = on or self.client
+            try:
+                answers = await enqueuing.enqueue(client, todo)
+            except QueueNotFound:
+                if not all(call.queue in self.queues for call in todo):
+                    raise
+                for queue in {call.queue for call in todo}:
+                    await self.setup_queue(queue)
+                answers = await enqueuing.enqueue(client, todo)
+        else:
+            answers = await enqueuing.enqueue_borrowed(on, todo)
+        return self._handles(todo, answers)
+
+    def enqueue_calls_sync(self, todo: Sequence[Call], *, on: Any) -> list[Handle[Any]]:
+        return self._handles(todo, enqueuing.enqueue_borrowed_sync(on, todo))
+
+    def _handles(self, todo: Sequence[Call], answers: Sequence[Any]) -> list[Handle[Any]]:
+        # not Handle[Any](...), which costs as much as all the rest of it
+        made: list[Handle[Any]] = [
+            Handle(self, got.id, call.job.name, duplicate=got.duplicate, tracked=call.tracked, type=call.job.returns)
+            for call, got in zip(todo, answers, strict=True)
+        ]
+        for observer in self.observers:
+            for call, handle in zip(todo, made, strict=True):
+                observer(call, handle)
+        return made
+
+    # Looking after jobs
+
+    async def cancel(self, id: UUID, reason: str | None = None) -> str:
+        """Ask for the end of a job. One that waits will not start, one that runs is stopped (its handler sees a
+        cancellation); it becomes a dead letter with the reason. `requested`, `cancelled` at once, or `finished`."""
+        async with self.client._runtime().connection(writing=True) as conn:
+            return await calls.cancel_job(conn, id, reason)
+
+    async def retry(self, id: UUID) -> str:
+        """Bring a dead job back, with a fresh count of attempts; answers its queue."""
+        async with self.client._runtime().connection(writing=True) as conn:
+            queue = await calls.retry_job(conn, id)
+        self.client.wake()
+        return queue
+
+
+def _next_id() -> int:
+    from datetime import UTC, datetime
+
+    from trunkline.db.copying import new_ids
+
+    return new_ids(1, datetime.now(UTC))[0].int
+
+
+__all__ = ["App", "Options"]

@@ -1,0 +1,93 @@
+"""From calls to messages: on the client's own connections, or on one of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import psycopg
+
+from trunkline.client import Client, SyncClient
+from trunkline.client.borrowed import async_driver, sync_driver
+from trunkline.client.publishing import send
+from trunkline.client.sync.publishing import send as send_sync
+from trunkline.db import jobs as calls
+from trunkline.db.codec import encode_message
+from trunkline.db.pool import Connection
+from trunkline.db.sync import jobs as sync_calls
+from trunkline.db.sync.pool import Connection as SyncConnection
+from trunkline.errors import from_psycopg
+from trunkline.jobs.job import Call
+from trunkline.types import Published
+
+
+async def enqueue(client: Client, todo: Sequence[Call]) -> list[Published]:
+    """All of them are on disk when this returns, or none."""
+    if len(todo) == 1 and todo[0].plain:
+        return [await _one(client, todo[0])]
+    queue = todo[0].queue
+    if all(call.queue == queue and call.unique is None and not call.after for call in todo):
+        return await client.enqueue_many(queue, [call.message for call in todo])
+    async with client._runtime().connection(writing=True) as conn, conn.transaction():
+        answers = await enqueue_on(conn, todo)
+    for queue in {call.queue for call in todo}:
+        client._runtime().wakeup.published("inbox", queue)
+    return answers
+
+
+async def _one(client: Client, call: Call) -> Published:
+    return await client._living().publisher.publish("inbox", call.queue, call.message)
+
+
+async def enqueue_on(conn: Connection, todo: Sequence[Call]) -> list[Published]:
+    """In the transaction that is open on this connection."""
+    answers: list[Published] = []
+    for (queue, plain), run in groupby(todo, lambda call: (call.queue, call.plain)):
+        if plain:
+            answers += await send(conn, "inbox", queue, [call.message for call in run])
+            continue
+        for call in run:
+            message = encode_message(call.message)
+            if call.after:
+                answers.append(await calls.enqueue_after(conn, queue, message, after=call.after))
+            else:
+                answers.append(await calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+    return answers
+
+
+async def enqueue_borrowed(conn: Any, todo: Sequence[Call]) -> list[Published]:
+    driver = await async_driver(conn)
+    try:
+        return await enqueue_on(driver, todo)
+    except psycopg.Error as exc:
+        raise from_psycopg(exc, writing=True) from exc
+
+
+def enqueue_on_sync(conn: SyncConnection, todo: Sequence[Call]) -> list[Published]:
+    answers: list[Published] = []
+    for (queue, plain), run in groupby(todo, lambda call: (call.queue, call.plain)):
+        if plain:
+            answers += send_sync(conn, "inbox", queue, [call.message for call in run])
+            continue
+        for call in run:
+            message = encode_message(call.message)
+            if call.after:
+                answers.append(sync_calls.enqueue_after(conn, queue, message, after=call.after))
+            else:
+                answers.append(sync_calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+    return answers
+
+
+def enqueue_borrowed_sync(conn: Any, todo: Sequence[Call]) -> list[Published]:
+    if isinstance(conn, SyncClient):
+        with conn._runtime().connection(writing=True) as own, own.transaction():
+            answers = enqueue_on_sync(own, todo)
+        for queue in {call.queue for call in todo}:
+            conn._runtime().wakeup.published("inbox", queue)
+        return answers
+    driver = sync_driver(conn)
+    try:
+        return enqueue_on_sync(driver, todo)
+    except psycopg.Error as exc:
+        raise from_psycopg(exc, writing=True) from exc

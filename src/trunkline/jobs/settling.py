@@ -1,0 +1,149 @@
+"""Settling in batches: everything that ended while the last statement was under way goes with the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import NamedTuple
+
+from trunkline.client.runtime import Runtime
+from trunkline.db import calls, jobs
+from trunkline.db.tasks import Background, Bell, log
+from trunkline.errors import OutcomeUnknown, Unavailable
+from trunkline.jobs.running import Item
+from trunkline.types import Result
+
+_PAUSE = 0.2
+_BATCH = 1000
+
+
+class Verdict(NamedTuple):
+    """What is to become of a job: ack, nack, bury, snooze or release."""
+
+    verb: str
+    delay: timedelta | None = None
+    error: str | None = None
+
+
+class Settler:
+    """Writes down how jobs ended. While the database is away it keeps what it has and tries again."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._acks: list[Item] = []
+        self._others: list[tuple[Item, Verdict]] = []
+        self._bell = Bell()
+        self._idle = Bell()
+        self._idle.ring()
+        self._waiters: dict[int, asyncio.Future[Result]] = {}
+        self._loop = Background(self._run, "trunkline settler")
+        self.lost = 0
+
+    def ack(self, item: Item) -> None:
+        self._acks.append(item)
+        self._wake()
+
+    def settle(self, item: Item, verdict: Verdict) -> None:
+        self._others.append((item, verdict))
+        self._wake()
+
+    async def ack_now(self, item: Item) -> Result:
+        """Ack and wait for the answer."""
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiters[id(item)] = answer
+        self.ack(item)
+        return await answer
+
+    async def drain(self, timeout: float) -> bool:
+        """Until all is written down, or the time is over; answers whether it is."""
+        return await self._idle.wait(timeout)
+
+    async def end(self) -> None:
+        await self._loop.end()
+
+    @property
+    def busy(self) -> bool:
+        return not self._idle.rung
+
+    def _wake(self) -> None:
+        self._idle.hush()
+        self._bell.ring()
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.hush()
+            while self._acks or self._others:
+                acks, self._acks = self._acks[:_BATCH], self._acks[_BATCH:]
+                others, self._others = self._others, []
+                try:
+                    if acks:
+                        await self._flush_acks(acks)
+                        acks = []
+                    if returned := [item for item, verdict in others if verdict.verb == "release"]:
+                        await self._release(returned)
+                        others = [(item, verdict) for item, verdict in others if verdict.verb != "release"]
+                    while others:
+                        await self._flush_other(*others[0])
+                        others.pop(0)
+                except (Unavailable, OutcomeUnknown) as exc:
+                    # a repeat is harmless: what was settled by this lease answers the same again
+                    log.warning("jobs could not be settled, trying again: %s", exc)
+                    self._acks[:0] = acks
+                    self._others[:0] = others
+                    await asyncio.sleep(_PAUSE)
+                except Exception as exc:
+                    # refused, and a repeat would be too: the jobs come again when their lease ends
+                    log.error("jobs could not be settled: %s: %s", type(exc).__name__, exc)
+                    for item in [*acks, *(item for item, _ in others[:1])]:
+                        self._close(item, "unknown")
+                    self._others[:0] = others[1:]
+            self._idle.ring()
+
+    async def _flush_acks(self, items: list[Item]) -> None:
+        """One statement per lease; those with more to write down in one of their own."""
+        leases: dict[str, list[Item]] = {}
+        rich: list[Item] = []
+        for item in items:
+            if item.plain:
+                leases.setdefault(item.lease.text, []).append(item)
+            else:
+                rich.append(item)
+        async with self._runtime.connection(writing=True) as conn:
+            for text, group in leases.items():
+                answers = await jobs.ack_lease(conn, text, [item.delivery.offset for item in group])
+                for item, answer in zip(group, answers, strict=True):
+                    self._close(item, answer)
+            if rich:
+                answers = await jobs.finish_jobs(conn, "ack", [item.ending() for item in rich])
+                for item, answer in zip(rich, answers, strict=True):
+                    self._close(item, answer)
+                # jobs that waited for these may be free now
+                self._runtime.wakeup.poke()
+
+    async def _release(self, items: list[Item]) -> None:
+        async with self._runtime.connection(writing=True) as conn:
+            answers = await calls.release(conn, [item.receipt for item in items])
+        for item, answer in zip(items, answers, strict=True):
+            self._close(item, answer)
+
+    async def _flush_other(self, item: Item, verdict: Verdict) -> None:
+        receipts = [item.receipt]
+        async with self._runtime.connection(writing=True) as conn:
+            if verdict.verb == "snooze":
+                answers = await jobs.snooze(conn, receipts, delay=verdict.delay or timedelta(0))
+            elif verdict.verb == "nack":
+                answers = await calls.nack(conn, receipts, delay=verdict.delay, error=verdict.error)
+            else:
+                answers = await jobs.finish_jobs(conn, verdict.verb, [item.ending()], error=verdict.error)
+        self._close(item, answers[0])
+
+    def _close(self, item: Item, answer: Result) -> None:
+        item.lease.open.pop(item.delivery.offset, None)
+        if answer != "done":
+            self.lost += 1
+            item.lost = True
+            log.warning("job %s %s was lost: its lease ended before it did", item.job.name, item.delivery.id)
+        waiter = self._waiters.pop(id(item), None) if self._waiters else None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)

@@ -1,0 +1,394 @@
+"""The worker: runs the jobs of an app until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Self
+from uuid import UUID
+
+from trunkline.client import SyncClient
+from trunkline.client.consuming import consumer_name
+from trunkline.client.runtime import Runtime
+from trunkline.db import jobs
+from trunkline.db.codec import duration
+from trunkline.db.sync import calls as sync_calls
+from trunkline.db.sync import jobs as sync_jobs
+from trunkline.db.tasks import Background, Bell, log
+from trunkline.errors import TrunklineError
+from trunkline.jobs.app import App
+from trunkline.jobs.arguments import Arguments
+from trunkline.jobs.heartbeat import Heartbeat, raise_in_thread
+from trunkline.jobs.job import Definition, Job
+from trunkline.jobs.lane import Lane
+from trunkline.jobs.limits import Holder, Limit
+from trunkline.jobs.processes import Processes
+from trunkline.jobs.refusals import HandlerStalled, UnknownKind
+from trunkline.jobs.running import Item
+from trunkline.jobs.running_calls import LEAVE_SECONDS
+from trunkline.jobs.settling import Settler, Verdict
+from trunkline.jobs.threads import Threads
+from trunkline.types import Duration
+
+Finished = Callable[[Item, Verdict | None], None]
+_CONCURRENCY = 10
+_SLOT_SPAN = timedelta(seconds=15)
+_REGISTER_SECONDS = 10.0
+_CANCEL_SECONDS = 1.0
+
+
+class Worker:
+    """Runs jobs: `async with Worker(app, queues={"mail": 10}):` until the block ends, or `await Worker(app).run()`.
+
+    Claims only the kinds that its app has a function for. `queues` maps names to how many jobs run at once; by default all
+    queues of the app, ten each. `prefetch` jobs are claimed ahead; by default as many as a fraction of a second needs.
+    `grace`: how long running handlers may go on after a stop. `stall`: how long a handler may keep the event loop to itself.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        queues: Mapping[str, int] | Sequence[str] | None = None,
+        handlers: Mapping[Any, Callable[..., Any]] | None = None,
+        prefetch: int | None = None,
+        lease: Duration | None = None,
+        grace: Duration = "30s",
+        stall: Duration = "30s",
+        on_finished: Finished | None = None,
+    ) -> None:
+        self.app = app.handlers(handlers) if handlers else app
+        self.name = consumer_name()
+        """New for each start: nothing depends on host names, process ids or clocks."""
+        self.lease = duration(lease)
+        self.cancels: dict[UUID, str] = {}
+        self.closed = False
+        self.stopping = False
+        names = list(app.queues) if queues is None else queues
+        self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
+        for queue, count in self.queues.items():
+            if count < 1:
+                raise ValueError(f"queue {queue!r} has a concurrency of {count}")
+        if not self.queues:
+            raise UnknownKind("the app has no queue to work on", hint="define a job, or name queues")
+        self._prefetch = prefetch
+        self._grace = (duration(grace) or timedelta(0)).total_seconds()
+        self._stall = (duration(stall) or timedelta(0)).total_seconds()
+        self._on_finished = on_finished
+        self._holders: dict[str, Holder] = {}
+        self._lanes: list[Lane] = []
+        self._pid = os.getpid()
+        self._forced = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._stored: set[asyncio.Task[None]] = set()
+        self._cancels_at = 0.0
+        self._limits_needed = Bell()
+        self._loops: list[Background] = []
+        self.nobody: Job[..., Any] = Job(app, "", None, Arguments("", []), Definition(queue=""))
+        """Stands for kinds that this worker does not know."""
+
+    # Lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Bring queues, limits and schedules up to date, then begin to work."""
+        self.loop = asyncio.get_running_loop()
+        await self.app.setup()
+        for queue in self.queues:
+            if queue not in self.app.queues:
+                await self.app.client.queues.get(queue)
+        self.runtime: Runtime = self.app.client._runtime()
+        url = self.app.client._url
+        self.sync_client = SyncClient(url, max_connections=max(4, *self.queues.values()))
+        """For plain handlers; the heartbeat has a client of its own, so that it never waits for them."""
+        self._beats = SyncClient(url, max_connections=1)
+        self.threads = Threads()
+        self.processes = Processes()
+        self.settler = Settler(self.runtime)
+        self.heartbeat = Heartbeat(
+            self._beats,
+            self._call_on_loop,
+            on_lost=self._lost,
+            on_stall=self._stalled,
+            loop_thread=threading.get_ident(),
+        )
+        self._lanes = [Lane(self, queue, count, self._prefetch) for queue, count in self.queues.items()]
+        try:
+            await self.refresh_cancels(force=True)
+            await self._register()
+            self._loops = [Background(self._tick_for_ever, "trunkline worker")]
+            if self._holders:
+                self._loops.append(Background(self._limit_for_ever, "trunkline limits"))
+            for lane in self._lanes:
+                await lane.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Work until `request_stop`, SIGTERM or SIGINT; a second signal does not wait for handlers."""
+        async with self:
+            if signals:
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    self.loop.add_signal_handler(number, self.request_stop)
+            try:
+                await self._stop_asked.wait()
+                await self.stop()
+            finally:
+                if signals:
+                    for number in (signal.SIGTERM, signal.SIGINT):
+                        self.loop.remove_signal_handler(number)
+
+    def request_stop(self) -> None:
+        """Drain; asked a second time, give everything back at once."""
+        if self._stop_asked.is_set():
+            self._forced.set()
+        self._stop_asked.set()
+
+    async def stop(self) -> None:
+        """No new claims; what was not started goes back at once without an attempt; running handlers get the grace time."""
+        if self.stopping:
+            return
+        self.stopping = True
+        for lane in self._lanes:
+            for item in lane.stop():
+                item.settled = True
+                self.settler.settle(item, Verdict("release"))
+        if not await self._quiet(self._grace):
+            for lane in self._lanes:
+                for item in lane.active():
+                    self._interrupt(item, "stop: the worker was stopped")
+            await self._quiet(LEAVE_SECONDS + 1, forced=False)
+        await self.settler.drain(LEAVE_SECONDS)
+        if self._stored:
+            await asyncio.wait(self._stored, timeout=LEAVE_SECONDS)
+        self.closed = True
+        for loop in self._loops:
+            await loop.end()
+        for lane in self._lanes:
+            await lane.end()
+        await self.settler.end()
+        self.heartbeat.stop()
+        self.threads.end()
+        self.processes.end()
+        try:
+            async with self.runtime.connection(writing=True) as conn:
+                await jobs.forget_worker(conn, self.name)
+        except TrunklineError as exc:
+            log.warning("worker %s could not sign off: %s", self.name, exc)
+        await asyncio.to_thread(self._close_threads)
+
+    def _close_threads(self) -> None:
+        self.heartbeat.join()
+        self._beats.close()
+        self.sync_client.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a handler runs or an end is still to be written down."""
+        return self.settler.busy or any(lane.running for lane in self._lanes)
+
+    async def _quiet(self, seconds: float, *, forced: bool = True) -> bool:
+        """Until nothing runs, at most so long, or until a second signal; answers whether nothing runs."""
+        end = monotonic() + seconds
+        while any(lane.running or lane.claiming for lane in self._lanes):
+            if monotonic() > end or (forced and self._forced.is_set()):
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def leave_if_forked(self) -> None:
+        """A child that a handler forked ends where the handler does: it must not go on as a second worker."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    # What happens to running jobs
+
+    def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed")
+
+    def _lost(self, item: Item) -> None:
+        item.lost = True
+        log.warning("the lease of job %s %s was lost", item.job.name, item.delivery.id)
+        self._interrupt(item, "lost: the lease ended")
+
+    def give_time(self, item: Item, seconds: float) -> None:
+        """Start the time-out of an attempt anew."""
+        if item.timer is not None:
+            item.timer.cancel()
+        item.cut_at = monotonic() + seconds
+        words = f"timeout: TimeoutError: the handler took longer than {seconds:g} s"
+        item.timer = self.loop.call_later(seconds, self._interrupt, item, words)
+
+    def _interrupt(self, item: Item, reason: str) -> None:
+        """Tell a handler to end. One that does not is left behind after a while."""
+        if item.slot is None or item.reason is not None:
+            return
+        item.reason = reason
+        item.slot.cancel()
+        lane = next(lane for lane in self._lanes if item.slot in lane._slots)
+        grace = LEAVE_SECONDS + (1.0 if not item.job.is_async else 0.0)
+        self.loop.call_later(grace, lane.abandon, item)
+
+    def _stalled(self, item: Item, seconds: float) -> None:
+        """In the heartbeat's thread: a handler keeps the loop to itself. Its job is settled from here; the loop cannot."""
+        timeout = item.job.definition.timeout
+        if seconds < (self._stall if timeout is None else min(self._stall, timeout.total_seconds())) or item.settled:
+            return
+        error = f"HandlerStalled: the handler kept the event loop from running for {seconds:.1f} s; make it a plain function"
+        log.error("job %s %s: %s", item.job.name, item.delivery.id, error)
+        item.settled = True
+        last = item.delivery.attempt >= item.max_attempts
+        try:
+            with self._beats._runtime().connection(writing=True) as conn:
+                if last:
+                    sync_jobs.finish_jobs(conn, "bury", [item.ending()], error=error)
+                else:
+                    pause = (item.job.definition.backoff or self.app.backoff).after(item.delivery.attempt)
+                    sync_calls.nack(conn, [item.receipt], delay=pause, error=error)
+            item.lease.open.pop(item.delivery.offset, None)
+        finally:
+            raise_in_thread(self.heartbeat._loop_thread, HandlerStalled)
+
+    def settled_by_handler(self, item: Item) -> None:
+        item.settled = True
+        item.lease.open.pop(item.delivery.offset, None)
+
+    def store_result(self, item: Item, result: bytes) -> None:
+        """The job was settled inside its handler; what it answered comes behind."""
+
+        async def store() -> None:
+            async with self.runtime.connection(writing=True) as conn:
+                await jobs.store_result(conn, item.delivery.id, result)
+
+        task = asyncio.create_task(store())
+        self._stored.add(task)
+        task.add_done_callback(self._stored.discard)
+
+    def finished(self, item: Item, verdict: Verdict | None) -> None:
+        if self._on_finished is not None:
+            self._on_finished(item, verdict)
+
+    # Cancels
+
+    @property
+    def cancels_due(self) -> bool:
+        return monotonic() - self._cancels_at >= _CANCEL_SECONDS
+
+    async def refresh_cancels(self, *, force: bool = False) -> None:
+        """Hear of new cancels, at most once a second."""
+        if not force and not self.cancels_due:
+            return
+        self._cancels_at = monotonic()
+        async with self.runtime.connection() as conn:
+            self.cancels = {id: reason for _, id, reason in await jobs.list_cancels(conn, 0)}
+        if not self.cancels:
+            return
+        for lease in self.heartbeat.leases():
+            for item in list(lease.open.values()):
+                reason = self.cancels.get(item.delivery.id)
+                if reason is not None:
+                    self._interrupt(item, f"cancel: {reason}")
+
+    async def cancelled(self, id: UUID) -> str | None:
+        """Why a job must not start. Asked again before that is said: it may have been brought back a moment ago."""
+        if id in self.cancels:
+            await self.refresh_cancels(force=True)
+        return self.cancels.get(id)
+
+    # Limits
+
+    def holder(self, limit: Limit) -> Holder:
+        return self._holders.setdefault(limit.name, Holder(limit))
+
+    def need_limits(self) -> None:
+        self._limits_needed.ring()
+
+    async def _limit_for_ever(self) -> None:
+        """Ask for capacity and tokens when jobs wait for them, and once a second to keep or give back what we have."""
+        while True:
+            pause = 1.0
+            try:
+                pause = await self._ask_limits()
+            except TrunklineError as exc:
+                log.warning("limits could not be asked for: %s", exc)
+            for lane in self._lanes:
+                lane.unblock()
+            self._limits_needed.hush()
+            if pause > 0.02:
+                await asyncio.sleep(0.02)
+                pause -= 0.02
+            await self._limits_needed.wait(pause) if pause >= 0.98 else await asyncio.sleep(pause)
+
+    async def _ask_limits(self) -> float:
+        pause = 1.0
+        capacity = sum(self.queues.values())
+        held = [holder for holder in self._holders.values() if holder.limit.running is not None]
+        async with self.runtime.connection(writing=True) as conn:
+            if held:
+                wants = [capacity if holder.waiting or holder.used else holder.running for holder in held]
+                grants = await jobs.hold_slots(
+                    conn, self.name, [holder.limit.name for holder in held], wants, span=_SLOT_SPAN
+                )
+                for holder, granted in zip(held, grants, strict=True):
+                    holder.granted = granted
+                    holder.used = False
+                    if holder.waiting and granted <= holder.running:
+                        pause = min(pause, 0.1)
+            for holder in self._holders.values():
+                if holder.limit.rate is None or not holder.waiting:
+                    continue
+                now = monotonic()
+                fresh = now - holder.tokens_at < holder.TOKEN_SECONDS
+                if fresh and holder.tokens >= holder.waiting:
+                    continue
+                kept = holder.tokens if fresh else 0
+                got, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.waiting - kept)
+                holder.tokens = kept + got
+                holder.tokens_at = now if got or not fresh else holder.tokens_at
+                if holder.tokens < holder.waiting:
+                    pause = min(pause, max(seconds, 0.005))
+        return pause
+
+    # The registry
+
+    async def _tick_for_ever(self) -> None:
+        registered = monotonic()
+        while True:
+            await asyncio.sleep(_CANCEL_SECONDS)
+            try:
+                if any(lane.running for lane in self._lanes):
+                    await self.refresh_cancels()
+                if monotonic() - registered > _REGISTER_SECONDS:
+                    registered = monotonic()
+                    await self._register()
+            except TrunklineError as exc:
+                log.warning("worker %s: %s", self.name, exc)
+
+    async def _register(self) -> None:
+        info = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "queues": self.queues,
+            "kinds": sorted(name for name, job in self.app.kinds.items() if job.function is not None),
+            "running": sum(lane.running for lane in self._lanes),
+            "done": sum(lane.done for lane in self._lanes),
+            "failed": sum(lane.failed for lane in self._lanes),
+        }
+        async with self.runtime.connection(writing=True) as conn:
+            await jobs.register_worker(conn, self.name, info)

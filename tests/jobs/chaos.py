@@ -1,0 +1,257 @@
+"""Chaos: workers are killed and paused, Postgres is killed, some jobs kill their worker; then everything is counted.
+
+`python -m tests.jobs.chaos` is the full form: 20,000 jobs, 60 kills and 40 pauses of workers, 10 kills of Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.chaos.nemesis import crash
+from tests.jobs.chaos_jobs import POISON_ATTEMPTS, app, book, poison, send
+from trunkline.db.embedded import EmbeddedServer
+from trunkline.errors import TrunklineError
+from trunkline.sql.migrate import migrate
+
+WORKERS = 4
+PAUSE_SECONDS = 3.0
+"""Longer than the lease."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    jobs: int
+    kills: int
+    pauses: int
+    crashes: int
+    poisons: int = 3
+    gap: float = 0.7
+    seed: int = 1
+
+
+@dataclass
+class Report:
+    """What was done and what was found; `problems` is what must be empty."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    unknown: int = 0
+    acked: int = 0
+    dead: int = 0
+    seconds: float = 0.0
+
+
+class _Silent:
+    def note(self, *_: Any, **__: Any) -> None: ...
+
+
+class Crew:
+    """Worker processes; one that died is replaced."""
+
+    def __init__(self, url: str, folder: Path, queues: str, prefetch: int) -> None:
+        self._queues = ["--queues", queues, "--prefetch", str(prefetch)]
+        self._env = {**os.environ, "TRUNKLINE_DATABASE_URL": url, "CHAOS_FOLDER": str(folder), "PYTHONWARNINGS": "ignore"}
+        self._log = (folder / "workers.log").open("ab")
+        self.all = [self._start() for _ in range(WORKERS)]
+        self.paused: list[tuple[float, subprocess.Popen[bytes]]] = []
+        self.replaced = 0
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        line = ["worker", "run", "tests.jobs.chaos_jobs:app", *self._queues]
+        command = [sys.executable, "-m", "trunkline.cli.main", *line]
+        return subprocess.Popen(command, env=self._env, stdout=self._log, stderr=self._log)
+
+    def tend(self) -> None:
+        """Wake those whose pause is over, replace the dead."""
+        for until, worker in list(self.paused):
+            if time.monotonic() > until:
+                worker.send_signal(signal.SIGCONT)
+                self.paused.remove((until, worker))
+        for number, worker in enumerate(self.all):
+            if worker.poll() is not None:
+                self.all[number] = self._start()
+                self.replaced += 1
+
+    def victim(self, source: random.Random) -> subprocess.Popen[bytes]:
+        awake = [worker for worker in self.all if worker not in [paused for _, paused in self.paused]]
+        return source.choice(awake or self.all)
+
+    def stop(self) -> None:
+        for worker in self.all:
+            worker.send_signal(signal.SIGCONT)
+            worker.kill()
+            worker.wait()
+        self._log.close()
+
+
+def run(plan: Plan, *, say: Any = None) -> Report:
+    folder = Path(tempfile.mkdtemp(prefix="tl-jobs-chaos-", dir="/tmp"))
+    folder.chmod(0o777)
+    server = EmbeddedServer(folder / "data", version=18)
+    try:
+        return asyncio.run(_run(plan, server, folder, say or (lambda _: None)))
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run(plan: Plan, server: EmbeddedServer, folder: Path, say: Any) -> Report:
+    began = time.monotonic()
+    url = server.start()
+    migrate(url)
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute("create table chaos_effects (n int)")
+    app.url = url
+    report = Report()
+    await app.setup()
+    booked, sent = range(plan.jobs // 2), range(plan.jobs // 2, plan.jobs)
+    todo = [*(book.bind(n) for n in booked), *(send.bind(n) for n in sent)]
+    random.Random(plan.seed).shuffle(todo)
+    poisons = [poison.bind(n) for n in range(plan.poisons)]
+    step = max(1, len(todo) // max(1, plan.poisons))
+    for n, each in enumerate(poisons):
+        todo.insert(n * step, each)
+    await app.enqueue_many(todo)
+    await app.close()
+    crew = Crew(url, folder, "chaos:4", 4)
+    try:
+        await _strike(plan, server, crew, report, say)
+        await _drain(url, crew, "chaos")
+    finally:
+        crew.stop()
+    report.done["replaced workers"] = crew.replaced
+    await _poison_alone(url, folder, plan)
+    _check(url, folder, plan, list(booked), list(sent), report)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+async def _strike(plan: Plan, server: EmbeddedServer, crew: Crew, report: Report, say: Any) -> None:
+    source = random.Random(plan.seed)
+    faults = ["kill"] * plan.kills + ["pause"] * plan.pauses + ["crash"] * plan.crashes
+    source.shuffle(faults)
+    await asyncio.sleep(2)
+    for number, fault in enumerate(faults, start=1):
+        crew.tend()
+        if fault == "crash":
+            crash(server, _Silent())  # type: ignore[arg-type]
+        elif fault == "kill":
+            crew.victim(source).kill()
+        else:
+            victim = crew.victim(source)
+            victim.send_signal(signal.SIGSTOP)
+            crew.paused.append((time.monotonic() + PAUSE_SECONDS, victim))
+        report.done[fault] += 1
+        if number % 10 == 0:
+            say(f"{number} of {len(faults)} faults")
+        await asyncio.sleep(plan.gap)
+    while crew.paused:
+        crew.tend()
+        await asyncio.sleep(0.05)
+
+
+async def _poison_alone(url: str, folder: Path, plan: Plan) -> None:
+    """Without other faults and with nothing fetched ahead, each attempt that is counted is one that was seen."""
+    await app.enqueue_many([poison.options(queue="poison").bind(n) for n in _alone(plan)])
+    await app.close()
+    crew = Crew(url, folder, "poison:1", 0)
+    try:
+        await _drain(url, crew, "poison")
+    finally:
+        crew.stop()
+
+
+def _alone(plan: Plan) -> range:
+    return range(plan.poisons, 2 * plan.poisons)
+
+
+async def _drain(url: str, crew: Crew, queue: str) -> None:
+    while not await _drained(url, queue):
+        crew.tend()
+        await asyncio.sleep(0.1)
+
+
+async def _drained(url: str, queue: str) -> bool:
+    try:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
+            row = await (
+                await conn.execute("select ready + delayed + leased from trunkline.queue_stats(%s)", (queue,))
+            ).fetchone()
+    except (psycopg.Error, TrunklineError):
+        return False
+    return row is not None and row[0] == 0
+
+
+def _check(url: str, folder: Path, plan: Plan, booked: list[int], sent: list[int], report: Report) -> None:
+    with psycopg.connect(url, autocommit=True) as conn:
+        effects = Counter(n for (n,) in conn.execute("select n from chaos_effects"))
+        letters = conn.execute(
+            "select label, convert_from(payload, 'UTF8')::jsonb ->> 'n', attempts, error"
+            " from unnest(array['chaos', 'poison']) q cross join lateral trunkline.list_dead_letters(q, 0, 10000)"
+        ).fetchall()
+        row = conn.execute("select acked, dead from trunkline.queue_stats('chaos')").fetchone()
+    assert row is not None
+    report.acked, report.dead = row
+    total = plan.jobs + plan.poisons
+    if report.acked + report.dead != total:
+        report.problems.append(f"{total} enqueued, {report.acked} acked and {report.dead} dead")
+    if effects != Counter(booked):
+        wrong = {n: effects[n] for n in {*booked, *effects} if effects[n] != 1}
+        report.problems.append(f"effects in the database that did not happen exactly once: {wrong}")
+    if sum(effects.elements()) != sum(booked):
+        report.problems.append("the sum of the effects is wrong")
+    outside = Counter(map(int, _lines(folder / "sent")))
+    twice = {n: count for n, count in outside.items() if count > 1}
+    if twice:
+        report.problems.append(f"outside effects that happened twice: {twice}")
+    unknown = {int(n) for label, n, _, error in letters if label == "send" and error.startswith("EffectUnknown")}
+    report.unknown = len(unknown)
+    silent = set(sent) - set(outside) - unknown
+    if silent:
+        report.problems.append(f"outside effects that neither happened nor are reported as unknown: {silent}")
+    other = [
+        (label, n, error) for label, n, _, error in letters if label != "poison" and not error.startswith("EffectUnknown")
+    ]
+    if other:
+        report.problems.append(f"jobs that died for another reason: {other[:5]}")
+    seen = Counter(int(line.split()[0]) for line in _lines(folder / "poison"))
+    # one that a killed worker had fetched and not started counts as an attempt that nobody saw
+    if any(count > POISON_ATTEMPTS for count in seen.values()):
+        report.problems.append(f"poison jobs were seen {dict(seen)} times, more than {POISON_ATTEMPTS}")
+    alone = {n: seen[n] for n in _alone(plan)}
+    if alone != dict.fromkeys(_alone(plan), POISON_ATTEMPTS):
+        report.problems.append(f"poison jobs alone were seen {alone} times, not {POISON_ATTEMPTS}")
+    if sum(label == "poison" for label, *_ in letters) != 2 * plan.poisons:
+        report.problems.append("a poison job is not a dead letter")
+    report.done["poison seen"] = sum(seen.values())
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def main() -> int:
+    report = run(Plan(jobs=20_000, kills=60, pauses=40, crashes=10, poisons=10), say=print)
+    print(
+        f"{report.seconds:.0f} s, {dict(report.done)}, acked {report.acked}, dead {report.dead},"
+        f" unknown effects {report.unknown}, problems: {report.problems or 'none'}"
+    )
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Defects T20 to T24 of earlier systems, each as a test. T24 is in test_once.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.conftest import stats, until
+from tests.jobs.worker_jobs import app as work_app
+from tests.jobs.worker_jobs import note, slow
+from tests.servers import WheelServer
+from trunkline import SyncClient
+from trunkline.jobs import App, Worker
+from trunkline.sql.migrate import migrate
+
+
+def start_worker(db: str) -> subprocess.Popen[bytes]:
+    line = ["worker", "tests.jobs.worker_jobs:app", "--queues", "work:2", "--grace", "20s"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "trunkline.cli.main", *line],
+        env={**os.environ, "TRUNKLINE_DATABASE_URL": db},
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.fixture
+def worker_app(db: str) -> App:
+    work_app.url = db
+    return work_app
+
+
+async def _acked(app: App, queue: str, n: int = 1) -> bool:
+    return (await stats(app, queue)).acked == n
+
+
+async def test_t20_a_killed_workers_job_runs_again(worker_app: App, db: str, tmp_path: Path) -> None:
+    async with worker_app:
+        handle = await note.enqueue(str(tmp_path), die_first=True)
+        first = start_worker(db)
+        assert await asyncio.to_thread(first.wait) == -signal.SIGKILL
+        second = start_worker(db)
+        try:
+            await until(lambda: _acked(worker_app, "work"))
+        finally:
+            second.terminate()
+            await asyncio.to_thread(second.communicate)
+    assert (tmp_path / "seen").read_text().splitlines() == [f"{handle.id} 1", f"{handle.id} 2"]
+
+
+async def test_t21_workers_of_one_host_and_pid_keep_their_leases_apart(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J5: containers whose process id is 1 and whose host name is the same."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: "container")
+
+    @app.job
+    async def work() -> None: ...
+
+    one, two = Worker(app), Worker(app)
+    assert one.name != two.name
+
+
+async def test_t22_a_kind_without_handler_stays_for_others(db: str, app: App) -> None:
+    @app.job
+    async def known() -> None: ...
+
+    done: list[int] = []
+    other = App(db)
+
+    @other.job
+    async def unknown_here(n: int) -> None:
+        done.append(n)
+
+    await other.enqueue_many([unknown_here.bind(n) for n in range(50)])
+    await app.enqueue_many([known.bind() for _ in range(50)])
+    async with other:
+        async with Worker(app):
+            await until(lambda: _acked(app, "default", 50))
+            found = await stats(app)
+            assert (found.dead, found.ready) == (0, 50)
+        async with Worker(other):
+            await until(lambda: _acked(app, "default", 100))
+        assert {message.attempt for message in await app.client.queues.peek("default")} == set()
+    assert sorted(done) == list(range(50))
+
+
+@pytest.mark.timeout(180)
+async def test_t23_the_worker_goes_on_after_a_restart_of_the_database() -> None:
+    server = WheelServer(18)
+    url = server.start()
+    try:
+        migrate(url)
+        app = App(url)
+        done: list[int] = []
+
+        @app.job
+        async def work(n: int) -> None:
+            done.append(n)
+
+        async with app, Worker(app):
+            await work.enqueue(1)
+            await until(lambda: done == [1])
+            await asyncio.to_thread(server.server.stop)
+            await asyncio.to_thread(server.server.start)
+            with SyncClient(url) as mq:
+                work.on(mq).enqueue(2)
+            await until(lambda: done == [1, 2])
+            await until(lambda: _acked(app, "default", 2))
+    finally:
+        server.stop()
+
+
+async def test_sigterm_drains_a_worker_process(worker_app: App, db: str, tmp_path: Path) -> None:
+    """J6, with a real signal."""
+    async with worker_app:
+        await slow.enqueue(str(tmp_path), 1.5)
+        worker = start_worker(db)
+        await until((tmp_path / "started-1").exists)
+        worker.terminate()
+        assert await asyncio.to_thread(worker.wait) == 0
+        assert (tmp_path / "finished").exists()
+        assert await _acked(worker_app, "work")
+
+
+async def test_a_paused_worker_that_wakes_can_do_nothing(worker_app: App, db: str, tmp_path: Path) -> None:
+    async with worker_app:
+        await slow.enqueue(str(tmp_path), 3)
+        paused = start_worker(db)
+        await until((tmp_path / "started-1").exists)
+        paused.send_signal(signal.SIGSTOP)
+        other = start_worker(db)
+        try:
+            await until((tmp_path / "started-2").exists)
+            paused.send_signal(signal.SIGCONT)
+            await until(lambda: _acked(worker_app, "work"))
+        finally:
+            for worker in (paused, other):
+                worker.send_signal(signal.SIGTERM)
+            _, words = await asyncio.to_thread(paused.communicate)
+            await asyncio.to_thread(other.communicate)
+    assert b"lease" in words and b"was lost" in words

@@ -1,0 +1,167 @@
+"""The SQL of jobs by itself, on the oldest and the newest server."""
+
+from __future__ import annotations
+
+import threading
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.conftest import Clock, Connection
+from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, value
+
+
+@pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
+def pg_version(request: pytest.FixtureRequest) -> int:
+    version: int = request.param
+    return version
+
+
+@pytest.fixture
+def queue(conn: Connection) -> str:
+    conn.execute("select trunkline.create_queue('q')")
+    return "q"
+
+
+def finish(conn: Connection, receipt: str, id: object, **named: object) -> list[str]:
+    given = {"p_results": [b"5"], "p_tracked": [True], **named}
+    return list(call(conn, "finish_jobs", "ack", [receipt], [id], **given)[0][0])
+
+
+def test_two_that_end_at_once_start_the_one_that_waits_exactly_once(conn: Connection, connect: Connect, queue: str) -> None:
+    """The second waits for the first at the row of the job that waits, and sees that it is the last."""
+    for _ in range(2):
+        enqueue(conn, queue, 1)
+    one, two = claim(conn, queue, 2)
+    waiting = call(conn, "enqueue_after", queue, [one.id, two.id], b"2", "last")[0]
+    first, second = connect(), connect()
+    with first.transaction():
+        finish(first, one.receipt, one.id)
+        done: list[list[str]] = []
+        other = threading.Thread(target=lambda: done.append(finish(second, two.receipt, two.id)))
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(20)
+    assert done == [["done"]]
+    assert [row.id for row in claim(conn, queue, 10)] == [waiting.id]
+    assert value(conn, "select count(*) from trunkline.job_waiting") == 0
+
+
+def test_what_slipped_past_is_found_by_upkeep(conn: Connection, connect: Connect, queue: str) -> None:
+    """The job it waits for ended in a transaction that could not see it yet."""
+    enqueue(conn, queue, 1)
+    [one] = claim(conn, queue, 1)
+    other = connect()
+    with other.transaction():
+        finish(other, one.receipt, one.id)
+        waiting = call(conn, "enqueue_after", queue, [one.id], b"2", "last")[0]
+    assert claim(conn, queue) == []
+    conn.execute("select trunkline.run_duty('jobs')")
+    assert [row.id for row in claim(conn, queue, 10)] == [waiting.id]
+
+
+def test_a_lost_lease_leaves_no_trace(conn: Connection, queue: str, clock: Clock) -> None:
+    enqueue(conn, queue, 1)
+    [one] = claim(conn, queue, 1)
+    clock.advance(60)
+    assert finish(conn, one.receipt, one.id) == ["lost"]
+    assert rows(conn, "select * from trunkline.job_results(array[%s::uuid])", one.id) == []
+
+
+def test_markers_are_taken_by_one(conn: Connection, connect: Connect) -> None:
+    assert call(conn, "begin_once", "job", "k")[0].state == "start"
+    assert call(conn, "begin_once", "job", "k")[0].state == "unknown"
+    assert call(conn, "begin_once", "job", "k", p_rerun=True)[0].state == "start"
+    conn.execute("select trunkline.end_once('job', 'k', false)")
+    assert call(conn, "begin_once", "job", "k")[0].state == "start"
+    conn.execute("select trunkline.end_once('job', 'k', true, '7')")
+    assert tuple(call(conn, "begin_once", "job", "k")[0]) == ("done", b"7")
+    other = connect()
+    with other.transaction():
+        assert call(other, "begin_once", "job", "two")[0].state == "start"
+        conn.execute("set lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            call(conn, "begin_once", "job", "two")
+    assert call(conn, "begin_once", "job", "two")[0].state == "unknown"
+
+
+def test_slots_are_shared_and_come_back(conn: Connection, clock: Clock) -> None:
+    conn.execute("select trunkline.ensure_limit('l', 5)")
+
+    def hold(worker: str, want: int) -> int:
+        return int(call(conn, "hold_slots", worker, ["l"], [want])[0][0][0])
+
+    assert (hold("a", 4), hold("b", 4), hold("a", 1), hold("b", 4)) == (4, 1, 1, 4)
+    clock.advance(20)
+    assert hold("c", 10) == 5
+    conn.execute("select trunkline.forget_worker('c')")
+    assert hold("a", 10) == 5
+
+
+def test_tokens_refill_with_time_and_no_further_than_the_burst(conn: Connection, clock: Clock) -> None:
+    conn.execute("select trunkline.ensure_limit('l', null, 10, 20)")
+
+    def take(want: int) -> int:
+        return int(call(conn, "take_tokens", "l", want)[0].granted)
+
+    assert take(15) == 15 and take(15) == 5
+    assert 0 < call(conn, "take_tokens", "l", 1)[0].seconds <= 0.1
+    clock.advance(1)
+    assert take(100) in (10, 11)
+    clock.advance(3600)
+    assert take(100) == 20
+
+
+def test_unique_keys_are_free_when_their_job_ended_or_their_time_is_over(conn: Connection, queue: str, clock: Clock) -> None:
+    def add() -> tuple[object, bool]:
+        row = call(conn, "enqueue_unique", queue, "k", b"1", "kind", p_hold="1 hour")[0]
+        return row.id, row.duplicate
+
+    first = add()
+    assert add() == (first[0], True)
+    [one] = claim(conn, queue, 1)
+    assert one.headers == {"trunkline-unique": "k"}
+    assert finish(conn, one.receipt, one.id, p_uniques=["k"]) == ["done"]
+    assert add()[1] is False
+    clock.advance(3601)
+    assert add()[1] is False
+
+
+def test_snooze_waits_and_does_not_count(conn: Connection, queue: str, clock: Clock) -> None:
+    enqueue(conn, queue, 1)
+    [one] = claim(conn, queue, 1)
+    assert call(conn, "snooze", [one.receipt], "10 seconds")[0].result == "done"
+    assert claim(conn, queue) == []
+    clock.advance(11)
+    assert claim(conn, queue)[0].attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("select trunkline.finish_jobs('end', '{}', '{}')", "TL001"),
+        ("select trunkline.finish_jobs('ack', '{a}', '{}')", "TL001"),
+        ("select trunkline.enqueue_after('q', '{}', '1', 'k')", "TL001"),
+        ("select trunkline.enqueue_after('nowhere', array[gen_random_uuid()], '1', 'k')", "TL011"),
+        ("select trunkline.enqueue_unique('q', '', '1', 'k')", "TL001"),
+        ("select trunkline.begin_once('', 'k')", "TL001"),
+        ("select trunkline.cancel_job(null)", "TL001"),
+        ("select trunkline.ensure_limit('bad name', 1)", "TL002"),
+        ("select trunkline.ensure_limit('l', null, 'NaN')", "TL001"),
+        ("select trunkline.hold_slots('w', '{l}', '{1}', '0')", "TL005"),
+        ("select trunkline.snooze('{}', null)", "TL005"),
+        ("select trunkline.list_jobs(null, 'asleep')", "TL001"),
+        ("select trunkline.register_worker('', '{}')", "TL001"),
+    ],
+)
+def test_refusals(conn: Connection, queue: str, statement: str, code: str) -> None:
+    with pytest.raises(psycopg.Error) as refusal:
+        conn.execute(statement.encode())
+    assert refusal.value.sqlstate == code
+
+
+def test_what_is_not_dead_cannot_be_retried(conn: Connection) -> None:
+    with refused("TL014"):
+        call(conn, "retry_job", uuid4())
