@@ -19,6 +19,7 @@ from bench.workloads import (
     peers,
     publish_batch,
     publish_single,
+    spark,
     wakeup,
 )
 
@@ -35,4 +36,5 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "client": client.run,
     "wakeup": wakeup.run,
     "lateness": lateness.run,
+    "spark": spark.run,
 }

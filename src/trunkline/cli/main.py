@@ -29,6 +29,7 @@ COMMANDS = {
     "dead": "Dead letters: look, redrive, purge, export.",
     "schedule": "Messages published at the times of a cron line.",
     "message": "One message: where it is, why, and its journey.",
+    "pipeline": "Pipelines on Spark: archive, replay, compact, report and your own.",
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
     "serve": "Serve HTTP on a database.",

@@ -7,17 +7,22 @@ language sql immutable
 as $$
     values
     ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
-        publish_messages,enqueue_job,clock,new_id}'::text[]),
+        publish_messages,enqueue_job,clock,new_id,
+        open_stage,make_room,commit_stage,newest_commit,drop_stage,report_pipeline}'::text[]),
     ('trunkline_consumer', '{poll,claim,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,read,head,
-        init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,clock,new_id}'),
+        init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,clock,new_id,
+        advance_group,report_pipeline}'),
     ('trunkline_reader', '{list_topics,list_queues,list_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
         head,read,offset_at,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
-        next_runs,explain_message,explain_offset,list_deliveries,list_archive,clock,new_id}'),
+        next_runs,explain_message,explain_offset,list_deliveries,list_archive,archive_tiers,list_archive_files,archive_stats,
+        delivery_times,reader_lags,dead_letter_errors,clock,new_id,
+        log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
         redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
-        run_duty,upkeep,grant_roles}')
+        require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,
+        run_duty,upkeep,grant_roles,forget_pipeline}')
 $$;
 
 create or replace function trunkline._has_role(p_role text) returns boolean
