@@ -44,6 +44,8 @@ FAMILIES = {
     "history.sql": "Delivery history and archive",
     "stats.sql": "Numbers",
     "rollups.sql": "Rates and latencies",
+    "archive.sql": "The archive",
+    "report.sql": "Reports",
     "outbox.sql": "Outbox",
     "recipes.sql": "Recipes",
     "push.sql": "Push",

@@ -23,6 +23,7 @@ from bench.workloads import (
     publish_batch,
     publish_single,
     push,
+    spark,
     wakeup,
 )
 
@@ -43,4 +44,5 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "http_waiting": http_waiting.run,
     "push": push.run,
     "jobs": jobs.run,
+    "spark": spark.run,
 }

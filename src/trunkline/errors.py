@@ -70,6 +70,12 @@ class InvalidDuration(InvalidArgument):
     code = "invalid_duration"
 
 
+class InvalidOption(InvalidArgument):
+    """An option of the Spark data source is unknown, malformed or out of its range; the message names it."""
+
+    code = "invalid_option"
+
+
 class PayloadTooLarge(InvalidArgument):
     """One payload is over the limit of its topic or queue."""
 
@@ -202,6 +208,18 @@ class NotSupported(Conflict):
     code = "not_supported"
 
 
+class ArchiveConflict(Conflict):
+    """These offsets are archived already, or others would be missing before them; or the archive lies in another folder."""
+
+    code = "archive_conflict"
+
+
+class StageLost(Conflict):
+    """Rows that the tasks of a Spark job had staged are gone (the server was restarted); nothing was published."""
+
+    code = "stage_lost"
+
+
 class RetryableConflict(Conflict):
     """Postgres chose this transaction as the victim (serialization, deadlock); run it again."""
 
@@ -271,6 +289,24 @@ class EmbeddedServerError(Unavailable):
     code, exit_code = "embedded_server", 6
 
 
+class PipelineFailed(TrunklineError):
+    """A Spark job failed for a reason of its own; `detail` has the beginning of what Spark says."""
+
+    code, status, exit_code = "pipeline_failed", 500, 1
+
+
+class ArchiveDamaged(TrunklineError):
+    """A file of the archive is missing, or not what was archived; the message names it."""
+
+    code, status, exit_code = "archive_damaged", 500, 1
+
+
+class SparkUnavailable(Unavailable):
+    """Spark cannot be started here: no Java, no pyspark, or a version that does not fit."""
+
+    code = "spark_unavailable"
+
+
 class OutcomeUnknown(TrunklineError):
     """The connection was lost during a write: it happened or it did not, and only the database knows.
 
@@ -303,7 +339,9 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL021": InUse,
     "TL022": IdempotencyConflict,
     "TL023": NotSupported,
+    "TL024": StageLost,
     "TL030": Busy,
+    "TL060": ArchiveConflict,
     "22003": InvalidArgument,  # a number that no column of ours can hold
     "22021": InvalidArgument,  # bytes that are not text in the server's encoding, NUL among them
     "22P05": InvalidArgument,  # \u0000 in jsonb

@@ -28,6 +28,7 @@ NOT_RUN = {
     "trunkline worker run": "runs until Ctrl-C",
     "trunkline bench": "needs a checkout and measures for minutes",
     "trunkline completion": "writes into the home directory",
+    "trunkline pipeline ": "starts Spark; tests/spark runs these commands",
     "trunkline message explain orders/3@": "an offset that only a long history has",
     "trunkline doctor": "looks at the whole server, which the tests of other pages use at the same time",
 }

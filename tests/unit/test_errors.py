@@ -34,6 +34,7 @@ EXPECTED = {
     "TL022": ("IdempotencyConflict", 409, 4),
     "TL023": ("NotSupported", 409, 4),
     "TL030": ("Busy", 503, 5),
+    "TL060": ("ArchiveConflict", 409, 4),
     "25006": ("ReadOnly", 503, 5),
     "53100": ("DiskFull", 503, 5),
     "55P03": ("Busy", 503, 5),

@@ -32,6 +32,7 @@ COMMANDS = {
     "worker": "Workers: run jobs, and see who runs them.",
     "endpoint": "Endpoints: HTTP receivers of push deliveries.",
     "message": "One message: where it is, why, and its journey.",
+    "pipeline": "Pipelines on Spark: archive, replay, compact, report and your own.",
     "top": "Live overview of the whole system.",
     "demo": "A private Postgres with sample traffic, to look around.",
     "serve": "Serve HTTP on a database.",

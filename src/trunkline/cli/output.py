@@ -307,10 +307,11 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while something long runs; call the result with how much is done so far. Nothing off a terminal."""
+def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar on stderr while something long runs; call the result with how much is done so far, and with how much there is
+    when that was not known before. Nothing off a terminal."""
     if quiet or not stderr_is_terminal():
-        yield lambda done: None
+        yield lambda done, total=None: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -323,4 +324,4 @@ def progress(words: str, total: int | None = None, *, quiet: bool = False) -> It
         transient=True,
     ) as bar:
         task = bar.add_task(words, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)

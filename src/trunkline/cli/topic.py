@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -162,8 +162,12 @@ def publish(session: Session, name: str, **values: Any) -> int:
     "--start", type=Place(), default="earliest", show_default=True, help="earliest, an offset, a time, or an age such as 1h."
 )
 @click.option("--limit", type=Count(1), default=100, show_default=True, help="At most so many.")
-def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
-    """Messages of a topic up to its head. Changes nothing for any reader."""
+@click.option("--live", is_flag=True, help="Only what is in the log, not its archive.")
+def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool) -> None:
+    """Messages of a topic up to its head, from its archive on if it has one. Changes nothing for any reader."""
+    if not live and _has_archive(session, name):
+        _read_tiered(session, name, partition, start, limit)
+        return
 
     async def work(mq: Client) -> list[Message[Any]]:
         places = await resolve(mq, name, start)
@@ -181,6 +185,25 @@ def read(session: Session, name: str, partition: int | None, start: str | int | 
         return found
 
     session.out.many(session.run(work), MESSAGES)
+
+
+def _has_archive(session: Session, name: str) -> bool:
+    from trunkline.db.archive import archived_topics
+
+    return name in archived_topics(session.url)
+
+
+def _read_tiered(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
+    from trunkline.cli.pipeline import needs_spark
+
+    with needs_spark(), session.limited():
+        from trunkline.spark.pipelines import tiered
+
+        there = tiered.partitions(session.url, name)
+        if partition is not None and partition not in there:
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"partitions are 0 to {len(there) - 1}")
+        messages = tiered.read(session.url, name, start=start, partition=partition)
+        session.out.many(list(islice(messages, limit)), MESSAGES)
 
 
 @command.verb("tail", example="trunkline topic tail orders -o jsonl | jq .body.id")

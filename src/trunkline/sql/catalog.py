@@ -34,6 +34,8 @@ FUNCTION_FILES = (
     "doors.sql",
     "tokens.sql",
     "spark.sql",
+    "archive.sql",
+    "report.sql",
     "jobs.sql",
     "push.sql",
     "roles.sql",

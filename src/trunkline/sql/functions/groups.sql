@@ -38,7 +38,7 @@ begin
         return null;
     end if;
     for p in 0 .. t.partitions - 1 loop
-        perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
+        perform trunkline._make_cursor(s, t, p, trunkline._group_place(t, p, p_start));
     end loop;
     return s;
 end
@@ -459,7 +459,7 @@ begin
                 and (p_partition is null or k.partition = p_partition) order by k.log loop
         s := trunkline._position(c);
         partition := c.partition;
-        next_offset := trunkline._place(t, c.partition, p_to);
+        next_offset := trunkline._group_place(t, c.partition, p_to);
         s.committed := next_offset - 1;
         s.fetched := s.committed;
         s.last_match := null;

@@ -290,7 +290,10 @@ as $$
 declare
     v_base bigint := (select base_offset from trunkline.logs where topic_id = p_topic_id and partition = p_partition);
 begin
-    if p_offset < v_base then
+    if p_offset < v_base and trunkline._is_archived(p_topic_id, p_partition, p_offset) then
+        perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s; it is in the archive', p_offset, p_partition, v_base),
+                                format('read it with trunkline topic read or through Spark, or go on from offset %s', v_base));
+    elsif p_offset < v_base then
         perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s', p_offset, p_partition, v_base),
                                 format('retention removed it; go on from offset %s', v_base));
     end if;

@@ -247,6 +247,7 @@ begin
         continue when not (r.sealed_at < trunkline.clock() - r.retention or coalesce(r.bytes_from_here > r.retention_bytes, false));
         -- only a prefix may go
         continue when exists (select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
+        continue when trunkline._archive_waits(r.topic_id, r.partition, r.last_offset);
         v_needed := coalesce(trunkline._needed_from(r.log), 9223372036854775807);
         v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
         if v_needed <= r.last_offset and not v_forced then
@@ -494,7 +495,7 @@ begin
         v_mark := to_regclass('trunkline.duty_' || p_duty);
     end if;
     if v_mark is null then
-        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, rollups, jobs');
+        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, history, attempts, stages, rollups, jobs');
     end if;
     perform trunkline._need_read_committed('upkeep');
     if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
@@ -532,6 +533,8 @@ begin
     perform trunkline.run_duty('history', '1 hour');
     commit;
     perform trunkline.run_duty('attempts', '1 hour');
+    commit;
+    perform trunkline.run_duty('stages', '10 minutes');
     commit;
     perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
     commit;

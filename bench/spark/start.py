@@ -1,0 +1,57 @@
+"""From the start of a process to the first row of a topic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.lab import Lab
+from trunkline.spark.options import URL_VARIABLE
+
+_LONGEST = 120
+
+
+class Starts:
+    """Fresh processes with a cache of their own, so that what the machine has kept does not count."""
+
+    def __init__(self, lab: Lab, folder: Path, topic: str) -> None:
+        self._topic = topic
+        # Spark would otherwise take the first python3 of the path, which may not have the packages
+        common = {**os.environ, URL_VARIABLE: lab.tcp_url}
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            common.pop(name, None)
+        self._default = common | {"PYSPARK_PYTHON": sys.executable}
+        self._cold = common | {"XDG_CACHE_HOME": str(folder / "empty")}
+        self._warm = common | {"XDG_CACHE_HOME": str(folder / "warm")}
+
+    def prepare(self) -> str | None:
+        """What a user runs once after the installation. Answers the last words of one that failed."""
+        command = [sys.executable, "-m", "trunkline.spark.warm"]
+        done = subprocess.run(command, env=self._warm, check=False, capture_output=True, text=True)
+        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+
+    def warmed(self) -> float:
+        return self._seconds("helper", self._warm)
+
+    def helper(self) -> float:
+        return self._seconds("helper", self._cold)
+
+    def default(self) -> float:
+        return self._seconds("default", self._default)
+
+    def _seconds(self, kind: str, environment: dict[str, str]) -> float:
+        command = [sys.executable, "-m", "bench.spark.first_row", kind, self._topic]
+        start = time.perf_counter()
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            answer = process.stdout.readline().strip()
+            seconds = time.perf_counter() - start
+            process.wait(_LONGEST)
+        if answer != "row":
+            raise RuntimeError(f"the process for a first row ({kind}) said {answer!r} and ended with {process.returncode}")
+        return seconds

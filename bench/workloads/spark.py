@@ -1,0 +1,381 @@
+"""Spark on two cores: reads, writes, streams and the archive through the format "trunkline", next to Spark's own JDBC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
+
+from bench.lab import Lab
+from bench.plan import Plan
+from bench.rounds import interleave, say
+from bench.rows import Goal, Row, at_least, at_most, compare, figure, ratio
+from bench.spark import jdbc, moves, topics
+from bench.spark.bed import JAR, PAYLOAD, Bed, open_bed
+from bench.spark.cpu import middle
+from bench.spark.start import Starts
+from trunkline.errors import SparkUnavailable
+from trunkline.spark.ranges import Head
+from trunkline.spark.session import check_java, check_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+T = TypeVar("T")
+
+_OURS = "trunkline"
+_TIERED = "trunkline, 80 % archived"
+_TENTH = "trunkline, a tenth of it"
+_STREAM = "trunkline, stream"
+_TASKS = 8
+_PARTITIONS = 4
+_MAIN, _FRAGMENTED, _WRITTEN, _COPIED = "spark-main", "spark-fragmented", "spark-written", "spark-copied"
+# A stream is measured over this many batches.
+_BATCHES = 10
+_STARTS = 3
+
+
+class Sizes:
+    """How many messages are read, and written."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.read = 200_000 if plan.quick else 2_000_000
+        self.write = self.read // 2
+        self.archived = self.read * 8 // 10
+
+
+def run(lab: Lab, plan: Plan) -> list[Row]:
+    try:
+        check_pyspark()
+        check_java()
+    except SparkUnavailable as exc:
+        say(f"  spark: skipped, {exc}")
+        return []
+    sizes = Sizes(plan)
+    if not JAR.exists():
+        say(f"  spark: {JAR} is missing (Debian: libpostgresql-jdbc-java), so nothing is compared with JDBC")
+    with open_bed(lab) as bed:
+        rows = _read_fragmented(bed, plan)
+        main = topics.make(lab, _MAIN, partitions=_PARTITIONS)
+        archived = _archive(bed, plan, main, sizes)
+        topics.fill(lab, main, first=sizes.archived, messages=sizes.read - sizes.archived)
+        _calm(lab, main)
+        rows += [*_read(bed, plan, main, sizes), *archived, *_write(bed, plan, sizes), *_topic_to_topic(bed, plan, sizes)]
+        starts = Starts(lab, lab.directory / "spark", _FRAGMENTED)
+    # With the large session gone: it would hold memory that a fresh process may want.
+    rows += _start(starts, plan)
+    for topic in (_MAIN, _FRAGMENTED, _WRITTEN):
+        lab.value("select trunkline.delete_topic(%s)", topic)
+    return rows
+
+
+# Reading
+
+
+def _read_fragmented(bed: Bed, plan: Plan) -> list[Row]:
+    """A log whose offsets and row ids jump, because many published to it one by one."""
+    number = topics.make(bed.lab, _FRAGMENTED)
+    say(f"  spark: {plan.publishers} publishers fill a log")
+    messages = topics.fill_by_many(bed.lab, number, publishers=plan.publishers, seconds=3 * plan.seconds)
+    _calm(bed.lab, number)
+    contestants = {
+        _OURS: lambda: moves.read(bed, _FRAGMENTED, tasks=_TASKS),
+        **_with_jdbc(lambda: jdbc.read(bed, number, _FRAGMENTED, tasks=_TASKS)),
+    }
+    for frame in contestants.values():
+        moves.to_nowhere(frame())  # Spark compiles, workers start
+    title = "spark, read a fragmented log"
+    measured = interleave(
+        title,
+        "rows/s",
+        {
+            name: partial(_rate, bed, f"{title}: {name}", messages, lambda frame=frame: moves.to_nowhere(frame()))
+            for name, frame in contestants.items()
+        },
+        rounds=plan.rounds,
+    )
+    note = f"{messages:,} rows by {plan.publishers} single publishers"
+    return _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note)
+
+
+def _read(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
+    tenth = [_shortened(head) for head in topics.ends(bed.url, _MAIN)]
+    tenth_rows = sum(head.head - head.base for head in tenth)
+    frames: dict[str, Callable[[], DataFrame]] = {
+        _OURS: lambda: moves.read(bed, _MAIN, tasks=_TASKS),
+        _TIERED: lambda: moves.read(bed, _MAIN, tasks=_TASKS, tier="auto"),
+        **_with_jdbc(lambda: jdbc.read(bed, number, _MAIN, tasks=_TASKS)),
+    }
+    noop, parquet = "spark, read to noop", "spark, read to Parquet"
+    to_noop = interleave(
+        noop,
+        "rows/s",
+        {
+            **{
+                name: partial(_rate, bed, f"{noop}: {name}", sizes.read, lambda frame=frame: moves.to_nowhere(frame()))
+                for name, frame in frames.items()
+            },
+            _TENTH: lambda: _rate(
+                bed, _TENTH, tenth_rows, lambda: moves.to_nowhere(moves.read(bed, _MAIN, tasks=_TASKS, until=tenth))
+            ),
+        },
+        rounds=plan.rounds,
+    )
+    to_parquet = interleave(
+        parquet,
+        "rows/s",
+        {
+            **{name: partial(_parquet_rate, bed, f"{parquet}: {name}", sizes.read, frame) for name, frame in frames.items()},
+            _STREAM: lambda: _stream_rate(bed, _STREAM, _MAIN, sizes.read),
+        },
+        rounds=plan.rounds,
+    )
+    note = f"{sizes.read:,} rows, {_TASKS} tasks"
+    rows = []
+    for title, measured, live_goal, tiered_goal in ((noop, to_noop, 1.2, 2.0), (parquet, to_parquet, None, None)):
+        for ours, limit in ((_OURS, live_goal), (_TIERED, tiered_goal)):
+            chosen = {name: measured[name] for name in (ours, jdbc.NAME) if name in measured}
+            goals = {} if limit is None else {jdbc.NAME: at_least(limit)}
+            kind = title if ours == _OURS else f"{title}, tiered"
+            rows += _compared(bed, kind, chosen, goals=goals, note=note, measured_as=title)
+    if jdbc.NAME in frames:
+        rows.append(_tiered_cpu(bed, noop))
+    rows.append(_ten_times(to_noop, sizes.read, tenth_rows))
+    rows += compare(
+        "spark, stream to Parquet",
+        PAYLOAD,
+        "rows/s",
+        {_STREAM: to_parquet[_STREAM], "batch read to Parquet": to_parquet[_OURS]},
+        goals={"batch read to Parquet": at_least(0.6)},
+        notes={_STREAM: f"{_per_batch(sizes.read)}; {middle(bed.cpu[_STREAM])}"},
+    )
+    return rows
+
+
+def _shortened(head: Head) -> Head:
+    return Head(head.topic, head.topic_id, head.partition, head.base, head.base + (head.head - head.base) // 10)
+
+
+def _tiered_cpu(bed: Bed, title: str) -> Row:
+    tiered, theirs = ([cpu.postgres for cpu in bed.cpu[f"{title}: {name}"]] for name in (_TIERED, jdbc.NAME))
+    shares = ratio(tiered, theirs)
+    return figure(
+        "spark, Postgres CPU",
+        "a tiered read, divided by JDBC's",
+        median(shares),
+        "x",
+        payload=PAYLOAD,
+        rounds=shares,
+        goal=at_most(0.1),
+        note=f"{median(tiered):.2f} and {median(theirs):.2f} s",
+    )
+
+
+def _ten_times(measured: Mapping[str, Sequence[float]], rows: int, tenth_rows: int) -> Row:
+    seconds = [rows / rate for rate in measured[_OURS]]
+    tenths = [tenth_rows / rate for rate in measured[_TENTH]]
+    times = ratio(seconds, tenths)
+    return figure(
+        "spark, ten times the data",
+        "time of all, divided by that of a tenth",
+        median(times),
+        "x",
+        payload=PAYLOAD,
+        rounds=times,
+        goal=at_most(11),
+        note=f"{median(seconds):.2f} and {median(tenths):.2f} s",
+    )
+
+
+# Archive
+
+
+def _archive(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
+    """Each round brings new messages, which both contestants take: one to the archive, one to Parquet through DataFrames."""
+    from trunkline.spark.pipelines.archive import archive
+
+    title, frames = "spark, archive", "through DataFrames"
+    location = bed.place()
+    each = sizes.archived // plan.rounds
+    borders: list[dict[int, int]] = [dict.fromkeys(range(_PARTITIONS), 1)]
+    taken = {_OURS: 0, frames: 0}
+
+    def spans(name: str) -> dict[int, tuple[int, int]]:
+        """The offsets of this contestant's next round; who comes first fills the log."""
+        taken[name] += 1
+        if taken[name] == len(borders):
+            first = each * (len(borders) - 1)
+            last = len(borders) == plan.rounds
+            topics.fill(bed.lab, number, first=first, messages=(sizes.archived - first) if last else each)
+            _calm(bed.lab, number)
+            borders.append({head.partition: head.head for head in topics.ends(bed.url, _MAIN)})
+        before, after = list(pairwise(borders))[taken[name] - 1]
+        return {partition: (before[partition], after[partition]) for partition in before}
+
+    def to_archive() -> float:
+        rows = _rows_in(spans(_OURS))
+
+        def work() -> None:
+            done = archive(bed.url, _MAIN, location, open=True, spark=bed.spark)
+            if done.rows != rows:
+                raise RuntimeError(f"{done.rows} of {rows} rows were archived")
+
+        return _rate(bed, f"{title}: {_OURS}", rows, work)
+
+    def to_frames() -> float:
+        found = spans(frames)
+        frame = partial(moves.read_all_columns, bed, _MAIN, found, tasks=_PARTITIONS)
+        return _parquet_rate(bed, f"{title}: {frames}", _rows_in(found), frame)
+
+    measured = interleave(title, "rows/s", {_OURS: to_archive, frames: to_frames}, rounds=plan.rounds)
+    note = f"{each:,} rows in each round, {_PARTITIONS} files"
+    return _compared(bed, title, measured, goals={frames: at_least(1.2)}, note=note)
+
+
+def _rows_in(spans: Mapping[int, tuple[int, int]]) -> int:
+    return sum(hi - lo for lo, hi in spans.values())
+
+
+# Writing
+
+
+def _write(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
+    title, spread = "spark, write", f"trunkline, {_PARTITIONS} partitions"
+    source = bed.place()
+    moves.read(bed, _MAIN, tasks=_TASKS).select("key", "value").limit(sizes.write).repartition(_TASKS).write.parquet(source)
+    frame = bed.spark.read.parquet(source)
+
+    def ours(name: str, partitions: int, warm_up: bool = False) -> float:
+        number = _fresh_topic(bed.lab, _WRITTEN, partitions)
+        rows = sizes.write // 10 if warm_up else sizes.write
+        chosen = frame.limit(rows) if warm_up else frame
+        rate = _rate(bed, f"{title}: {name}", rows, lambda: moves.write(bed, chosen, _WRITTEN))
+        _check_count(bed.lab, f"trunkline.topic_{number}", rows)
+        return rate
+
+    def theirs(warm_up: bool = False) -> float:
+        jdbc.make_sink(bed.lab)
+        rows = sizes.write // 10 if warm_up else sizes.write
+        chosen = (frame.limit(rows) if warm_up else frame).selectExpr("cast(key as string) as key", "value")
+        rate = _rate(bed, f"{title}: {jdbc.NAME}", rows, lambda: jdbc.write(bed, chosen))
+        _check_count(bed.lab, jdbc.SINK, rows)
+        return rate
+
+    contestants: dict[str, Callable[..., float]] = {
+        _OURS: partial(ours, _OURS, 1),
+        spread: partial(ours, spread, _PARTITIONS),
+        **_with_jdbc(theirs),
+    }
+    for contestant in contestants.values():
+        contestant(warm_up=True)
+    bed.cpu.clear()
+    measured = interleave(title, "rows/s", contestants, rounds=plan.rounds)
+    note = f"{sizes.write:,} rows"
+    rows = _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note)
+    # What the next streams read: a topic of one partition.
+    ours(_OURS, 1)
+    return rows
+
+
+def _topic_to_topic(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
+    title, name = "spark, topic to topic", "exactly once"
+
+    def stream() -> float:
+        number = _fresh_topic(bed.lab, _COPIED, 1)
+        rate = _stream_rate(bed, title, _WRITTEN, sizes.write, target=_COPIED)
+        _check_count(bed.lab, f"trunkline.topic_{number}", sizes.write)
+        return rate
+
+    measured = interleave(title, "rows/s", {name: stream}, rounds=plan.rounds)
+    bed.lab.value("select trunkline.delete_topic(%s)", _COPIED)
+    note = f"{_per_batch(sizes.write)}; {middle(bed.cpu[title])}"
+    rates = measured[name]
+    return [figure(title, name, median(rates), "rows/s", payload=PAYLOAD, rounds=rates, goal=at_least(50_000), note=note)]
+
+
+def _fresh_topic(lab: Lab, name: str, partitions: int) -> int:
+    if lab.value("select true from trunkline.list_topics() where name = %s", name):
+        lab.value("select trunkline.delete_topic(%s)", name)
+    return topics.make(lab, name, partitions=partitions)
+
+
+def _check_count(lab: Lab, table: str, rows: int) -> None:
+    found = int(lab.value(f"select count(*) from {table}"))
+    if found != rows:
+        raise RuntimeError(f"{table} holds {found} of {rows} rows")
+
+
+# Starting
+
+
+def _start(starts: Starts, plan: Plan) -> list[Row]:
+    title = "spark, start to first row"
+    contestants = {"session helper": starts.helper, "default session": starts.default}
+    if failure := starts.prepare():
+        say(f"  spark: no start with kept classes, python -m trunkline.spark.warm failed: {failure}")
+    else:
+        contestants = {"session helper, warmed": starts.warmed, **contestants}
+    measured = interleave(title, "s", contestants, rounds=min(plan.rounds, _STARTS))
+    goals: dict[str, Goal] = {name: at_most(8) for name in contestants if name != "default session"}
+    notes = {
+        "session helper, warmed": "after python -m trunkline.spark.warm",
+        "session helper": "as installed",
+        "default session": "SparkSession.builder.getOrCreate()",
+    }
+    return [
+        figure(title, name, median(seconds), "s", rounds=seconds, goal=goals.get(name), note=notes[name])
+        for name, seconds in measured.items()
+    ]
+
+
+# What all parts share
+
+
+def _with_jdbc(contestant: T) -> dict[str, T]:
+    return {jdbc.NAME: contestant} if JAR.exists() else {}
+
+
+def _calm(lab: Lab, number: int) -> None:
+    lab.calm(f"trunkline.topic_{int(number)}", "trunkline.ticks")
+
+
+def _rate(bed: Bed, name: str, rows: int, action: Callable[[], object]) -> float:
+    return rows / bed.timed(name, action)
+
+
+def _parquet_rate(bed: Bed, name: str, rows: int, frame: Callable[[], DataFrame]) -> float:
+    with bed.output() as path:
+        rate = _rate(bed, name, rows, lambda: frame().write.parquet(path))
+        found = bed.spark.read.parquet(path).count()
+    if found != rows:
+        raise RuntimeError(f"{name}: the files hold {found} of {rows} rows")
+    return rate
+
+
+def _stream_rate(bed: Bed, name: str, source: str, rows: int, target: str | None = None) -> float:
+    rates: list[float] = []
+    per_batch = rows // _BATCHES
+    bed.timed(name, lambda: rates.append(moves.sustained(bed, source, rows=rows, per_batch=per_batch, target=target)))
+    return rates[0]
+
+
+def _per_batch(rows: int) -> str:
+    return f"{rows // _BATCHES:,} rows per batch, without the first batch"
+
+
+def _compared(
+    bed: Bed,
+    title: str,
+    measured: Mapping[str, Sequence[float]],
+    *,
+    goals: Mapping[str, Goal],
+    note: str,
+    measured_as: str | None = None,
+) -> list[Row]:
+    """Rows with the CPU of each contestant in their notes."""
+    notes = {name: str(middle(bed.cpu[f"{measured_as or title}: {name}"])) for name in measured}
+    first = next(iter(measured))
+    notes[first] = f"{note}; {notes[first]}"
+    return compare(title, PAYLOAD, "rows/s", measured, goals=goals, notes=notes)

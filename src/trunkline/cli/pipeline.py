@@ -1,0 +1,294 @@
+"""`trunkline pipeline`: the pipelines on Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trunkline.cli.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.output import Column, progress
+from trunkline.cli.places import Place
+from trunkline.errors import InvalidArgument, NotFound, NotInstalled
+
+command = Noun("pipeline", help="Pipelines on Spark: the archive, replays, reports and your own.")
+
+_PIPELINES = (
+    Column("pipeline", "name", whole=True),
+    Column("kind", "kind"),
+    Column("state", "state"),
+    Column("rows", "rows", right=True),
+    Column("per second", "rows_per_second", right=True),
+    Column("lag", "lag", right=True),
+    Column("updated", "updated_at"),
+    Column("error", "error"),
+)
+
+_spark = stacked(
+    click.option("--master", metavar="URL", help="Spark master.  [default: $TRUNKLINE_SPARK_MASTER, else local[*]]"),
+)
+_period = stacked(
+    click.option(
+        "--start", type=Place(), default="earliest", show_default=True, help="An offset, a time, an age, or earliest."
+    ),
+    click.option("--end", type=Place(), default="latest", show_default=True, help="Up to before this place."),
+)
+_checkpoint = click.option("--checkpoint", metavar="DIR", required=True, help="Where the query remembers its place.")
+_mode = click.option("--stream", is_flag=True, help="Go on until Ctrl-C, instead of up to the head.")
+
+
+@contextmanager
+def needs_spark() -> Iterator[None]:
+    """Without the extra there is one clear answer."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in (
+            "pyspark",
+            "pyarrow",
+            "adbc_driver_postgresql",
+            "adbc_driver_manager",
+            "numpy",
+            "pandas",
+            "jsonschema",
+        ):
+            raise
+        raise NotInstalled(f"{exc.name} is not installed", hint="pip install 'trunkline[spark]'") from exc
+
+
+def _run(session: Session, words: str, call: Callable[[Any], Any]) -> None:
+    """Run a pipeline with a bar, and show its summary."""
+    with session.limited(), needs_spark(), progress(words, quiet=session.quiet) as bar:
+        summary = call(lambda done, total: bar(done, total))
+    session.out.one(summary)
+
+
+@command.verb("list", example="trunkline pipeline list")
+def list_(session: Session) -> None:
+    """Pipelines and streaming queries, with how far they are."""
+    with needs_spark():
+        from trunkline.spark.progress import pipelines
+
+        session.out.many(pipelines(session.url), _PIPELINES)
+
+
+@command.verb("show", example="trunkline pipeline show archive:orders")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """One pipeline, with everything it reported."""
+    with needs_spark():
+        from trunkline.spark.progress import pipelines
+
+        found = [each for each in pipelines(session.url) if each.name == name]
+    if not found:
+        raise NotFound(f"no pipeline {name!r} has run", hint="see trunkline pipeline list")
+    session.out.one(found[0])
+
+
+@command.verb("archive", example="trunkline pipeline archive orders --location /srv/archive --required")
+@click.argument("topic")
+@click.option("--location", metavar="DIR|URI", help="Folder that all tasks can reach; later runs know it.")
+@click.option("--required/--not-required", default=None, help="Whether retention waits for the archive.")
+@click.option("--open", "open_", is_flag=True, help="Up to the head, not only complete segments.")
+@click.option("--rows-per-file", type=Count(1, 16_777_216), default=262_144, show_default=True, help="Size of the files.")
+@click.option("--delta", is_flag=True, help="Also as a Delta table.")
+@click.option("--iceberg", is_flag=True, help="Also as an Iceberg table, with its catalogue in the same Postgres.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be archived.")
+@_spark
+def archive(
+    session: Session,
+    topic: str,
+    location: str | None,
+    required: bool | None,
+    open_: bool,
+    rows_per_file: int,
+    delta: bool,
+    iceberg: bool,
+    dry_run: bool,
+    master: str | None,
+) -> None:
+    """Write what is complete of a topic's log to Parquet files, each checked before it counts."""
+    with needs_spark():
+        from trunkline.spark.pipelines.archive import archive as run
+        from trunkline.spark.pipelines.export import export
+
+    if location is not None and "://" not in location:
+        location = str(Path(location).absolute())
+    _run(
+        session,
+        f"archive {topic}",
+        lambda told: run(
+            session.url,
+            topic,
+            location,
+            open=open_,
+            required=required,
+            rows_per_file=rows_per_file,
+            dry_run=dry_run,
+            master=master,
+            told=told,
+        ),
+    )
+    for wanted, kind in ((delta, "delta"), (iceberg, "iceberg")):
+        if wanted and not dry_run:
+            done = export(session.url, topic, kind)
+            session.say(f"added {done.files} files with {done.rows:,} messages to the {kind} table {done.table}")
+
+
+@command.verb(
+    "replay",
+    example="trunkline pipeline replay orders --to-queue mail --start 1d --end 1h --id incident-7 --dry-run",
+)
+@click.argument("topic")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Publish to this topic.")
+@click.option("--to-queue", metavar="QUEUE", help="Enqueue in this queue.")
+@click.option("--id", "id_", required=True, metavar="NAME", help="Name of the replay: a second start with it goes on.")
+@_period
+@click.option("--filter", metavar="SQL", help='Only messages for which this holds, such as "body:total::int > 100".')
+@click.option("--transform", metavar="FILE", help="A .py or .sql file that changes the messages, row by row.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages per second.")
+@click.option("--dry-run", is_flag=True, help="Read and transform, but publish nothing.")
+@_spark
+def replay(
+    session: Session, topic: str, id_: str, start: str | int | datetime, end: str | int | datetime, **values: Any
+) -> None:
+    """Publish messages of a range once more, from log or archive, exactly once."""
+    with needs_spark():
+        from trunkline.spark.pipelines.replay import replay as run
+
+    _run(session, f"replay {topic}", lambda told: run(session.url, topic, id=id_, start=start, end=end, told=told, **values))
+
+
+@command.verb("compact", example="trunkline pipeline compact orders --table /srv/tables/orders --null-keys skip")
+@click.argument("topic")
+@click.option("--table", metavar="DIR", help="Write a Parquet table here.")
+@click.option("--overwrite", is_flag=True, help="Replace the table.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Also publish the latest messages to this topic.")
+@click.option("--null-keys", type=click.Choice(("error", "skip")), default="error", show_default=True)
+@click.option("--tombstones", type=Duration(), help="Drop tombstones that are older.  [default: keep all]")
+@_period
+@click.option("--dry-run", is_flag=True, help="Count, but write nothing.")
+@_spark
+def compact(session: Session, topic: str, **values: Any) -> None:
+    """The latest message of each key."""
+    with needs_spark():
+        from trunkline.spark.pipelines.compact import compact as run
+
+    if values["table"] and "://" not in values["table"]:
+        values["table"] = str(Path(values["table"]).absolute())
+    _run(session, f"compact {topic}", lambda told: run(session.url, topic, told=told, **values))
+
+
+@command.verb("report", example="trunkline pipeline report ./report --since 1d")
+@click.argument("folder")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again.")
+@click.option("--since", type=Duration(), default="1d", show_default=True, help="How far back.")
+@click.option("--step", type=Duration(), help="Width of a point in the charts.  [default: by the period]")
+@_spark
+def report(session: Session, folder: str, topics: tuple[str, ...], since: timedelta, **values: Any) -> None:
+    """Throughput, latencies, attempts, dead letters, lag, hot keys and sizes, as Parquet tables and one HTML page."""
+    with needs_spark():
+        from trunkline.spark.pipelines.report import report as run
+
+    _run(session, "report", lambda told: run(session.url, folder, topics=topics or None, since=since, told=told, **values))
+
+
+@command.verb(
+    "dedupe", example="trunkline pipeline dedupe orders --to orders-once --by id --within 1h --checkpoint ./dedupe"
+)
+@click.argument("topic")
+@click.option("--to", "to_topic", required=True, metavar="TOPIC", help="Publish to this topic.")
+@click.option(
+    "--by",
+    default="key",
+    show_default=True,
+    metavar="SQL",
+    help='What makes two messages the same, such as "body:id::string".',
+)
+@click.option("--within", type=Duration(), default="1h", show_default=True, help="How far apart repeats may be.")
+@_checkpoint
+@_mode
+@_spark
+def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, stream: bool, **values: Any) -> None:
+    """Copy a topic without repeats; each run takes what is new."""
+    with needs_spark():
+        from trunkline.spark.pipelines.streams import dedupe as run
+
+    values["checkpoint"] = _absolute(values["checkpoint"])
+    wide = f"{within.total_seconds():.0f} seconds"
+    mode = "stream" if stream else "once"
+    _run(
+        session,
+        f"dedupe {topic}",
+        lambda told: run(session.url, topic, to_topic, within=wide, mode=mode, told=told, **values),
+    )
+
+
+@command.verb("validate", example="trunkline pipeline validate orders --schema order.schema.json --rejects orders-rejected")
+@click.argument("topic")
+@click.option("--schema", "schema_file", metavar="FILE", help="JSON Schema.  [default: inferred from the messages]")
+@click.option("--save-schema", metavar="FILE", help="Write the schema that was used here.")
+@click.option("--rejects", metavar="TOPIC", help="Publish what does not fit here, with the reason.")
+@_period
+@_spark
+def validate(session: Session, topic: str, schema_file: str | None, save_schema: str | None, **values: Any) -> int:
+    """Check payloads against a JSON Schema. Exit code 5 when some do not fit."""
+    with needs_spark():
+        from trunkline.spark.pipelines.validate import validate as run
+
+    schema = _read_schema(schema_file) if schema_file else None
+    found: list[Any] = []
+
+    def call(told: Any) -> Any:
+        found.append(run(session.url, topic, schema=schema, told=told, **values))
+        return found[0]
+
+    _run(session, f"validate {topic}", call)
+    if save_schema:
+        Path(save_schema).write_text(json.dumps(found[0].json_schema, indent=2) + "\n", encoding="utf-8")
+    return 5 if found[0].rejected else 0
+
+
+def _read_schema(path: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise InvalidArgument(f"the schema {path} cannot be read: {exc}", hint="give a file with a JSON Schema") from exc
+    if not isinstance(schema, dict):
+        raise InvalidArgument(f"the schema {path} is not an object", hint="give a file with a JSON Schema")
+    return schema
+
+
+@command.verb("run", example="trunkline pipeline run totals.sql --from orders --to order-totals --checkpoint ./totals")
+@click.argument("file")
+@click.option("--from", "topic", required=True, metavar="TOPIC", help="Messages come from here.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Publish the result to this topic.")
+@click.option("--to-queue", metavar="QUEUE", help="Enqueue the result in this queue.")
+@click.option("--table", metavar="DIR", help="Append the result to this Parquet table.")
+@click.option(
+    "--start", type=click.Choice(("earliest", "latest")), default="earliest", show_default=True, help="For a new checkpoint."
+)
+@click.option("--group", help="Start at this group's position, also in the archive, and move it along.")
+@_checkpoint
+@_mode
+@_spark
+def run_(session: Session, file: str, topic: str, stream: bool, table: str | None, **values: Any) -> None:
+    """Run your own pipeline: a .py file with `transform(messages)`, or a .sql file with a SELECT from `messages`."""
+    with needs_spark():
+        from trunkline.spark.pipelines.streams import run_file
+
+    values["checkpoint"] = _absolute(values["checkpoint"])
+    table = _absolute(table) if table else None
+    mode = "stream" if stream else "once"
+    _run(
+        session, f"run {file}", lambda told: run_file(session.url, file, topic, table=table, mode=mode, told=told, **values)
+    )
+
+
+def _absolute(folder: str) -> str:
+    return folder if "://" in folder else str(Path(folder).absolute())

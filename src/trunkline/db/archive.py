@@ -1,0 +1,176 @@
+"""Typed calls of `sql/functions/archive.sql`. Synchronous: the Spark driver and its tasks call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from trunkline.errors import from_psycopg
+
+S = TypeVar("S")
+Connection = psycopg.Connection[Any]
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """The archive of a topic: its folder, and whether retention waits for it."""
+
+    topic_id: int
+    location: str | None
+    required: bool
+    created_at: datetime
+
+
+class ArchiveRange(msgspec.Struct, frozen=True):
+    """Offsets of a partition, both ends included."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+
+
+class NewFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was written and checked, to be listed."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    path: str
+    bytes: int
+    min_created_at: datetime
+    max_created_at: datetime
+    checksum: str
+
+    @property
+    def rows(self) -> int:
+        return self.last_offset - self.first_offset + 1
+
+
+class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the archive, as it is listed."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    rows: int
+    bytes: int
+    min_created_at: datetime
+    max_created_at: datetime
+    location: str
+    path: str
+    checksum: str
+    archived_at: datetime
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run of offsets can be read: `archive` (then the file is named), `live`, or `gone`."""
+
+    tier: str
+    first_offset: int
+    last_offset: int
+    location: str | None = None
+    path: str | None = None
+    file_first: int | None = None
+    file_last: int | None = None
+    bytes: int | None = None
+    checksum: str | None = None
+
+
+class ArchiveStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the archive of a partition goes, and what is still in the log."""
+
+    topic: str
+    partition: int
+    location: str | None
+    required: bool
+    lowest_archived: int | None
+    archived_upto: int
+    lowest_live: int
+    head: int
+    files: int
+    rows: int
+    bytes: int
+
+
+def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    cursor.execute(query.encode(), args, binary=True)
+    names = [column.name for column in cursor.description or ()]
+    return [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+
+
+def require_archive(conn: Connection, topic: str, *, required: bool = True) -> Archive:
+    """Retention of the topic waits for its archive, or no longer."""
+    return _records(conn, Archive, "select * from trunkline.require_archive(%b, %b)", (topic, required))[0]
+
+
+def ensure_archive(conn: Connection, topic: str, location: str) -> Archive:
+    return _records(conn, Archive, "select * from trunkline.ensure_archive(%b, %b)", (topic, location))[0]
+
+
+def move_archive(conn: Connection, topic: str, location: str) -> Archive:
+    return _records(conn, Archive, "select * from trunkline.move_archive(%b, %b)", (topic, location))[0]
+
+
+def lock_archive(conn: Connection, topic: str) -> bool:
+    """Whether this transaction is the only one that archives the topic, until it ends."""
+    row = psycopg.Cursor(conn, row_factory=tuple_row).execute(b"select trunkline.lock_archive(%b)", (topic,)).fetchone()
+    return bool(row and row[0])
+
+
+def plan_archive(conn: Connection, topic: str, *, rows: int, open: bool) -> list[ArchiveRange]:
+    """What is to be archived next, in the order of partitions and offsets."""
+    return _records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
+
+
+def add_archive_files(conn: Connection, topic: str, files: Sequence[NewFile]) -> int:
+    """List files, all or none; each must follow what is archived of its partition."""
+    columns = [[getattr(file, name) for file in files] for name in NewFile.__struct_fields__]
+    query = (
+        b"select trunkline.add_archive_files(%b, %b::int[], %b::bigint[], %b::bigint[], %b::text[], %b::bigint[],"
+        b" %b::timestamptz[], %b::timestamptz[], %b::text[])"
+    )
+    row = psycopg.Cursor(conn, row_factory=tuple_row).execute(query, (topic, *columns)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def archive_tiers(
+    conn: Connection, topic: str, partition: int, first: int, last: int, *, prefer: str = "archive"
+) -> list[Tier]:
+    """Where offsets `first` to `last` can be read, in order; `prefer` decides where they are in both places."""
+    query = "select * from trunkline.archive_tiers(%b, %b::int, %b::bigint, %b::bigint, %b)"
+    return _records(conn, Tier, query, (topic, partition, first, last, prefer))
+
+
+def list_archive_files(conn: Connection, topic: str | None = None) -> list[ArchiveFile]:
+    return _records(conn, ArchiveFile, "select * from trunkline.list_archive_files(%b)", (topic,))
+
+
+def archive_stats(conn: Connection, topic: str | None = None) -> list[ArchiveStats]:
+    return _records(conn, ArchiveStats, "select * from trunkline.archive_stats(%b)", (topic,))
+
+
+def keep_plan(conn: Connection, name: str, plan: dict[str, Any]) -> dict[str, Any]:
+    """Remember the plan of a pipeline under its name, and answer it; the first one stays."""
+    query = b"select trunkline.keep_plan(%b, %b::text::jsonb)::text"
+    text = msgspec.json.encode(plan).decode()
+    row = psycopg.Cursor(conn, row_factory=tuple_row).execute(query, (name, text)).fetchone()
+    kept: dict[str, Any] = msgspec.json.decode(row[0]) if row else {}
+    return kept
+
+
+def archived_topics(url: str) -> set[str]:
+    """The topics that have something in an archive; empty where this role may not know."""
+    try:
+        with psycopg.connect(url, autocommit=True) as conn:
+            return {row.topic for row in archive_stats(conn) if row.files}
+    except psycopg.errors.InsufficientPrivilege:
+        return set()
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc

@@ -1,0 +1,156 @@
+"""Columns as Spark wants them: Kafka's names and types first, then ours. Arrow to Arrow, nothing row by row.
+
+A schema of the user's names the columns that are wanted, and so which are read at all. Text columns may be taken as binary
+and the other way round, as long as the bytes are text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trunkline.errors import InvalidArgument, InvalidOption
+from trunkline.spark.options import Selection
+from trunkline.spark.ranges import Range
+
+# Kafka's LogAppendTime: the database's clock stamps messages, not the publisher's.
+_LOG_APPEND_TIME = 1
+_TIME = pa.timestamp("us", "UTC")
+_TEXT = (pa.string(), pa.binary())
+_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+# column: (columns of the log it is made of, Arrow types it may have)
+_KNOWN: dict[str, tuple[tuple[str, ...], tuple[pa.DataType, ...]]] = {
+    "key": (("key",), _TEXT),
+    "value": (("payload",), _TEXT),
+    "topic": ((), _TEXT),
+    "partition": ((), (pa.int32(), pa.int64())),
+    "offset": (("offset",), (pa.int64(),)),
+    "timestamp": (("created_at",), (_TIME,)),
+    "timestampType": ((), (pa.int32(),)),
+    "headers": (("headers",), (pa.string(), pa.list_(_HEADER))),
+    "id": (("id",), _TEXT),
+    "routing_key": (("routing_key",), _TEXT),
+    "label": (("label",), _TEXT),
+    "content_type": (("content_type",), _TEXT),
+    "occurred_at": (("occurred_at",), (_TIME,)),
+}
+KAFKA_SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+HEADERS_SCHEMA = "headers array<struct<key: string, value: binary>>"
+METADATA_SCHEMA = "id string, routing_key string, label string, content_type string"
+
+
+class Shape:
+    """How batches of the log become batches of a schema of Spark's."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.asked = _asked(schema)
+
+    def of_live(self) -> list[str]:
+        """The columns to read from the log: headers in the form that needs no work here."""
+        if "headers" in self.asked and pa.types.is_list(self.schema.field("headers").type):
+            return [*(name for name in self.asked if name != "headers"), "header_keys", "header_values"]
+        return self.asked
+
+    def made(self, batch: pa.RecordBatch, range_: Range) -> pa.RecordBatch:
+        arrays = [self._column(field, batch, range_) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, range_: Range) -> pa.Array:
+        rows = batch.num_rows
+        if field.name == "topic":
+            return pa.repeat(
+                pa.scalar(range_.topic if field.type == pa.string() else range_.topic.encode(), field.type), rows
+            )
+        if field.name == "partition":
+            return pa.array(np.full(rows, range_.partition), field.type)
+        if field.name == "timestampType":
+            return pa.array(np.full(rows, _LOG_APPEND_TIME), field.type)
+        if field.name == "headers" and pa.types.is_list(field.type):
+            return _header_structs(batch, field.type)
+        column = batch.column(_KNOWN[field.name][0][0])
+        if column.type == field.type:
+            return column
+        try:
+            return column.cast(field.type)
+        except pa.ArrowInvalid as exc:
+            raise InvalidArgument(
+                f"{field.name} of a message in offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition}"
+                f" of topic {range_.topic} is not UTF-8 text",
+                hint=f"read {field.name} as binary",
+            ) from exc
+
+
+def _asked(schema: pa.Schema) -> list[str]:
+    asked: list[str] = []
+    for field in schema:
+        known = _KNOWN.get(field.name)
+        if known is None:
+            near = difflib.get_close_matches(field.name, _KNOWN, n=1)
+            raise InvalidOption(
+                f"the schema has a column {field.name}, which messages do not have",
+                hint=f"did you mean {near[0]}?" if near else "columns are " + ", ".join(_KNOWN),
+            )
+        if not any(field.type.equals(kind) or _same_list(field.type, kind) for kind in known[1]):
+            raise InvalidOption(
+                f"the schema has {field.name} as {field.type}",
+                hint="it can be " + " or ".join(str(kind) for kind in known[1]),
+            )
+        asked += [name for name in known[0] if name not in asked]
+    return asked or ["offset"]
+
+
+def _same_list(given: pa.DataType, known: pa.DataType) -> bool:
+    """Lists are alike whatever their element is called."""
+    return bool(pa.types.is_list(given) and pa.types.is_list(known) and given.value_type.equals(known.value_type))
+
+
+def _header_structs(batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
+    if "header_keys" in batch.schema.names:
+        keys, values = batch.column("header_keys"), batch.column("header_values")
+    else:
+        keys, values = _header_lists(batch.column("headers"))
+    structs = pa.StructArray.from_arrays([keys.flatten(), values.flatten().cast(pa.binary())], fields=list(kind.value_type))
+    lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, structs, type=kind, mask=keys.is_null())
+
+
+def _header_lists(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """From JSON text, as files of the archive have it: each distinct text once."""
+    encoded = texts.dictionary_encode()
+    found = [sorted(json.loads(text).items()) for text in encoded.dictionary.to_pylist()]
+    keys = pa.array([[key for key, _ in pairs] for pairs in found], pa.list_(pa.string()))
+    values = pa.array([[_as_text(value) for _, value in pairs] for pairs in found], pa.list_(pa.string()))
+    return keys.take(encoded.indices), values.take(encoded.indices)
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def selected(batch: pa.RecordBatch, selection: Selection | None) -> pa.RecordBatch:
+    """What a selection leaves of a batch that no database has filtered. The batch has the columns it asks for."""
+    if not selection:
+        return batch
+    if selection.routing_regex is not None:
+        batch = batch.filter(pc.match_substring_regex(batch.column("routing_key"), selection.routing_regex))
+    if selection.label is not None:
+        batch = batch.filter(pc.equal(batch.column("label"), selection.label))
+    if selection.key is not None:
+        batch = batch.filter(pc.equal(batch.column("key"), selection.key))
+    return batch
+
+
+def selection_columns(selection: Selection | None) -> Sequence[str]:
+    if not selection:
+        return ()
+    names = {"routing_key": selection.routing_key, "label": selection.label, "key": selection.key}
+    return [name for name, value in names.items() if value is not None]

@@ -1,0 +1,100 @@
+"""Streaming queries tell how they fare to `trunkline.pipelines`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from trunkline.errors import TrunklineError
+from trunkline.spark import offsets
+from trunkline.spark.options import Secret
+from trunkline.spark.progress import report
+
+_EVERY = 1.0
+_LONGEST_ERROR = 2000
+_log = logging.getLogger(__name__)
+
+
+class ProgressListener(StreamingQueryListener):
+    """One report per query and second at most, besides start and end. A database that is away must not stop a query."""
+
+    def __init__(self, url: Secret) -> None:
+        self._url = url
+        self._names: dict[str, str] = {}
+        self._rows: dict[str, int] = {}
+        self._last: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, float] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        run = str(event.runId)
+        self._names[run] = event.name or str(event.id)
+        self._rows[run] = 0
+        self._report(run, state="running", detail={"query": str(event.id)})
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        run = str(progress.runId)
+        self._names.setdefault(run, progress.name or str(progress.id))
+        self._rows[run] = self._rows.get(run, 0) + progress.numInputRows
+        self._last[run] = {
+            "batch": progress.batchId,
+            "rows": self._rows[run],
+            "rows_per_second": _finite(progress.processedRowsPerSecond),
+            "lag": lag_of(progress.sources),
+        }
+        if time.monotonic() - self._told.get(run, 0.0) >= _EVERY:
+            self._told[run] = time.monotonic()
+            self._report(run, state="running", **self._last[run])
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        self._report(str(event.runId), state="running")
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        run = str(event.runId)
+        failed = event.exception is not None
+        error = event.exception[:_LONGEST_ERROR] if event.exception is not None else None
+        self._report(run, state="failed" if failed else "stopped", error=error, **self._last.pop(run, {}))
+        for known in (self._names, self._rows, self._told):
+            known.pop(run, None)
+
+    def _report(self, run: str, **values: Any) -> None:
+        try:
+            report(self._url.reveal(), self._names.get(run, run), "stream", **values)
+        except TrunklineError as exc:
+            _log.warning("the progress of a query cannot be told: %s", exc)
+
+
+def lag_of(sources: list[Any]) -> int | None:
+    """How many messages wait, over all sources that are ours; None if there is none or it does not say."""
+    lags = [_lag(source.endOffset, source.latestOffset) for source in sources]
+    known = [lag for lag in lags if lag is not None]
+    return sum(known) if known else None
+
+
+def _lag(end: str | None, latest: str | None) -> int | None:
+    try:
+        at, newest = json.loads(end or "null"), json.loads(latest or "null")
+    except ValueError:
+        return None
+    if not isinstance(at, dict) or not isinstance(newest, dict) or not offsets.topic_ids(newest):
+        return None
+    there = offsets.from_document(at)
+    return sum(
+        max(0, head - there.get(topic, {}).get(partition, head))
+        for topic, parts in offsets.from_document(newest).items()
+        for partition, head in parts.items()
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value == value and abs(value) != float("inf") else None

@@ -1,0 +1,1 @@
+"""The pipelines, each a function and a verb of `trunkline pipeline`."""

@@ -1,0 +1,172 @@
+"""Archive: the log of a topic to Parquet files, range by range. A range counts when its file was read back and is listed.
+
+Several runs at once do no harm: one run per topic works, and the list takes only files that follow what it has. A run that
+dies leaves at most files that nobody lists; the next one goes on where the list ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import psycopg
+import pyarrow as pa
+
+from trunkline.db import archive as calls
+from trunkline.db.archive import ArchiveRange, NewFile
+from trunkline.errors import ArchiveConflict, Busy, InvalidArgument
+from trunkline.spark.pipelines import files
+from trunkline.spark.pipelines.running import Progress, Run, clear_errors, running
+from trunkline.spark.ranges import Range
+from trunkline.spark.reading import read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS_PER_FILE = 262_144
+_TASKS_PER_CORE = 2
+
+
+class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did."""
+
+    topic: str
+    location: str
+    files: int
+    rows: int
+    bytes: int
+    seconds: float
+    archived_upto: dict[str, int]
+    dry_run: bool = False
+
+
+def archive(
+    url: str,
+    topic: str,
+    location: str | None = None,
+    *,
+    open: bool = False,
+    required: bool | None = None,
+    rows_per_file: int = ROWS_PER_FILE,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    told: Progress | None = None,
+) -> ArchiveReport:
+    """Archive what is complete of a topic's log (`open`: everything up to its head) and is not archived yet.
+
+    `location` is a folder or URI that all tasks can reach; later runs know it. `required`: retention waits for the archive.
+    """
+    started = time.monotonic()
+    with clear_errors(), psycopg.connect(url, autocommit=True) as conn:
+        if dry_run:
+            plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
+            return _report(conn, topic, location or "", plan, 0, started, dry_run=True)
+        where = _prepare(conn, topic, location, required)
+        done: list[NewFile] = []
+        with _alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
+            plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
+            topic_id = calls.ensure_archive(conn, topic, where).topic_id
+            total = sum(piece.last_offset - piece.first_offset + 1 for piece in plan)
+            for part in _rounds(run, plan):
+                done += _archive_part(run, topic, topic_id, where, part)
+                run.advance(sum(file.rows for file in done), total)
+        return _report(conn, topic, where, done, sum(file.bytes for file in done), started)
+
+
+@contextmanager
+def _alone(url: str, topic: str) -> Iterator[None]:
+    """The only run of the topic. The lock lives in a transaction that does nothing else, and ends with this process."""
+    conn = psycopg.connect(url)
+    try:
+        if not calls.lock_archive(conn, topic):
+            raise Busy(f"topic {topic!r} is being archived by another run", hint="wait for it, or let it do the work")
+        yield
+    finally:
+        with suppress(psycopg.Error):
+            conn.close()
+
+
+def _prepare(conn: psycopg.Connection[tuple[object, ...]], topic: str, location: str | None, required: bool | None) -> str:
+    if required is not None:
+        calls.require_archive(conn, topic, required=required)
+    known = [row.location for row in calls.archive_stats(conn, topic) if row.location]
+    where = location or (known[0] if known else None)
+    if where is None:
+        raise InvalidArgument(
+            f"the archive of topic {topic!r} has no location yet", hint="name a folder or a URI that all tasks can reach"
+        )
+    files.check_writable(where)
+    return calls.ensure_archive(conn, topic, where.rstrip("/") or "/").location or where
+
+
+def _rounds(run: Run, plan: Sequence[ArchiveRange]) -> Iterator[Sequence[ArchiveRange]]:
+    """Parts that are written together and then listed together: a run that dies loses at most one."""
+    at = 0
+    while at < len(plan):
+        size = max(2, run.cores * _TASKS_PER_CORE)
+        yield plan[at : at + size]
+        at += size
+
+
+def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange]) -> list[NewFile]:
+    written = _write(run, topic, topic_id, location, part)
+    try:
+        with psycopg.connect(run.url, autocommit=True) as conn:
+            calls.add_archive_files(conn, topic, written)
+    except psycopg.Error as exc:
+        if exc.sqlstate == "TL060":
+            for file in written:
+                files.remove(location, file.path)
+            raise ArchiveConflict(
+                f"another run archived offsets of topic {topic!r} meanwhile", hint="run again: it goes on after them"
+            ) from exc
+        raise  # whether the files are listed is not known: they stay
+    return written
+
+
+def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange) -> NewFile:
+    """What a task does: one range from the log to a file, without a detour through the JVM."""
+    rows = read_range(url, Range(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
+    return files.write(location, topic, piece, rows)
+
+
+def _write(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange]) -> list[NewFile]:
+    """One task for each range."""
+    url, pieces = run.url, list(part)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                file = write_piece(url, topic, topic_id, location, pieces[number])
+                yield pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(file).decode()]})
+
+    frame = run.spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(write, "file string")
+    found = [msgspec.json.decode(row.file, type=NewFile) for row in frame.collect()]
+    return sorted(found, key=lambda file: (file.partition, file.first_offset))
+
+
+def _report(
+    conn: psycopg.Connection[tuple[object, ...]],
+    topic: str,
+    location: str,
+    done: Sequence[ArchiveRange | NewFile],
+    size: int,
+    started: float,
+    *,
+    dry_run: bool = False,
+) -> ArchiveReport:
+    stats = calls.archive_stats(conn, topic)
+    return ArchiveReport(
+        topic=topic,
+        location=location or next((row.location for row in stats if row.location), ""),
+        files=len(done),
+        rows=sum(piece.last_offset - piece.first_offset + 1 for piece in done),
+        bytes=size,
+        seconds=round(time.monotonic() - started, 3),
+        archived_upto={str(row.partition): row.archived_upto for row in stats},
+        dry_run=dry_run,
+    )

@@ -1,0 +1,178 @@
+"""Charts as inline SVG: no script, no outside resource. Colours are variables of the page, so that they follow its theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from html import escape
+
+Points = Sequence[tuple[datetime, float]]
+SERIES = 6
+"""So many colours there are; who has more series shows the largest."""
+
+_WIDTH, _HEIGHT = 760, 240
+# Round steps of time in seconds.
+_SPANS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+_WIDEST_BAR = 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
+
+
+def number(value: float) -> str:
+    """A number as people read it: 1,234 or 1.2M or 0.034."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float) -> str:
+    """A time span: 350 µs, 12 ms, 3.4 s, 5 min, 2 h."""
+    if value <= 0:
+        return "0"
+    for limit, size, unit in ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if value < limit:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 86_400:.3g} d"
+
+
+def size(value: float) -> str:
+    """Bytes: 312 B, 4.1 kB, 2.3 MB."""
+    for limit, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB"), (1e12, "GB")):
+        if value < limit:
+            return f"{value / (limit / 1e3):.3g} {unit}"
+    return f"{value / 1e12:.3g} TB"
+
+
+def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number, words: str = "") -> str:
+    """Lines over time, one for each name, with a legend where there are several."""
+    shown = {name: points for name, points in series.items() if points}
+    if not shown:
+        return empty()
+    times = [at for points in shown.values() for at, _ in points]
+    start, end = min(times), max(times)
+    span = max((end - start).total_seconds(), 1.0)
+    most = max(value for points in shown.values() for _, value in points)
+    ticks = _span_ticks(most) if show is seconds else _ticks(most)
+    top = ticks[-1]
+
+    def x(at: datetime) -> float:
+        return _LEFT + (at - start).total_seconds() / span * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_grid(ticks, y, show), _time_axis(start, span, x)]
+    for order, (name, points) in enumerate(shown.items()):
+        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
+        parts.append(f'<polyline class="line s{order % SERIES}" points="{path}"/>')
+        for at, value in points:
+            told = escape(f"{name}: {show(value)} at {at:%Y-%m-%d %H:%M}")
+            visible = " only" if len(points) == 1 else ""
+            parts.append(
+                f'<circle class="dot s{order % SERIES}{visible}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="5">'
+                f"<title>{told}</title></circle>"
+            )
+    legend = _legend(list(shown)) if len(shown) > 1 else ""
+    return f"{legend}{_svg(parts, _HEIGHT, words or ', '.join(shown))}"
+
+
+def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
+    """Upright bars, in the given order: a histogram."""
+    if not any(value for _, value in bins):
+        return empty()
+    ticks = _ticks(max(value for _, value in bins))
+    wide = (_WIDTH - _LEFT - _RIGHT) / len(bins)
+
+    def y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - value / ticks[-1] * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_grid(ticks, y, number)]
+    every = math.ceil(len(bins) / 12)
+    for order, (label, value) in enumerate(bins):
+        broad = min(max(wide - 2, 1), _WIDEST_BAR)
+        left = _LEFT + order * wide + (wide - broad) / 2
+        told = escape(f"{label}: {number(value)}")
+        parts.append(
+            f'<rect class="bar s0" x="{left:.1f}" y="{y(value):.1f}" width="{broad:.1f}" '
+            f'height="{y(0) - y(value):.1f}" rx="2"><title>{told}</title></rect>'
+        )
+        if order % every == 0:
+            middle = left + broad / 2
+            parts.append(
+                f'<text class="tick" x="{middle:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(label)}</text>'
+            )
+    return _svg(parts, _HEIGHT, words)
+
+
+def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = number, words: str = "") -> str:
+    """Lying bars, with their values behind them."""
+    if not rows:
+        return empty()
+    most = max(value for _, value in rows) or 1
+    step, left = 24, 220
+    parts = []
+    for order, (label, value) in enumerate(rows):
+        top = order * step
+        long = value / most * (_WIDTH - left - 90)
+        told = escape(f"{label}: {show(value)}")
+        short = label if len(label) <= 32 else f"{label[:31]}…"
+        parts.append(
+            f'<text class="label" x="{left - 8}" y="{top + 16}" text-anchor="end">{escape(short)}'
+            f"<title>{told}</title></text>"
+            f'<rect class="bar s0" x="{left}" y="{top + 4}" width="{max(long, 1):.1f}" height="{step - 8}" rx="2">'
+            f"<title>{told}</title></rect>"
+            f'<text class="value" x="{left + long + 8:.1f}" y="{top + 16}">{escape(show(value))}</text>'
+        )
+    return _svg(parts, len(rows) * step + 4, words)
+
+
+def empty() -> str:
+    return '<p class="empty">Nothing in this period.</p>'
+
+
+def _svg(parts: Sequence[str], height: int, words: str) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    keys = "".join(f'<span><i class="key s{order % SERIES}"></i>{escape(name)}</span>' for order, name in enumerate(names))
+    return f'<div class="legend">{keys}</div>'
+
+
+def _grid(ticks: Sequence[float], y: Callable[[float], float], show: Callable[[float], str]) -> str:
+    return "".join(
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+        f'<text class="tick" x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{escape(show(tick))}</text>'
+        for tick in ticks
+    )
+
+
+def _time_axis(start: datetime, span: float, x: Callable[[datetime], float]) -> str:
+    shape = "%H:%M:%S" if span < 600 else "%H:%M" if span < 172_800 else "%m-%d"
+    texts = []
+    for order in range(6):
+        at = start + timedelta(seconds=span * order / 5)
+        anchor = "start" if order == 0 else "end" if order == 5 else "middle"
+        texts.append(f'<text class="tick" x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{at:{shape}}</text>')
+    return "".join(texts)
+
+
+def _span_ticks(most: float) -> list[float]:
+    """The same for time spans: whole minutes and hours."""
+    if most <= 4:
+        return _ticks(most)
+    step = next((step for step in _SPANS if step >= most / 4), math.ceil(most / 4 / 86_400) * 86_400)
+    return [float(step * order) for order in range(math.ceil(most / step) + 1)]
+
+
+def _ticks(most: float) -> list[float]:
+    """Round values from 0 to at least the largest, four or five of them."""
+    if most <= 0:
+        return [0.0, 1.0]
+    rough = most / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough)
+    return [step * order for order in range(math.ceil(most / step) + 1)]

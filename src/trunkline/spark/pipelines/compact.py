@@ -1,0 +1,115 @@
+"""Compact: the latest message of each key, as a table and, on request, as a topic. An empty payload is a tombstone."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trunkline.errors import InvalidArgument
+from trunkline.spark.pipelines import frames, spans, tables
+from trunkline.spark.pipelines.frames import Target
+from trunkline.spark.pipelines.running import Progress, running
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NULL_KEYS = ("error", "skip")
+_KEPT = ("key", "value", "partition", "offset", "timestamp", "headers", "routing_key", "label", "content_type", "id")
+
+
+class CompactReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did."""
+
+    topic: str
+    read: int
+    keys: int
+    tombstones: int
+    without_key: int
+    table: str | None
+    published: int
+    seconds: float
+    dry_run: bool = False
+
+
+def compact(
+    url: str,
+    topic: str,
+    table: str | None = None,
+    *,
+    to_topic: str | None = None,
+    start: spans.Place = "earliest",
+    end: spans.Place = "latest",
+    null_keys: str = "error",
+    tombstones: timedelta | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    told: Progress | None = None,
+) -> CompactReport:
+    """The latest message of each key from `start` up to before `end`.
+
+    Tombstones are kept, with `deleted` true, or dropped when they are older than `tombstones`. Messages without a key are an
+    error, or skipped. To the topic it is published once: a second run over the same offsets adds nothing.
+    """
+    started = time.monotonic()
+    if null_keys not in NULL_KEYS:
+        raise InvalidArgument(f"null_keys is {null_keys!r}", hint=f"use {' or '.join(NULL_KEYS)}")
+    if table is None and to_topic is None and not dry_run:
+        raise InvalidArgument("nowhere to write to", hint="give a folder for the table, a topic, or both")
+    if table is not None:
+        tables.check(table, overwrite=overwrite)
+    with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
+        found = spans.spans(url, topic, start, end)
+        total = spans.count(found)
+        whole = frames.messages(run, topic, found)
+        only_keys = frames.messages(run, topic, found, schema="key binary")
+        without = only_keys.where("key is null").count() if total else 0
+        if without and null_keys == "error":
+            raise InvalidArgument(
+                f"{without} of {total} messages of topic {topic!r} have no key",
+                hint="they cannot be compacted; skip them with null_keys=skip",
+            )
+        latest = _latest(whole, tombstones).persist()
+        try:
+            keys, dead = latest.count(), latest.where("deleted").count()
+            run.advance(total, total)
+            published = 0
+            if not dry_run:
+                if table is not None:
+                    tables.write(latest, table, overwrite=overwrite)
+                if to_topic is not None:
+                    ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
+                    writer = f"compact:{topic}:{to_topic}:{ends}"
+                    frames.write(run, frames.publishable(latest.drop("id")), Target("topic", to_topic), writer, 1)
+                    published = keys
+        finally:
+            latest.unpersist()
+    return CompactReport(
+        topic=topic,
+        read=total,
+        keys=keys,
+        tombstones=dead,
+        without_key=without,
+        table=table,
+        published=published,
+        seconds=round(time.monotonic() - started, 3),
+        dry_run=dry_run,
+    )
+
+
+def _latest(frame: DataFrame, tombstones: timedelta | None) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    names = [name for name in _KEPT if name in frame.columns and name != "key"]
+    row = f.struct(*names)
+    # within a partition the offset decides; where partitions were added a key may be in two, and then the time does
+    by_partition = frame.where("key is not null").groupBy("key", "partition").agg(f.max_by(row, "offset").alias("m"))
+    latest = by_partition.groupBy("key").agg(f.max_by("m", "m.timestamp").alias("m"))
+    out = latest.select(f.col("key").cast("string").alias("key"), "m.*").withColumn("deleted", f.octet_length("value") == 0)
+    if tombstones is not None:
+        out = out.where(~f.col("deleted") | (f.col("timestamp") >= f.lit(datetime.now(UTC) - tombstones)))
+    return out

@@ -1,0 +1,127 @@
+"""What every pipeline does alike: gets a session when it needs one, reports how far it is, and fails with a clear error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from trunkline import errors
+from trunkline.errors import TrunklineError, from_psycopg
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Progress = Callable[[int, int | None], None]
+"""Called with how much is done and how much there is (None: not known)."""
+
+_RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
+_SPARK_WORDS = 500
+_CORES = 4
+
+
+class Run:
+    """A pipeline that runs. `spark` starts the session when first used; `advance` tells what is done."""
+
+    def __init__(
+        self, url: str, name: str, kind: str, spark: SparkSession | None, master: str | None, told: Progress | None
+    ) -> None:
+        self.url = url
+        self.name = name
+        self.kind = kind
+        self.rows = 0
+        self._spark = spark
+        self._master = master
+        self._told = told
+        self._own = False
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            from trunkline.spark.session import open_session
+
+            self._spark = open_session(f"trunkline {self.kind}", master=self._master, url=self.url)
+            self._own = True
+            with suppress(Exception):  # Spark Connect has no such setting
+                self._spark.sparkContext.setLogLevel("ERROR")
+        return self._spark
+
+    @property
+    def cores(self) -> int:
+        """How many tasks run at once; Spark Connect does not tell."""
+        try:
+            return int(self.spark.sparkContext.defaultParallelism)
+        except Exception:
+            return _CORES
+
+    def advance(self, rows: int, total: int | None = None, *, batch: int | None = None, **detail: Any) -> None:
+        """So many rows are done by now."""
+        self.rows = rows
+        if self._told is not None:
+            self._told(rows, total)
+        self.report("running", batch=batch, detail=detail or None)
+
+    def report(self, state: str, **values: Any) -> None:
+        from trunkline.spark import progress
+
+        progress.report(self.url, self.name, self.kind, state=state, rows=self.rows, **values)
+
+    def close(self) -> None:
+        if self._own and self._spark is not None:
+            self._spark.stop()
+
+
+@contextmanager
+def running(
+    url: str, name: str, kind: str, *, spark: SparkSession | None, master: str | None, told: Progress | None
+) -> Iterator[Run]:
+    """Run a pipeline: its state is in `trunkline.pipelines`; what fails is one of our errors where the cause is known."""
+    run = Run(url, name, kind, spark, master, told)
+    run.report("running")
+    try:
+        with clear_errors():
+            yield run
+    except BaseException as exc:
+        _report_failure(run, exc)
+        raise
+    else:
+        run.report("done")
+    finally:
+        run.close()
+
+
+def _report_failure(run: Run, exc: BaseException) -> None:
+    try:
+        run.report("failed" if isinstance(exc, Exception) else "stopped", error=str(exc) or type(exc).__name__)
+    except TrunklineError:
+        return  # the first failure is the one to tell: often the database is away
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Errors of Spark and Postgres as ours. A task's error reaches the driver as text only."""
+    try:
+        yield
+    except TrunklineError:
+        raise
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+    except Exception as exc:
+        if type(exc).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise cause(exc) from exc
+
+
+def cause(exc: Exception) -> TrunklineError:
+    """Our error inside one of Spark's, else Spark's own words in short."""
+    text = str(exc)
+    for name, message in reversed(_RAISED.findall(text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, TrunklineError):
+            words, _, hint = message.rpartition(" (")
+            return kind(words or message, hint=hint.removesuffix(")") if words else None)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return errors.PipelineFailed(lines[0][:_SPARK_WORDS] if lines else type(exc).__name__, detail=text[: _SPARK_WORDS * 8])

@@ -1,0 +1,119 @@
+"""Which offsets a pipeline works on: places in the log or its archive, turned into one range per partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import psycopg
+
+from trunkline.db import archive
+from trunkline.db.sync import calls
+from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange
+from trunkline.spark.reading import heads
+
+Place = str | int | datetime
+"""`earliest` (the beginning of the archive), `latest`, an offset, or a time."""
+
+Spans = dict[int, tuple[int, int]]
+"""By partition: lo <= offset < hi."""
+
+
+def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest") -> Spans:
+    """The offsets from `start` up to before `end`, archive included. `OffsetOutOfRange` below the archive."""
+    with psycopg.connect(url, autocommit=True) as conn:
+        listed = archive.list_archive_files(conn, topic)
+        found: Spans = {}
+        there = heads(url, [topic])
+        if isinstance(start, int) and all(start > head.head for head in there):
+            raise OffsetAhead(
+                f"offset {start} is beyond the end of every partition of topic {topic!r}", hint="use an earlier place"
+            )
+        for head in there:
+            pieces = [file for file in listed if file.partition == head.partition]
+            lo = _offset(conn, topic, head.partition, start, pieces, head.base, head.head)
+            hi = _offset(conn, topic, head.partition, end, pieces, head.base, head.head)
+            _check_readable(conn, topic, head.partition, lo, hi)
+            found[head.partition] = (lo, max(lo, hi))
+    return found
+
+
+def _offset(
+    conn: psycopg.Connection[tuple[object, ...]],
+    topic: str,
+    partition: int,
+    place: Place,
+    pieces: list[archive.ArchiveFile],
+    base: int,
+    head: int,
+) -> int:
+    lowest = min([base, *(piece.first_offset for piece in pieces)])
+    match place:
+        case "earliest":
+            return lowest
+        case "latest":
+            return head
+        case datetime():
+            for piece in pieces:
+                if piece.first_offset < base and piece.max_created_at >= place:
+                    return piece.first_offset if piece.min_created_at >= place else _inside(piece, place)
+            return calls.offset_at(conn, topic, partition, place)
+        case int():
+            if place < lowest:
+                raise OffsetOutOfRange(
+                    f"offset {place} of partition {partition} of topic {topic!r} is below the lowest one left, {lowest}",
+                    hint=f"neither the log nor the archive has it; start at {lowest}",
+                )
+            # partitions are not equally long
+            return min(place, head)
+    raise InvalidArgument(f"{place!r} is not a place in a log", hint="use earliest, latest, an offset or a time")
+
+
+def _inside(piece: archive.ArchiveFile, at: datetime) -> int:
+    """The first offset of a file whose message was created at this time or later."""
+    import pyarrow.compute as pc
+
+    from trunkline.spark.pipelines import files
+
+    batches = files.read(
+        piece.location,
+        piece.path,
+        piece.first_offset,
+        piece.first_offset,
+        piece.last_offset + 1,
+        ["offset", "created_at"],
+        size=piece.bytes,
+    )
+    for batch in batches:
+        later = batch.filter(pc.greater_equal(batch.column("created_at"), at))
+        if later.num_rows:
+            return int(later.column("offset")[0].as_py())
+    return piece.last_offset + 1
+
+
+def _check_readable(conn: psycopg.Connection[tuple[object, ...]], topic: str, partition: int, lo: int, hi: int) -> None:
+    if lo >= hi:
+        return
+    for tier in archive.archive_tiers(conn, topic, partition, lo, hi - 1):
+        if tier.tier == "gone":
+            raise OffsetOutOfRange(
+                f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
+                hint=f"retention removed them before they were archived; start at {tier.last_offset + 1}",
+            )
+
+
+def count(found: Mapping[int, tuple[int, int]]) -> int:
+    return sum(hi - lo for lo, hi in found.values())
+
+
+def chunks(found: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
+    """Parts of at most about so many rows, always the same for the same ranges: each takes its share of every partition."""
+    total = count(found)
+    parts = max(1, -(-total // rows))
+    for part in range(parts):
+        piece = {
+            partition: (lo + (hi - lo) * part // parts, lo + (hi - lo) * (part + 1) // parts)
+            for partition, (lo, hi) in found.items()
+        }
+        if count(piece):
+            yield piece

@@ -1,0 +1,73 @@
+"""Messages from the archive and the log as one: first what lies in files, then what is live, without a gap or an overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from trunkline.db import archive
+from trunkline.db.archive import Tier
+from trunkline.db.codec import decoder
+from trunkline.db.sync import calls
+from trunkline.errors import OffsetOutOfRange, from_psycopg
+from trunkline.spark.pipelines import files, spans
+from trunkline.types import Message
+
+_PAGE = 1000
+
+
+def read(url: str, topic: str, *, start: spans.Place = "earliest", partition: int | None = None) -> Iterator[Message[Any]]:
+    """Messages from a place on up to the head of now, partition by partition. `OffsetOutOfRange` below the archive."""
+    places = spans.spans(url, topic, start)
+    try:
+        with psycopg.connect(url, autocommit=True) as conn:
+            for number, (lo, hi) in places.items():
+                if partition in (None, number):
+                    yield from _read_partition(conn, topic, number, lo, hi)
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+
+
+def partitions(url: str, topic: str) -> list[int]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        return [row.partition for row in calls.topic_stats(conn, topic)]
+
+
+def _read_partition(conn: psycopg.Connection[Any], topic: str, partition: int, lo: int, hi: int) -> Iterator[Message[Any]]:
+    at = lo
+    while at < hi:
+        # asked anew for each part: retention may move the border while we read
+        tier = archive.archive_tiers(conn, topic, partition, at, hi - 1, prefer="live")[0]
+        if tier.tier == "gone":
+            raise OffsetOutOfRange(
+                f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
+                hint=f"retention removed them before they were archived; start at {tier.last_offset + 1}",
+            )
+        if tier.tier == "archive":
+            for message in _from_file(partition, tier):
+                at = message.offset + 1
+                yield message
+            continue
+        try:
+            page = calls.read(conn, topic, partition, start=at, limit=min(_PAGE, hi - at))
+        except psycopg.Error as exc:
+            if exc.sqlstate == "TL006":
+                continue  # dropped since we asked: now it is in the archive, or gone
+            raise
+        for message in page:
+            at = message.offset + 1
+            yield message
+
+
+def _from_file(partition: int, tier: Tier) -> Iterator[Message[Any]]:
+    decode = decoder(None)
+    location, path, first = str(tier.location), str(tier.path), int(tier.file_first or 0)
+    for batch in files.read(location, path, first, tier.first_offset, tier.last_offset + 1, size=tier.bytes):
+        for row in batch.to_pylist():
+            row["id"] = UUID(row["id"])
+            row["headers"] = None if row["headers"] is None else msgspec.json.decode(row["headers"])
+            yield Message(partition=partition, _decode=decode, **row)

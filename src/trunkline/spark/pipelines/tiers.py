@@ -1,0 +1,54 @@
+"""The tiered log: what of a topic lies in files, and reading it as if it were in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+
+from trunkline.db import archive
+from trunkline.errors import from_psycopg
+from trunkline.spark.connections import plain
+from trunkline.spark.pipelines import files
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file: offsets `lo` <= offset < `hi` of a partition. `path` is the whole path or URI."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    lo: int
+    hi: int
+    path: str
+    bytes: int
+
+
+def archived(url: str, topics: Sequence[str]) -> list[Piece]:
+    """The files of these topics, by topic, partition and offset. They never overlap; the log may have the same offsets."""
+    try:
+        with plain(url) as conn:
+            listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+    return [
+        Piece(
+            file.topic,
+            file.topic_id,
+            file.partition,
+            file.first_offset,
+            file.last_offset + 1,
+            files.join(file.location, file.path),
+            file.bytes,
+        )
+        for file in listed
+    ]
+
+
+def read_piece(piece: Piece, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Offsets `lo` <= offset < `hi` of a file, in order, with the columns and types of `read_range`; or `ArchiveDamaged`."""
+    location, _, path = piece.path.rpartition("/")
+    return files.read(location, path, piece.lo, lo, hi, columns, size=piece.bytes)

@@ -1,0 +1,77 @@
+"""A user's own transformation: a Python file with a function `transform`, or a SQL file with one SELECT on `messages`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trunkline.errors import InvalidArgument
+from trunkline.spark.pipelines.frames import readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Transform = Callable[["SparkSession", "DataFrame"], "DataFrame"]
+VIEW = "messages"
+
+
+def load(path: str) -> Transform:
+    """The transformation in a file. `InvalidArgument` says what is wrong with it."""
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidArgument(f"there is no file {path}", hint="give a .py or a .sql file")
+    if file.suffix == ".sql":
+        return from_sql(file.read_text(encoding="utf-8"))
+    if file.suffix == ".py":
+        return _from_python(file)
+    raise InvalidArgument(f"{path} is neither .py nor .sql", hint="give a .py or a .sql file")
+
+
+def from_sql(text: str) -> Transform:
+    """One SELECT, with the messages as the view `messages`."""
+    statement = text.strip().rstrip(";")
+    if not statement:
+        raise InvalidArgument("the SQL is empty", hint=f"write one query on the view {VIEW}")
+
+    def transform(spark: SparkSession, frame: DataFrame) -> DataFrame:
+        readable(frame).createOrReplaceTempView(VIEW)
+        return spark.sql(statement)
+
+    return transform
+
+
+def _from_python(file: Path) -> Transform:
+    from pyspark import cloudpickle
+
+    spec = importlib.util.spec_from_file_location(f"trunkline_pipeline_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InvalidArgument(f"{file} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        raise InvalidArgument(
+            f"{file} fails when it is loaded: {type(exc).__name__}: {exc}", hint="run it with python to see where"
+        ) from exc
+    function: Any = getattr(module, "transform", None)
+    if not callable(function):
+        raise InvalidArgument(
+            f"{file} has no function `transform`", hint="define def transform(messages): return a DataFrame"
+        )
+    # the functions of the file must reach the tasks, where the file is not
+    sys.modules[module.__name__] = module
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    both = len(inspect.signature(function).parameters) > 1
+
+    def transform(spark: SparkSession, frame: DataFrame) -> DataFrame:
+        result = function(readable(frame), spark) if both else function(readable(frame))
+        if not hasattr(result, "toDF"):
+            raise InvalidArgument(f"`transform` of {file} answered {type(result).__name__}", hint="return a DataFrame")
+        frame_out: DataFrame = result
+        return frame_out
+
+    return transform

@@ -1,0 +1,45 @@
+"""How pipelines fare: told to the table `trunkline.pipelines`, from which `trunkline pipeline list` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trunkline.db import spark as calls
+from trunkline.db.spark import Pipeline
+from trunkline.spark.connections import plain
+
+
+def report(
+    url: str,
+    name: str,
+    kind: str,
+    *,
+    state: str = "running",
+    batch: int | None = None,
+    rows: int | None = None,
+    rows_per_second: float | None = None,
+    lag: int | None = None,
+    error: str | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Say how a pipeline fares. `rows` are all so far; None leaves a value as it is."""
+    with plain(url) as conn:
+        calls.report_pipeline(
+            conn,
+            name,
+            kind,
+            state=state,
+            batch=batch,
+            rows=rows,
+            rows_per_second=rows_per_second,
+            lag=lag,
+            error=error,
+            detail=detail,
+        )
+
+
+def pipelines(url: str) -> list[Pipeline]:
+    """All pipelines, the one that spoke last first."""
+    with plain(url) as conn:
+        return calls.list_pipelines(conn)

@@ -1,0 +1,89 @@
+"""Ranges of offsets and how they are cut into tasks. Pure: the same positions and options give the same tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# A task of fewer rows costs more to start than to run; one of more keeps others waiting at the end.
+SMALL_TASK = 10_000
+LARGE_TASK = 250_000
+
+
+@dataclass(frozen=True)
+class Head:
+    """A partition of a topic: the lowest offset left in its log, and the next one that will be given."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    base: int
+    head: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """Offsets lo <= offset < hi of one partition."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    lo: int
+    hi: int
+
+    def __len__(self) -> int:
+        return max(0, self.hi - self.lo)
+
+    def between(self, lo: int, hi: int) -> Range:
+        return Range(self.topic, self.topic_id, self.partition, lo, hi)
+
+
+def tasks(
+    ranges: Sequence[Range], *, min_tasks: int | None = None, max_rows: int | None = None, max_tasks: int | None = None
+) -> list[tuple[Range, ...]]:
+    """What each task reads, in order. Large ranges are cut evenly, small ones share a task."""
+    total = sum(len(range_) for range_ in ranges)
+    if total == 0:
+        return []
+    largest = max_rows or LARGE_TASK
+    smallest = SMALL_TASK
+    if min_tasks is not None:
+        smallest = max(1, min(SMALL_TASK, total // min_tasks))
+        largest = max(1, min(largest, -(-total // min_tasks)))
+    made = _bundled([piece for range_ in ranges for piece in _cut(range_, largest)], smallest)
+    return made if max_tasks is None or len(made) <= max_tasks else _dealt(made, max_tasks)
+
+
+def _cut(range_: Range, largest: int) -> Iterable[Range]:
+    """Pieces of nearly the same size, none larger than asked."""
+    rows = len(range_)
+    count = -(-rows // largest)
+    for number in range(count):
+        yield range_.between(range_.lo + rows * number // count, range_.lo + rows * (number + 1) // count)
+
+
+def _bundled(pieces: Iterable[Range], smallest: int) -> list[tuple[Range, ...]]:
+    """Neighbours together until they are worth a task."""
+    made: list[tuple[Range, ...]] = []
+    bundle: list[Range] = []
+    rows = 0
+    for piece in pieces:
+        if bundle and rows + len(piece) > smallest:
+            made.append(tuple(bundle))
+            bundle, rows = [], 0
+        bundle.append(piece)
+        rows += len(piece)
+    if bundle:
+        made.append(tuple(bundle))
+    return made
+
+
+def _dealt(made: list[tuple[Range, ...]], count: int) -> list[tuple[Range, ...]]:
+    """The same work in fewer tasks: the next one goes to who has the least."""
+    hands: list[list[Range]] = [[] for _ in range(count)]
+    held = [0] * count
+    for bundle in made:
+        least = held.index(min(held))
+        hands[least].extend(bundle)
+        held[least] += sum(map(len, bundle))
+    return [tuple(hand) for hand in hands if hand]

@@ -1,0 +1,171 @@
+"""Reading ranges of the log as Arrow, without Spark: every offset once, in order, checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from trunkline.db import spark as calls
+from trunkline.errors import OffsetOutOfRange
+from trunkline.spark.connections import arrow, plain
+from trunkline.spark.options import Selection
+from trunkline.spark.ranges import Head, Range
+from trunkline.spark.runs import Runs, as_runs, ascending, windows
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
+
+_TIME = pa.timestamp("us", "UTC")
+LOG_SCHEMA = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("id", pa.string()),
+        ("key", pa.string()),
+        ("routing_key", pa.string()),
+        ("label", pa.string()),
+        ("headers", pa.string()),
+        ("payload", pa.binary()),
+        ("content_type", pa.string()),
+        ("occurred_at", _TIME),
+        ("created_at", _TIME),
+    ]
+)
+# Headers once more, as two lists, for who wants them as Kafka has them.
+_HEADER_LISTS = {"header_keys": pa.list_(pa.string()), "header_values": pa.list_(pa.string())}
+_BATCH_BYTES = 4 << 20
+_WINDOW_BYTES = 32 << 20
+_WINDOW_ROWS = 32_768
+_log = logging.getLogger(__name__)
+
+
+def heads(url: str, topics: Sequence[str]) -> list[Head]:
+    """Each partition of these topics, counting everything that was committed before the call."""
+    with plain(url) as conn:
+        return [Head(*row) for row in calls.log_heads(conn, topics)]
+
+
+def read_range(
+    url: str, range_: Range, columns: Sequence[str] | None = None, *, selection: Selection | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a range by offset, as batches with these columns of LOG_SCHEMA (None: all).
+
+    With a selection only those that match. Fewer messages than the range has are never passed over in silence: then the
+    read ends with OffsetOutOfRange, which names what is missing.
+    """
+    wanted = list(LOG_SCHEMA.names) if columns is None else list(columns)
+    chosen = resolved(url, selection)
+    with arrow(url) as conn:
+        for setting in calls.READ_SETTINGS:
+            _execute(conn, setting)
+        # the runs of a whole large range would be long in a log with many publishers
+        for lo in range(range_.lo, range_.hi, 250_000):
+            part = range_.between(lo, min(range_.hi, lo + 250_000))
+            yield from _read_part(conn, part, wanted, chosen)
+
+
+def resolved(url: str, selection: Selection | None) -> Selection | None:
+    """A selection whose routing-key pattern is known as a regular expression."""
+    if not selection:
+        return None
+    if selection.routing_key is None or selection.routing_regex is not None:
+        return selection
+    with plain(url) as conn:
+        regex = calls.pattern_regex(conn, selection.routing_key)
+    return Selection(selection.routing_key, selection.label, selection.key, regex)
+
+
+def _read_part(
+    conn: ArrowConnection, range_: Range, wanted: list[str], selection: Selection | None
+) -> Iterator[pa.RecordBatch]:
+    found = _fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
+    runs = as_runs(*(found.column(name) for name in ("first_offset", "first_id", "n")))
+    asked = [name for name in wanted if name != "offset"]
+    at = range_.lo
+    direct = found.num_rows == 0 or found.column("direct")[0].as_py()
+    parts = ascending(runs) if direct else []
+    streamed = chain.from_iterable(_rows(conn, range_, part, asked, selection) for part in parts)
+    for batch in streamed if parts else _windows(conn, range_, runs, asked, selection, direct=direct):
+        lo, hi = batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py() + 1
+        # what lies behind a hole is not handed out, so that who reads on elsewhere knows where to start
+        if selection is None and (lo != at or hi - lo != batch.num_rows):
+            break
+        at = hi
+        yield batch.select(wanted)
+    _check(conn, range_, at, selection)
+
+
+def _windows(
+    conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool
+) -> Iterator[pa.RecordBatch]:
+    """Windows of the jumping kind, each put in order; small ones when messages are large."""
+    rows = 1_024
+    left = runs.cut(_WINDOW_ROWS)
+    while len(left.n):
+        part = next(windows(left, rows))
+        left = left.part(len(part.n), len(left.n))
+        batches = list(_rows(conn, range_, part, asked, selection, direct=direct))
+        if not batches:
+            continue
+        table = pa.Table.from_batches(batches)
+        offsets = table.column("offset").to_numpy()
+        if np.any(offsets[1:] < offsets[:-1]):
+            table = table.take(pa.array(np.argsort(offsets, kind="stable")))
+        yield from table.combine_chunks().to_batches()
+        rows = min(_WINDOW_ROWS, max(64, _WINDOW_BYTES // max(1, table.nbytes // max(1, table.num_rows))))
+
+
+def _rows(
+    conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """The rows of these runs by id, with their offsets first. None of the batches is empty."""
+    conditions = [] if selection is None else calls.conditions(selection.routing_regex, selection.label, selection.key)
+    statement = calls.rows_statement(range_.topic_id, range_.partition, runs.spans(), asked, conditions, direct=direct)
+    with conn.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
+        cursor.execute(statement)
+        for batch in cursor.fetch_record_batch():
+            placed = _with_offsets(batch, runs, asked)
+            if placed.num_rows:
+                yield placed
+
+
+def _with_offsets(batch: pa.RecordBatch, runs: Runs, asked: list[str]) -> pa.RecordBatch:
+    offsets, inside = runs.offsets_of(batch.column("row_id").to_numpy())
+    arrays = [pa.array(offsets), *(batch.column(name) for name in asked)]
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
+    return made if inside.all() else made.filter(pa.array(inside))
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The part of LOG_SCHEMA (and the lists of headers) that has these columns, in this order."""
+    return pa.schema([(name, _HEADER_LISTS[name]) if name in _HEADER_LISTS else LOG_SCHEMA.field(name) for name in columns])
+
+
+def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection | None) -> None:
+    """Retention may have taken rows between the look at the runs and the read. A selection hides how many there should have
+    been; but rows go together with the lowest offset, so that one tells."""
+    if selection is None and at == range_.hi:
+        return
+    lowest = _fetch(conn, calls.lowest_statement(range_.topic_id, range_.partition)).column("lowest")[0].as_py()
+    if selection is not None and lowest is not None and lowest <= range_.lo:
+        return
+    raise OffsetOutOfRange(
+        f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of {range_.topic}: offset {at} is gone",
+        hint=f"retention removed it while it was read; the lowest offset left is {lowest}",
+    )
+
+
+def _execute(conn: ArrowConnection, statement: str) -> None:
+    with conn.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def _fetch(conn: ArrowConnection, statement: str) -> Any:
+    with conn.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetch_arrow_table()

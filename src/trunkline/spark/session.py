@@ -1,0 +1,152 @@
+"""A Spark session that starts fast and knows the format "trunkline"."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess  # nosec B404
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trunkline.errors import SparkUnavailable
+from trunkline.spark.options import URL_VARIABLE, Secret
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER_VARIABLE = "TRUNKLINE_SPARK_MASTER"
+_OLDEST_JAVA = 17
+_OLDEST_SPARK = (4, 2)
+_CONF = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # the default (INT96) is read by others as a time without a zone
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # also the addresses of databases, which may hold passwords
+    "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|url",
+}
+_LOCAL_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.catalogImplementation": "in-memory",
+}
+
+
+def open_session(
+    app_name: str = "trunkline",
+    *,
+    master: str | None = None,
+    url: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running session, or a new one on `master` (TRUNKLINE_SPARK_MASTER, else all cores of this machine).
+
+    `url` is the database that streaming queries tell their progress to and that tables without an option `url` use.
+    """
+    check_pyspark()
+    from pyspark.sql import SparkSession
+
+    chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
+    if url is not None:
+        os.environ.setdefault(URL_VARIABLE, url)
+    if not chosen.startswith("sc://"):
+        check_java()
+        _choose_python(local=chosen.startswith("local"))
+    builder = SparkSession.builder.appName(app_name)
+    settings = dict(_CONF)
+    if chosen.startswith("local"):
+        settings |= _LOCAL_CONF | _fast_start()
+    for name, value in (settings | dict(conf or {})).items():
+        builder = builder.config(name, value)
+    spark = builder.remote(chosen).getOrCreate() if chosen.startswith("sc://") else builder.master(chosen).getOrCreate()
+    register(spark, url)
+    return spark
+
+
+def register(spark: SparkSession, url: str | None = None) -> None:
+    """Make the format "trunkline" known to a session, and let its streaming queries tell how they fare.
+
+    Spark finds the format by itself when the package is installed; this also works where it does not look.
+    """
+    check_pyspark()
+    from trunkline.spark.listener import ProgressListener
+    from trunkline.spark.source import TrunklineSource
+
+    spark.dataSource.register(TrunklineSource)
+    target = url or (f"env:{URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else None)
+    if target is not None and not getattr(spark, "_trunkline_listener", False):
+        spark.streams.addListener(ProgressListener(Secret(target)))
+        spark._trunkline_listener = True  # type: ignore[attr-defined]
+
+
+def check_pyspark() -> None:
+    """A clear word where pyspark is missing or too old."""
+    try:
+        import pyspark
+    except ImportError as exc:
+        raise SparkUnavailable("pyspark is not installed", hint="pip install 'trunkline[spark]'") from exc
+    found = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
+    if not _OLDEST_SPARK <= found < (5, 0):
+        raise SparkUnavailable(
+            f"pyspark {pyspark.__version__} is installed, 4.2 or a later 4.x is needed",
+            hint="pip install 'trunkline[spark]'",
+        )
+
+
+def check_java() -> None:
+    """A clear word where Java is missing or too old."""
+    home = os.environ.get("JAVA_HOME")
+    program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    hint = "install a Java runtime of version 17 or later, and set JAVA_HOME if it is not in the PATH"
+    if program is None:
+        where = f"in JAVA_HOME ({home})" if home else "in the PATH"
+        raise SparkUnavailable(f"Spark needs Java, and there is none {where}", hint=hint)
+    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # nosec B603
+    found = re.search(r'version "(\d+)', told)
+    if found is not None and int(found[1]) < _OLDEST_JAVA:
+        raise SparkUnavailable(f"Spark needs Java {_OLDEST_JAVA} or later, {program} is {found[1]}", hint=hint)
+
+
+def _choose_python(*, local: bool) -> None:
+    """Spark would take `python3` of the PATH, which need not be ours."""
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = str(_wrapper()) if local else sys.executable
+
+
+def _wrapper() -> Path:
+    """A program that starts our Python without Spark's zip of bare sources, which each worker would compile anew (0.6 s)."""
+    folder = Path(tempfile.gettempdir()) / f"trunkline-spark-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owned = folder.stat()
+    if owned.st_uid != os.getuid() or owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return Path(sys.executable)
+    dropped = r'-e "/pyspark\.zip$" -e "/py4j-[^/]*\.zip$" -e "\.jar$"'
+    text = (
+        "#!/bin/sh\n"
+        f'PYTHONPATH=$(printf %s "$PYTHONPATH" | tr ":" "\\n" | grep -v {dropped} | paste -s -d: -)\n'
+        f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
+    )
+    program = folder / f"python-{hashlib.sha256(sys.executable.encode()).hexdigest()[:12]}"
+    made = folder / f"{program.name}.{os.getpid()}"
+    made.write_text(text)
+    made.chmod(0o700)
+    made.replace(program)
+    return program
+
+
+def _fast_start() -> dict[str, str]:
+    """Shared class data, where `trunkline.spark.warm` has left some, halves the start of the Java machine."""
+    from trunkline.spark.warm import archive_file
+
+    found = archive_file()
+    options = "-XX:+UseSerialGC"
+    if found is not None and found.exists():
+        options += f" -XX:SharedArchiveFile={found} -Xshare:auto -Xlog:cds=off -Xlog:class+path=off"
+    return {"spark.driver.extraJavaOptions": options}

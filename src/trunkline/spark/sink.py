@@ -1,0 +1,161 @@
+"""Writing to topics: tasks stage, the driver publishes once. See `staging` for why a repeat changes nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from trunkline.errors import InvalidOption
+from trunkline.spark.options import WriteOptions
+from trunkline.spark.staging import Staged, commit, discard, header_lists, stage
+
+_TEXT = (StringType, BinaryType)
+# column: (as it is staged, types it may have)
+_TAKEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+    "value": ("payload", _TEXT),
+    "key": ("key", _TEXT),
+    "topic": ("topic", (StringType,)),
+    "partition": ("partition", (IntegerType, LongType)),
+    "headers": ("headers", (StringType, ArrayType, MapType)),
+    "routing_key": ("routing_key", _TEXT),
+    "label": ("label", _TEXT),
+    "content_type": ("content_type", _TEXT),
+    "id": ("id", _TEXT),
+    "occurred_at": ("occurred_at", (TimestampType,)),
+}
+# What a message gets anew: a DataFrame that was read from a topic can be written as it is.
+_LEFT_OUT = ("offset", "timestamp", "timestampType")
+
+
+@dataclass
+class Message(WriterCommitMessage):
+    """From a task to the driver."""
+
+    task: int
+    query: str
+    staged: Staged
+
+
+def checked(schema: StructType, options: WriteOptions) -> None:
+    """Refuse on the driver what cannot be written."""
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidOption("the rows have no column value", hint="rename the column that holds the payload to value")
+    for field in schema.fields:
+        if field.name in _LEFT_OUT:
+            continue
+        if field.name not in _TAKEN:
+            raise InvalidOption(
+                f"the rows have a column {field.name}, which messages do not have", hint="select " + ", ".join(_TAKEN)
+            )
+        if not isinstance(field.dataType, _TAKEN[field.name][1]):
+            wanted = " or ".join(kind.typeName() for kind in _TAKEN[field.name][1])
+            raise InvalidOption(f"the column {field.name} is {field.dataType.simpleString()}", hint=f"cast it to {wanted}")
+    if options.target is None and "topic" not in names:
+        raise InvalidOption("nothing says where the rows go", hint="give the option topic, or rows with a column topic")
+
+
+def staged_form(batches: Iterator[pa.RecordBatch], target: str | None) -> Iterator[pa.RecordBatch]:
+    """Batches with the columns that `staging` takes."""
+    for batch in batches:
+        columns: dict[str, Any] = {}
+        for name in batch.schema.names:
+            column = batch.column(name)
+            if name in _LEFT_OUT or (name == "topic" and target is not None):
+                continue
+            if name == "headers" and not pa.types.is_string(column.type):
+                columns["header_keys"], columns["header_values"] = header_lists(_entries(column))
+            else:
+                columns[_TAKEN[name][0]] = column
+        yield pa.record_batch(columns)
+
+
+def _entries(column: pa.Array) -> pa.Array:
+    """A map is a list of keys and values."""
+    if not pa.types.is_map(column.type):
+        return column
+    return column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+
+
+def _context() -> tuple[int, str]:
+    context = TaskContext.get()
+    if context is None:
+        return 0, ""
+    return context.partitionId(), context.getLocalProperty("sql.streaming.queryId") or ""
+
+
+def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
+    """In the order of the tasks, which is the order of the rows."""
+    return sorted((message for message in messages if isinstance(message, Message)), key=lambda message: message.task)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidOption("the mode is overwrite", hint="messages are only ever added: use append")
+        checked(schema, options)
+        self._options = options
+        # a stage of its own for each write: two at the same time must not empty each other's
+        self._stage = f"once:{uuid.uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        target = self._options.target
+        made = stage(self._options.url.reveal(), self._stage, staged_form(iterator, target), topic=target)
+        return Message(_context()[0], "", made)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        url = self._options.url.reveal()
+        writer, version = self._stage, 0
+        if self._options.app_id is not None and self._options.version is not None:
+            writer, version = self._options.app_id, self._options.version
+        commit(url, writer, version, [message.staged for message in _found(messages)])
+        discard(url, self._stage)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        discard(self._options.url.reveal(), self._stage)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """`df.writeStream`: each micro-batch once, whatever is repeated. The query's id is the writer, the batch its version."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        if options.app_id is not None:
+            raise InvalidOption(
+                "txnAppId is for batch writes", hint="a stream has its query and batch for that; leave it out"
+            )
+        checked(schema, options)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+        task, query = _context()
+        target = self._options.target
+        made = stage(self._options.url.reveal(), f"query:{query}", staged_form(iterator, target), topic=target)
+        return Message(task, query, made)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        found = _found(messages)
+        if any(message.staged.rows for message in found):
+            commit(self._options.url.reveal(), f"query:{found[0].query}", batchId, [message.staged for message in found])
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        # It may come after a commit that succeeded. What is staged counts for nothing; the next commit empties the stage.
+        return

@@ -1,0 +1,140 @@
+"""Reading a topic as a stream. Spark's checkpoint is the truth about the place; the group only shows it to others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from trunkline.db import spark as calls
+from trunkline.spark import offsets, planning
+from trunkline.spark.columns import Shape
+from trunkline.spark.connections import close_all, plain
+from trunkline.spark.options import ReadOptions
+from trunkline.spark.ranges import Head, Range, tasks
+from trunkline.spark.reading import resolved
+from trunkline.spark.tiering import Reading, read
+
+# How long to wait for new messages before saying that there are none: a query that polls without a pause would otherwise
+# ask the database a hundred times a second.
+_PATIENCE = 0.1
+
+
+class Task(InputPartition):
+    """What one task reads, in this order."""
+
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._how = Reading(
+            Shape(schema), options.tier, options.fail_on_data_loss, resolved(options.url.reveal(), options.selection)
+        )
+        self._cap: list[Head] | None = None
+        self._heads: list[Head] = []
+        self._last_batch = time.monotonic()
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = planning.heads(self._options)
+        positions = planning.starting(self._options, found, "latest")
+        document = offsets.to_document(positions, found)
+        self._show(document)
+        return document
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._cap = planning.heads(self._options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        found, positions = self._look(start)
+        if self._cap is None:
+            waiting = offsets.behind(positions, found)
+            if waiting == 0:
+                time.sleep(_PATIENCE)
+                found, positions = self._look(start)
+            elif self._too_few(waiting, limit):
+                return dict(start)
+        end = offsets.admit(positions, found, most)
+        document = offsets.to_document(end, found)
+        if document != start:
+            self._last_batch = time.monotonic()
+        return document
+
+    def _look(self, start: Mapping[str, Any]) -> tuple[list[Head], offsets.Positions]:
+        self._heads = planning.heads(self._options) if self._cap is None else self._cap
+        return self._heads, planning.checked(start, self._heads, self._options)
+
+    def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
+        least = limit.min_rows if isinstance(limit, ReadMinRows) else self._options.min_offsets_per_trigger
+        if least is None or waiting >= least:
+            return False
+        return time.monotonic() - self._last_batch < self._options.max_trigger_delay.total_seconds()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if not self._heads:
+            return None
+        positions: offsets.Positions = {}
+        for head in self._heads:
+            positions.setdefault(head.topic, {})[head.partition] = head.head
+        return offsets.to_document(positions, self._heads)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        ids = offsets.topic_ids(end)
+        before, after = offsets.from_document(start), offsets.from_document(end)
+        ranges = offsets.ranges(before, after, ids, self._bases(before, after))
+        made = tasks(
+            ranges,
+            min_tasks=self._options.min_partitions,
+            max_rows=self._options.max_records_per_partition,
+            max_tasks=self._options.max_connections,
+        )
+        return [Task(bundle) for bundle in made]
+
+    def _bases(self, before: offsets.Positions, after: offsets.Positions) -> dict[tuple[str, int], int]:
+        """Where partitions begin that the batch before did not have; in a restarted query that is looked up."""
+        new = {
+            (topic, partition)
+            for topic, parts in after.items()
+            for partition in parts
+            if partition not in before.get(topic, {})
+        }
+        if not new:
+            return {}
+        heads = self._heads or planning.heads(self._options, known=sorted({topic for topic, _ in new}))
+        return {(head.topic, head.partition): head.base for head in heads if (head.topic, head.partition) in new}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for range_ in partition.ranges if isinstance(partition, Task) else ():
+            yield from read(self._options.url.reveal(), range_, self._how)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        self._show(end)
+
+    def _show(self, document: Mapping[str, Any]) -> None:
+        if self._options.group is None:
+            return
+        with plain(self._options.url.reveal()) as conn:
+            for topic, positions in offsets.from_document(document).items():
+                calls.advance_group(conn, topic, self._options.group, positions)
+
+    def stop(self) -> None:
+        close_all()

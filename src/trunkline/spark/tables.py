@@ -1,0 +1,73 @@
+"""Dead letters and the history of deliveries as tables."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from trunkline.db import spark as calls
+from trunkline.errors import InvalidOption
+from trunkline.spark.connections import arrow
+from trunkline.spark.options import ReadOptions
+
+SCHEMAS = {
+    "dead_letters": "id string, topic string, partition int, offset bigint, key string, routing_key string, label string,"
+    " headers string, value binary, content_type string, occurred_at timestamp, timestamp timestamp, attempts int,"
+    " error string, reason string, dead_at timestamp",
+    "deliveries": "queue string, topic string, partition int, first_offset bigint, last_offset bigint, n bigint,"
+    " attempt int, consumer string, claimed_at timestamp, settled_at timestamp, outcome string, error string",
+}
+_PAGE = 10_000
+
+
+def check(table: str, schema: pa.Schema) -> None:
+    """Refuse columns that the table does not have."""
+    known = [part.split()[0] for part in SCHEMAS[table].split(", ")]
+    for name in schema.names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InvalidOption(
+                f"the schema has a column {name}, which {table} do not have",
+                hint=f"did you mean {near[0]}?" if near else "columns are " + ", ".join(known),
+            )
+
+
+def probe(options: ReadOptions) -> None:
+    """An unknown queue is told on the driver."""
+    with arrow(options.url.reveal()) as conn, conn.cursor() as cursor:
+        if options.table == "dead_letters":
+            assert options.queue is not None  # noqa: S101
+            cursor.execute(calls.dead_letters_statement(options.queue, 0, 1))
+        else:
+            cursor.execute(calls.deliveries_statement(options.queue, "0 seconds"))
+        cursor.fetch_arrow_table()
+
+
+def read(options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    pages = _dead_letters(options) if options.table == "dead_letters" else _deliveries(options)
+    for page in pages:
+        for batch in page.select(schema.names).to_batches():
+            arrays = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _dead_letters(options: ReadOptions) -> Iterator[pa.Table]:
+    assert options.queue is not None  # noqa: S101
+    after = 0
+    with arrow(options.url.reveal()) as conn:
+        while True:
+            with conn.cursor() as cursor:
+                cursor.execute(calls.dead_letters_statement(options.queue, after, _PAGE))
+                page = cursor.fetch_arrow_table()
+            if page.num_rows == 0:
+                return
+            yield page
+            after = page.column("dead_id")[-1].as_py()
+
+
+def _deliveries(options: ReadOptions) -> Iterator[pa.Table]:
+    with arrow(options.url.reveal()) as conn, conn.cursor() as cursor:
+        cursor.execute(calls.deliveries_statement(options.queue, f"{options.since.total_seconds()} seconds"))
+        yield cursor.fetch_arrow_table()

@@ -1,0 +1,308 @@
+-- The archive: older parts of a topic's log as files, whose list is kept here. Files are written and read elsewhere
+-- (trunkline.spark); what these functions say about them is the truth. No message is touched here.
+
+create or replace function trunkline._archive(p_topic text) returns trunkline.archives
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('topic', p_topic);
+    a trunkline.archives;
+begin
+    -- who changes anything about an archive holds this row
+    insert into trunkline.archives (topic_id) values (t.topic_id) on conflict do nothing;
+    select * into a from trunkline.archives where topic_id = t.topic_id for update;
+    return a;
+end
+$$;
+
+-- Highest offset of a partition that is in the archive; 0 for none.
+create or replace function trunkline._archived_upto(p_topic_id int, p_partition int) returns bigint
+language plpgsql
+as $$
+begin
+    return coalesce((select last_offset from trunkline.archive_files
+                     where topic_id = p_topic_id and partition = p_partition order by first_offset desc limit 1), 0);
+end
+$$;
+
+-- Whether retention has to wait: the topic's archive is required and does not reach up to p_last_offset yet.
+-- A file is listed only after it is on disk, and the list only grows, so an old answer errs on the safe side.
+create or replace function trunkline._archive_waits(p_topic_id int, p_partition int, p_last_offset bigint) returns boolean
+language plpgsql
+as $$
+begin
+    return exists (select from trunkline.archives where topic_id = p_topic_id and required)
+       and trunkline._archived_upto(p_topic_id, p_partition) < p_last_offset;
+end
+$$;
+
+create or replace function trunkline._is_archived(p_topic_id int, p_partition int, p_offset bigint) returns boolean
+language plpgsql
+as $$
+begin
+    return coalesce((select last_offset >= p_offset from trunkline.archive_files
+                     where topic_id = p_topic_id and partition = p_partition and first_offset <= p_offset order by first_offset desc limit 1), false);
+end
+$$;
+
+-- Where a group may start: any place in the log, and below it in the archive; 'archive' is the beginning of that. Messages from there are
+-- read through Spark, which moves the group; fetch says so.
+create or replace function trunkline._group_place(t trunkline.topics, p_partition int, p_place text) returns bigint
+language plpgsql
+as $$
+declare
+    v_place bigint;
+begin
+    if p_place = 'archive' then
+        select first_offset into v_place from trunkline.archive_files
+        where topic_id = t.topic_id and partition = p_partition order by first_offset limit 1;
+        return coalesce(v_place, trunkline._place(t, p_partition, 'earliest'));
+    end if;
+    if p_place ~ '^[0-9]{1,18}$' and trunkline._is_archived(t.topic_id, p_partition, p_place::bigint) then
+        return p_place;
+    end if;
+    return trunkline._place(t, p_partition, p_place);
+end
+$$;
+
+-- Makes retention wait for the archive of a topic, also the hard one, or no longer.
+create or replace function trunkline.require_archive(p_topic text, p_required boolean default true) returns trunkline.archives
+language plpgsql
+as $$
+declare
+    a trunkline.archives := trunkline._archive(p_topic);
+begin
+    update trunkline.archives set required = coalesce(p_required, true) where topic_id = a.topic_id returning * into a;
+    return a;
+end
+$$;
+
+-- The archive of a topic, in this folder. A topic has one: once a file is listed another folder is refused, see move_archive.
+create or replace function trunkline.ensure_archive(p_topic text, p_location text) returns trunkline.archives
+language plpgsql
+as $$
+declare
+    a trunkline.archives := trunkline._archive(p_topic);
+begin
+    if coalesce(length(p_location), 0) not between 1 and 1000 then
+        perform trunkline._fail('TL001', 'the location of an archive is empty or longer than 1,000 characters', 'give a folder or its URI');
+    end if;
+    if a.location is null or not exists (select from trunkline.archive_files f where f.topic_id = a.topic_id) then
+        update trunkline.archives set location = p_location where topic_id = a.topic_id returning * into a;
+    elsif a.location <> p_location then
+        perform trunkline._fail('TL060', format('the archive of topic %L lies in %s', p_topic, a.location),
+                                'use that folder, or move the files and then call trunkline.move_archive');
+    end if;
+    return a;
+end
+$$;
+
+-- The files of an archive were moved to another folder.
+create or replace function trunkline.move_archive(p_topic text, p_location text) returns trunkline.archives
+language plpgsql
+as $$
+declare
+    a trunkline.archives := trunkline._archive(p_topic);
+begin
+    update trunkline.archives set location = null where topic_id = a.topic_id;
+    return trunkline.ensure_archive(p_topic, p_location);
+end
+$$;
+
+-- One archiving run per topic at a time, until the caller's transaction ends. It only saves work that would be done twice:
+-- what may be listed is decided by add_archive_files.
+create or replace function trunkline.lock_archive(p_topic text) returns boolean
+language sql
+as $$ select pg_try_advisory_xact_lock(778010, trunkline.topic_number('topic', p_topic)) $$;
+
+-- What is to be archived next: ranges of about p_rows offsets, cut at the ends of segments where possible, so that retention can
+-- drop these whole. Sealed segments only, or everything up to the head (p_open).
+create or replace function trunkline.plan_archive(p_topic text, p_rows int default 262144, p_open boolean default false)
+returns table (partition int, first_offset bigint, last_offset bigint)
+language plpgsql
+as $$
+declare
+    t      trunkline.topics := trunkline._topic('topic', p_topic);
+    r      record;
+    v_end  bigint;
+    v_last bigint;
+begin
+    perform trunkline._need_read_committed('plan_archive');
+    perform trunkline._check_range('rows', p_rows, 1, 16777216);
+    for r in select l.* from trunkline.logs l where l.topic_id = t.topic_id order by l.log loop
+        partition := r.partition;
+        first_offset := greatest(trunkline._archived_upto(t.topic_id, r.partition) + 1, r.base_offset);
+        v_end := coalesce((select max(s.last_offset) from trunkline.segments s where s.log = r.log and s.sealed_at is not null), 0);
+        if p_open then
+            v_end := greatest(v_end, trunkline._tick(t.topic_id, r.partition, t.segment_rows, 1000000));
+        end if;
+        while first_offset <= v_end loop
+            -- as many whole segments as fit; a larger one in even parts
+            select max(s.last_offset) filter (where s.last_offset < plan_archive.first_offset + p_rows),
+                   min(s.last_offset) filter (where s.last_offset >= plan_archive.first_offset)
+              into v_last, last_offset
+            from trunkline.segments s
+            where s.log = r.log and s.sealed_at is not null and s.last_offset >= plan_archive.first_offset;
+            if v_last is null then
+                last_offset := least(coalesce(last_offset, v_end), v_end);
+                v_last := first_offset - 1
+                    + ceil((last_offset - first_offset + 1)::numeric / ceil((last_offset - first_offset + 1)::numeric / p_rows))::bigint;
+            end if;
+            last_offset := v_last;
+            return next;
+            first_offset := v_last + 1;
+        end loop;
+    end loop;
+end
+$$;
+
+-- Lists files, all or none. Each must follow what is archived of its partition, without a hole and without an overlap;
+-- offsets that retention has removed already cannot be missed.
+create or replace function trunkline.add_archive_files(
+    p_topic text, p_partitions int[], p_first_offsets bigint[], p_last_offsets bigint[], p_paths text[], p_bytes bigint[],
+    p_min_created_ats timestamptz[], p_max_created_ats timestamptz[], p_checksums text[])
+returns int
+language plpgsql
+as $$
+declare
+    a       trunkline.archives := trunkline._archive(p_topic);
+    f       record;
+    v_upto  bigint;
+    v_base  bigint;
+    v_count int := 0;
+begin
+    perform trunkline._need_read_committed('add_archive_files');
+    perform trunkline._commit_durably();
+    for f in
+        select * from unnest(p_partitions, p_first_offsets, p_last_offsets, p_paths, p_bytes, p_min_created_ats, p_max_created_ats, p_checksums)
+            u(part, lo, hi, path, bytes, min_at, max_at, checksum) order by part, lo
+    loop
+        perform trunkline._check_partition(trunkline._topic('topic', p_topic), f.part);
+        v_upto := trunkline._archived_upto(a.topic_id, f.part);
+        select l.base_offset into v_base from trunkline.logs l where l.topic_id = a.topic_id and l.partition = f.part;
+        if f.lo <= v_upto then
+            perform trunkline._fail('TL060', format('offset %s of partition %s is archived already', f.lo, f.part),
+                                    format('another run was faster; go on from offset %s', v_upto + 1));
+        elsif f.lo > greatest(v_upto + 1, v_base) then
+            perform trunkline._fail('TL060', format('offsets %s to %s of partition %s would be missing in the archive',
+                                                    greatest(v_upto + 1, v_base), f.lo - 1, f.part), 'archive them first');
+        elsif f.hi > trunkline._head(a.topic_id * 64 + f.part) then
+            perform trunkline._fail('TL007', format('offset %s of partition %s is beyond the head', f.hi, f.part), 'archive only what is in the log');
+        end if;
+        insert into trunkline.archive_files
+        values (a.topic_id, f.part, f.lo, f.hi, f.path, f.bytes, f.min_at, f.max_at, f.checksum, trunkline.clock());
+        v_count := v_count + 1;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Where offsets p_first to p_last of a partition can be read: 'archive' (with the file), 'live', or 'gone'. In order, without a hole
+-- or an overlap. What is in both places is answered as p_prefer says.
+create or replace function trunkline.archive_tiers(
+    p_topic text, p_partition int, p_first bigint, p_last bigint, p_prefer text default 'archive')
+returns table (tier text, first_offset bigint, last_offset bigint, location text, path text, file_first bigint, file_last bigint, bytes bigint, checksum text)
+language plpgsql
+as $$
+declare
+    t      trunkline.topics := trunkline._topic('topic', p_topic);
+    f      trunkline.archive_files;
+    v_base bigint;
+    v_next bigint := p_first;
+    -- read from files only below this
+    v_live bigint;
+begin
+    perform trunkline._need_read_committed('archive_tiers');
+    perform trunkline._check_partition(t, p_partition);
+    perform trunkline._check_range('first', p_first, 1, 9223372036854775807);
+    if coalesce(p_prefer, '') not in ('archive', 'live') then
+        perform trunkline._fail('TL001', format('prefer is %s', coalesce(quote_literal(p_prefer), 'null')), 'use "archive" or "live"');
+    end if;
+    select base_offset into v_base from trunkline.logs where topic_id = t.topic_id and logs.partition = p_partition;
+    select a.location into archive_tiers.location from trunkline.archives a where a.topic_id = t.topic_id;
+    v_live := case p_prefer when 'live' then v_base else p_last + 1 end;
+    for f in
+        select * from trunkline.archive_files x
+        where x.topic_id = t.topic_id and x.partition = p_partition and x.first_offset <= least(p_last, v_live - 1)
+          -- the file that holds p_first is the last one that begins at or before it
+          and x.first_offset >= coalesce((select y.first_offset from trunkline.archive_files y
+                                          where y.topic_id = t.topic_id and y.partition = p_partition and y.first_offset <= p_first
+                                          order by y.first_offset desc limit 1), p_first)
+        order by x.first_offset
+    loop
+        continue when f.last_offset < v_next;
+        if f.first_offset > v_next then
+            tier := 'gone'; first_offset := v_next; last_offset := f.first_offset - 1;
+            path := null; file_first := null; file_last := null; bytes := null; checksum := null;
+            return next;
+            v_next := f.first_offset;
+        end if;
+        tier := 'archive'; first_offset := v_next; last_offset := least(f.last_offset, p_last, v_live - 1);
+        path := f.path; file_first := f.first_offset; file_last := f.last_offset; bytes := f.bytes; checksum := f.checksum;
+        return next;
+        v_next := last_offset + 1;
+    end loop;
+    path := null; file_first := null; file_last := null; bytes := null; checksum := null;
+    if v_next <= p_last and v_next < v_base then
+        tier := 'gone'; first_offset := v_next; last_offset := least(v_base - 1, p_last);
+        return next;
+        v_next := last_offset + 1;
+    end if;
+    if v_next <= p_last then
+        tier := 'live'; first_offset := v_next; last_offset := p_last;
+        return next;
+    end if;
+end
+$$;
+
+-- The files of a topic's archive, or of all.
+create or replace function trunkline.list_archive_files(p_topic text default null)
+returns table (topic text, topic_id int, partition int, first_offset bigint, last_offset bigint, rows bigint, bytes bigint, min_created_at timestamptz,
+               max_created_at timestamptz, location text, path text, checksum text, archived_at timestamptz)
+language plpgsql stable
+as $$
+begin
+    if p_topic is not null then
+        perform trunkline._topic('topic', p_topic);
+    end if;
+    return query
+    select t.name, t.topic_id, f.partition, f.first_offset, f.last_offset, f.last_offset - f.first_offset + 1, f.bytes, f.min_created_at, f.max_created_at,
+           a.location, f.path, f.checksum, f.archived_at
+    from trunkline.topics t join trunkline.archives a on a.topic_id = t.topic_id join trunkline.archive_files f on f.topic_id = t.topic_id
+    where t.kind = 'topic' and (p_topic is null or t.name = p_topic)
+    order by t.name, f.partition, f.first_offset;
+end
+$$;
+
+-- One row per partition of each topic with an archive: how far it goes, and what is still in the log.
+create or replace function trunkline.archive_stats(p_topic text default null)
+returns table (topic text, partition int, location text, required boolean, lowest_archived bigint, archived_upto bigint, lowest_live bigint, head bigint,
+               files bigint, rows bigint, bytes bigint)
+language plpgsql
+as $$
+begin
+    if p_topic is not null then
+        perform trunkline._topic('topic', p_topic);
+    end if;
+    return query
+    select t.name, l.partition, a.location, a.required, min(f.first_offset), coalesce(max(f.last_offset), 0), l.base_offset, trunkline._head(l.log),
+           count(f.path), coalesce(sum(f.last_offset - f.first_offset + 1), 0)::bigint, coalesce(sum(f.bytes), 0)::bigint
+    from trunkline.topics t join trunkline.archives a on a.topic_id = t.topic_id join trunkline.logs l on l.topic_id = t.topic_id
+    left join trunkline.archive_files f on f.topic_id = l.topic_id and f.partition = l.partition
+    where t.kind = 'topic' and (p_topic is null or t.name = p_topic)
+    group by t.name, l.log, a.topic_id order by t.name, l.partition;
+end
+$$;
+
+-- Remembers the plan of a pipeline under its name, and answers it; the first one stays.
+create or replace function trunkline.keep_plan(p_name text, p_plan jsonb) returns jsonb
+language plpgsql
+as $$
+begin
+    if coalesce(length(p_name), 0) not between 1 and 300 or jsonb_typeof(p_plan) is distinct from 'object' then
+        perform trunkline._fail('TL001', 'a plan needs a name of 1 to 300 characters and an object', 'see docs/spark/pipelines.md');
+    end if;
+    insert into trunkline.pipeline_plans (name, plan) values (p_name, p_plan) on conflict (name) do nothing;
+    return (select plan from trunkline.pipeline_plans where name = p_name);
+end
+$$;

@@ -1,0 +1,149 @@
+"""A real standalone cluster, master and two workers, with a worker killed -9 in the middle of a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pyspark
+import pytest
+
+from tests.conftest import Connection
+from tests.spark.topics import flat, in_order_of_keys, payloads, publish
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+# Runs as a program of its own: a process has one Spark, and the other tests have theirs.
+PROGRAM = """
+import sys, time
+from trunkline.spark import open_session
+
+master, url, checkpoint = sys.argv[1:4]
+spark = open_session("cluster", master=master, conf={
+    "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2", "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false",
+})
+spark.sparkContext.setLogLevel("OFF")
+frame = spark.read.format("trunkline").options(url=url, subscribe="t", minPartitions="4").load()
+print("read", frame.count(), flush=True)
+
+def slowly(batches):
+    import time
+    for batch in batches:
+        time.sleep(1)
+        yield batch
+
+stream = (
+    spark.readStream.format("trunkline").options(url=url, subscribe="t", startingOffsets="earliest", minPartitions="4")
+    .schema("key binary, value binary").load()
+)
+query = (
+    stream.mapInArrow(slowly, stream.schema).writeStream.format("trunkline")
+    .options(url=url, topic="copy", checkpointLocation=checkpoint).trigger(availableNow=True).start()
+)
+print("running", flush=True)
+query.awaitTermination()
+print("done", flush=True)
+"""
+
+
+class Cluster(NamedTuple):
+    master: str
+    workers: list[subprocess.Popen[bytes]]
+
+
+def daemon(*command: str, log: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    with log.open("wb") as out:
+        return subprocess.Popen([str(program), *command], env=environment, stdout=out, stderr=out)
+
+
+def awaited(log: Path, pattern: str) -> str:
+    for _ in range(600):
+        if found := re.search(pattern, log.read_text()):
+            return found[0]
+        time.sleep(0.1)
+    raise TimeoutError(log.read_text())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    log = tmp_path / "master.log"
+    running = [
+        daemon("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", log=log)
+    ]
+    try:
+        master = awaited(log, r"spark://127\.0\.0\.1:[1-9]\d*")
+        for number in range(2):
+            options = [
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                "-c",
+                "1",
+                "-m",
+                "600m",
+                "-d",
+                str(tmp_path / f"worker{number}"),
+            ]
+            running.append(
+                daemon("org.apache.spark.deploy.worker.Worker", master, *options, log=tmp_path / f"worker{number}.log")
+            )
+        for number in range(2):
+            awaited(tmp_path / f"worker{number}.log", "Successfully registered with master")
+        yield Cluster(master, running[1:])
+    finally:
+        for process in running:
+            kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """A daemon with the executors that it started."""
+    try:
+        root = psutil.Process(process.pid)
+        for one in [*root.children(recursive=True), root]:
+            one.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        pass
+    process.wait()
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection, tmp_path: Path) -> None:
+    conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('copy', 2)")
+    publish(conn, "t", 4000)
+    command = [sys.executable, "-c", PROGRAM, cluster.master, db, str(tmp_path / "checkpoint")]
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    said = tmp_path / "driver.log"
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as driver,
+    ):
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "read 4000\n", said.read_text()
+        assert driver.stdout.readline() == "running\n"
+        # a task has staged or is about to: the stage is made by the first one
+        for _ in range(600):
+            if conn.execute("select count(*) from trunkline.stages").fetchone() != (0,):
+                break
+            time.sleep(0.05)
+        kill(cluster.workers[0])
+        assert driver.stdout.readline() == "done\n", said.read_text()
+    found = payloads(conn, "copy")
+    assert flat(found) == list(range(4000))
+    assert in_order_of_keys(found)

@@ -1,0 +1,217 @@
+"""Replay, compact, dedupe, validate, run and report: exact counts, once, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import Connection
+from trunkline import SyncClient
+from trunkline.errors import AlreadyExists, Conflict, InvalidArgument, OffsetOutOfRange
+from trunkline.spark.pipelines import frames
+from trunkline.spark.pipelines import validate as validating
+from trunkline.spark.pipelines.compact import compact
+from trunkline.spark.pipelines.replay import replay
+from trunkline.spark.pipelines.report import report
+from trunkline.spark.pipelines.streams import dedupe, run_file
+from trunkline.spark.pipelines.validate import merge, shape_of, validate
+from trunkline.types import Message, NewMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture
+def orders(db: str) -> str:
+    """A topic of two partitions with 300 messages in it, and empty ones to write to."""
+    with SyncClient(db) as mq:
+        mq.topics.create("orders", partitions=2)
+        for name in ("out", "other"):
+            mq.topics.create(name)
+        mq.queues.create("q")
+        mq.publish_many(
+            "orders", [NewMessage(body={"n": n}, key=f"k{n % 10}", headers={"h": str(n)}, label="l") for n in range(300)]
+        )
+    return db
+
+
+def contents(db: str, topic: str) -> list[Message[Any]]:
+    with SyncClient(db) as mq:
+        return list(mq.topics.scan(topic))
+
+
+def test_replay_is_exact_resumable_and_says_where_messages_were(
+    spark: SparkSession, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = frames.write, []
+
+    def dies(*args: Any) -> None:
+        """The driver dies right after the second chunk was published."""
+        write(*args)
+        calls.append(args[-1])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"id": "r", "to_topic": "out", "filter": "body:n::int % 2 = 0", "chunk_rows": 100}
+    dry = replay(orders, "orders", dry_run=True, spark=spark, **options)
+    assert (dry.read, dry.published, contents(orders, "out")) == (300, 150, [])
+    monkeypatch.setattr(frames, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        replay(orders, "orders", spark=spark, **options)
+    monkeypatch.setattr(frames, "write", write)
+    with SyncClient(orders) as mq:
+        mq.publish_many("orders", [{"n": 2}] * 10)
+    done = replay(orders, "orders", spark=spark, **options)
+    assert (done.chunks, done.skipped_chunks) == (3, 2)
+    got = contents(orders, "out")
+    assert sorted(each.body["n"] for each in got) == list(range(0, 300, 2)), (
+        "what came after the first start is not part of it"
+    )
+    first = {(each.partition, each.offset): each for each in contents(orders, "orders")}
+    places = []
+    for each in got:
+        headers = each.headers or {}
+        places.append((int(headers["replay-partition"]), int(headers["replay-offset"])))
+        source = first[places[-1]]
+        assert (each.body, each.key, each.label, headers["h"]) == (
+            source.body,
+            source.key,
+            source.label,
+            source.headers["h"],
+        )
+        assert headers["replay-topic"] == "orders"
+        assert headers["replay-time"] == source.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace(
+            "+00:00", "Z"
+        )
+        assert each.id != source.id
+    for partition in (0, 1):
+        offsets = [offset for number, offset in places if number == partition]
+        assert offsets == sorted(offsets)
+    with pytest.raises(Conflict, match="was started with"):
+        replay(orders, "orders", spark=spark, **(options | {"to_topic": "other"}))
+
+
+def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    file = tmp_path / "change.py"
+    file.write_text("def transform(messages):\n    return messages.selectExpr('key', 'body:n::int * 2 as twice')\n")
+    done = replay(orders, "orders", id="q", to_queue="q", start=100, transform=str(file), spark=spark)
+    with SyncClient(orders) as mq:
+        bodies = [each.body for each in mq.claim("q", max_messages=1000)]
+    assert done.published == len(bodies) > 0
+    assert all(set(body) == {"twice"} for body in bodies)
+    file.write_text("transform = 1")
+    with pytest.raises(InvalidArgument, match="no function"):
+        replay(orders, "orders", id="x", to_queue="q", transform=str(file), spark=spark)
+    with pytest.raises(OffsetOutOfRange, match="below the lowest"):
+        replay(orders, "orders", id="x", to_queue="q", start=0, spark=spark)
+
+
+def test_compact_keeps_the_latest_and_tombstones(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    with SyncClient(orders) as mq:
+        mq.publish("orders", b"", key="k3")
+    table = str(tmp_path / "latest")
+    done = compact(orders, "orders", table, to_topic="out", spark=spark)
+    assert (done.keys, done.tombstones, done.published) == (10, 1, 10)
+    rows = {row["key"]: row for row in spark.read.parquet(table).collect()}
+    assert {key: json.loads(row["value"])["n"] for key, row in rows.items() if not row["deleted"]} == {
+        f"k{n % 10}": n for n in range(290, 300) if n % 10 != 3
+    }
+    assert rows["k3"]["deleted"]
+    with pytest.raises(AlreadyExists):
+        compact(orders, "orders", table, spark=spark)
+    compact(orders, "orders", table, to_topic="out", overwrite=True, spark=spark)
+    assert len(contents(orders, "out")) == 10, "the same offsets are published once"
+    with SyncClient(orders) as mq:
+        mq.publish("orders", {"n": 1})
+    with pytest.raises(InvalidArgument, match=r"1 of 302 messages .* have no key"):
+        compact(orders, "orders", dry_run=True, spark=spark)
+    assert compact(orders, "orders", dry_run=True, null_keys="skip", spark=spark).without_key == 1
+
+
+def test_validate_sends_rejects_with_the_reason_once(spark: SparkSession, orders: str) -> None:
+    with SyncClient(orders) as mq:
+        mq.publish("orders", b"{broken")
+    rules = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 296}}}
+    for published in (4, 0):
+        done = validate(orders, "orders", schema=rules, rejects="out", spark=spark)
+        assert (done.read, done.rejected, done.published) == (301, 4, published)
+    reasons = sorted((each.headers or {})["validation-error"] for each in contents(orders, "out"))
+    assert reasons[0] == "n: maximum"
+    assert reasons[-1].startswith("not JSON")
+    inferred = validate(orders, "orders", spark=spark)
+    assert inferred.json_schema["properties"] == {"n": {"type": ["integer"]}}
+    assert inferred.rejected == 1
+    with pytest.raises(InvalidArgument, match="not valid"):
+        validating.check_schema({"type": "nonsense"})
+
+
+def test_inferred_schemas_merge() -> None:
+    one, two = shape_of({"a": 1, "b": [1, None]}), shape_of({"a": 1.5, "c": {"d": "x"}})
+    assert merge(one, two) == {
+        "type": ["object"],
+        "properties": {
+            "a": {"type": ["number"]},
+            "b": {"type": ["array"], "items": {"type": ["integer", "null"]}},
+            "c": {"type": ["object"], "properties": {"d": {"type": ["string"]}}, "required": ["d"]},
+        },
+        "required": ["a"],
+    }
+
+
+def test_dedupe_and_run_take_what_is_new(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    done = dedupe(orders, "orders", "out", by="key", checkpoint=str(tmp_path / "dedupe"), spark=spark)
+    assert done.read == 300
+    assert sorted(each.key or "" for each in contents(orders, "out")) == [f"k{n}" for n in range(10)]
+    file = tmp_path / "large.sql"
+    file.write_text("select key, body:n::int as n from messages where body:n::int >= 290;")
+    for expected in (300, 0):
+        ran = run_file(orders, str(file), "orders", to_topic="other", checkpoint=str(tmp_path / "run"), spark=spark)
+        assert ran.read == expected
+    assert sorted(each.body["n"] for each in contents(orders, "other")) == list(range(290, 300))
+
+
+def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, conn: Connection, tmp_path: Path) -> None:
+    with SyncClient(orders) as mq:
+        mq.subscriptions.add("q", "orders", start="earliest")
+        mq.enqueue_many("q", [{"own": n} for n in range(20)])
+        number = 0
+        while deliveries := list(mq.claim("q", max_messages=100)):
+            for delivery in deliveries:
+                number += 1
+                if number % 10 == 0:
+                    delivery.bury(f"user {number} at 10.0.0.{number}: <b>no</b>")
+                elif number % 10 == 1:
+                    delivery.nack(error="later", delay="1h")
+                else:
+                    delivery.ack()
+    conn.execute("select trunkline.run_duty('rollups')")
+    done = report(orders, str(tmp_path), spark=spark)
+    assert (done.messages, done.deliveries) == (300, 320)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "http" not in page
+    assert "user &lt;n&gt; at &lt;ip&gt;: &lt;b&gt;no&lt;/b&gt;" in page
+    tables = {path.stem: spark.read.parquet(str(path)).collect() for path in tmp_path.glob("*.parquet")}
+    assert set(tables) == {
+        "topics",
+        "throughput",
+        "sizes",
+        "hot_keys",
+        "queues",
+        "latency",
+        "attempts",
+        "dead_letters",
+        "lag",
+    }
+    assert sum(row["messages"] for row in tables["throughput"]) == 300
+    (queue,) = tables["queues"]
+    assert (queue["acked"], queue["nacked"], queue["buried"]) == (256, 32, 32)
+    assert queue["wait_p50"] > 0
+    assert [row["messages"] for row in tables["dead_letters"]] == [32]
+    assert tables["hot_keys"][0]["messages"] == 30

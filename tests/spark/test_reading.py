@@ -1,0 +1,200 @@
+"""Reading a range as Arrow, without Spark: exact, in order, also where many publish at once, and loud about what is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.conftest import Clock, Connection, Servers
+from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound
+from trunkline.spark.connections import close_all
+from trunkline.spark.options import Selection
+from trunkline.spark.ranges import Range
+from trunkline.spark.reading import LOG_SCHEMA, heads, read_range
+
+
+def publish(conn: Connection, topic: str, count: int, first: int = 0) -> None:
+    conn.execute(
+        "select trunkline.publish(%s, to_jsonb(n), p_key => 'k' || n %% 7, p_routing_key => 'a.' || n %% 3,"
+        " p_label => 'l' || n %% 2)"
+        " from generate_series(%s::int, %s::int) n",
+        (topic, first, first + count - 1),
+    )
+
+
+def read(db: str, range_: Range, columns: list[str] | None = None, **options: object) -> pa.Table:
+    names = LOG_SCHEMA.names if columns is None else columns
+    batches = list(read_range(db, range_, columns, **options))  # type: ignore[arg-type]
+    return pa.Table.from_batches(
+        batches, schema=batches[0].schema if batches else pa.schema([LOG_SCHEMA.field(n) for n in names])
+    )
+
+
+def test_heads_count_what_is_committed(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('u')")
+    publish(conn, "u", 5)
+    found = heads(db, ["u", "t"])
+    assert [(head.topic, head.partition, head.base, head.head) for head in found] == [
+        ("t", 0, 1, 1),
+        ("t", 1, 1, 1),
+        ("u", 0, 1, 6),
+    ]
+    with pytest.raises(TopicNotFound):
+        heads(db, ["nobody"])
+
+
+def test_a_range_is_what_the_log_says(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 2500)
+    head = heads(db, ["t"])[0]
+    whole = read(db, Range("t", head.topic_id, 0, 1, head.head))
+    assert whole.schema == LOG_SCHEMA
+    expected = conn.execute(
+        "select log_offset, id::text, key, routing_key, label, payload, content_type, created_at"
+        " from trunkline.read('t', 0, 1, 10000)"
+    ).fetchall()
+    names = ["offset", "id", "key", "routing_key", "label", "payload", "content_type", "created_at"]
+    assert [tuple(row.values()) for row in whole.select(names).to_pylist()] == expected
+    part = read(db, Range("t", head.topic_id, 0, 997, 1004), ["payload", "offset"])
+    assert part.to_pylist() == [{"payload": str(n - 1).encode(), "offset": n} for n in range(997, 1004)]
+    assert read(db, Range("t", head.topic_id, 0, 5, 5)).num_rows == 0
+
+
+def test_a_selection_leaves_what_matches(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 420)
+    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 421)
+
+    def offsets(**selection: str) -> list[int]:
+        return read(db, range_, ["offset"], selection=Selection(**selection)).column("offset").to_pylist()
+
+    assert offsets(key="k3") == [n + 1 for n in range(420) if n % 7 == 3]
+    assert offsets(label="l1", routing_key="a.#") == [n + 1 for n in range(420) if n % 2 == 1]
+    assert offsets(routing_key="*.2", key="k0", label="l0") == [n + 1 for n in range(420) if n % 42 == 14]
+    assert offsets(key="it's \\ none") == []
+
+
+def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connection]) -> None:
+    """Ids jump back and forth, some by far: offsets do not."""
+    conn = connect()
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 512)")
+    late = connect()
+    late.execute("begin")
+    publish(late, "t", 3, first=900_000)
+
+    def publisher(number: int) -> None:
+        mine = connect()
+        for step in range(25):
+            with mine.transaction(force_rollback=step % 10 == 9):
+                publish(mine, "t", 4, first=number * 1000 + step * 4)
+
+    threads = [threading.Thread(target=publisher, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        conn.execute("select trunkline.head('t')")
+    late.execute("commit")
+    head = heads(db, ["t"])[0]
+    runs = conn.execute("select count(*) from trunkline.log_runs('t', null, 0, 1, %s)", (head.head,)).fetchone()
+    assert runs is not None and runs[0] > 10, "the log is not fragmented: the test shows nothing"
+    found = read(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload", "key"])
+    assert np.array_equal(found.column("offset").to_numpy(), np.arange(1, head.head))
+    expected = []
+    for at in range(1, head.head, 1000):
+        expected += conn.execute("select log_offset, payload, key from trunkline.read('t', 0, %s, 1000)", (at,)).fetchall()
+    assert [tuple(row.values()) for row in found.to_pylist()] == expected[: head.head - 1]
+    # the same range in other pieces, and after ticks were folded together
+    conn.execute("select trunkline.run_duty('rotate')")
+    conn.execute("select trunkline.run_duty('rotate')")
+    again = [
+        read(db, Range("t", head.topic_id, 0, lo, min(lo + 100, head.head)), ["offset", "payload", "key"])
+        for lo in range(1, head.head, 100)
+    ]
+    assert pa.concat_tables(again).equals(found)
+
+
+def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) -> None:
+    conn.execute("select trunkline.create_topic('t', p_retention => '1 hour', p_segment_rows => 16)")
+    publish(conn, "t", 100)
+    topic_id = heads(db, ["t"])[0].topic_id
+    for _ in range(2):
+        conn.execute("select trunkline.run_duty('segments')")
+    clock.advance(timedelta(hours=2))
+    for _ in range(3):
+        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_duty('retention')")
+    base = heads(db, ["t"])[0].base
+    assert base > 1
+    with pytest.raises(OffsetOutOfRange, match=f"lowest one left, {base}"):
+        read(db, Range("t", topic_id, 0, 1, 101))
+    assert read(db, Range("t", topic_id, 0, base, 101)).num_rows == 101 - base
+    with pytest.raises(OffsetOutOfRange):
+        read(db, Range("t", topic_id, 0, base - 1, 101), selection=Selection(key="nobody"))
+    with pytest.raises(OffsetAhead, match="beyond the head"):
+        read(db, Range("t", topic_id, 0, base, 102))
+    with pytest.raises(OffsetOutOfRange, match="created again"):
+        read(db, Range("t", topic_id + 1, 0, base, 101))
+
+
+def test_rows_that_vanish_during_the_read(db: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention empties a segment between the look at the runs and the read."""
+    from trunkline.spark import reading
+
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    publish(conn, "t", 60)
+    head = heads(db, ["t"])[0]
+    rows = reading._rows
+
+    def emptied_first(*args: object, **options: object) -> object:
+        conn.execute("select trunkline._empty_segment(%s, 0, 0, 15)", (head.topic_id,))
+        return rows(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "_rows", emptied_first)
+    with pytest.raises(OffsetOutOfRange, match="offset 1 is gone"):
+        read(db, Range("t", head.topic_id, 0, 1, 61))
+
+
+def test_a_reader_needs_no_right_on_tables(db: str, conn: Connection, servers: Servers) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 3000)
+    name = f"reader_{conn.info.backend_pid}"
+    conn.execute(f"create role {name} login password 'x' in role trunkline_reader")
+    try:
+        head = heads(db, ["t"])[0]
+        mine = make_conninfo(db, user=name, password="x")
+        assert heads(mine, ["t"]) == [head]
+        for range_ in (Range("t", head.topic_id, 0, 1, 3001), Range("t", head.topic_id, 0, 1234, 2345)):
+            assert read(mine, range_).equals(read(db, range_))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(mine) as other:
+            other.execute(f"select * from trunkline.topic_{head.topic_id}")
+    finally:
+        close_all()
+        conn.execute(f"drop role {name}")
+
+
+@pytest.mark.parametrize("size", [0, 1_048_576])
+def test_smallest_and_largest_payloads(db: str, conn: Connection, size: int) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    conn.execute("select trunkline.publish_bytes('t', decode(repeat('ab', %s), 'hex')) from generate_series(1, 5)", (size,))
+    found = read(db, Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 6), ["payload"])
+    assert [len(payload) for payload in found.column("payload").to_pylist()] == [size] * 5
+
+
+def test_a_lost_connection_is_replaced(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 3)
+    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 4)
+    assert read(db, range_).num_rows == 3
+    conn.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    assert read(db, range_).num_rows == 3
+    assert heads(db, ["t"])[0].head == 4

@@ -1,0 +1,61 @@
+"""What is missing is told in a word, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from trunkline.errors import SparkUnavailable
+from trunkline.spark import open_session
+from trunkline.spark.session import _wrapper, check_java
+
+
+def program(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "java").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "java").chmod(0o755)
+    return folder
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match="needs Java, and there is none in the PATH") as caught:
+        open_session(master="local[1]")
+    assert "17" in (caught.value.hint or "")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(SparkUnavailable, match="JAVA_HOME"):
+        check_java()
+
+
+def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program(tmp_path / "bin", "echo 'openjdk version \"11.0.2\" 2019' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match=r"Java 17 or later, .* is 11"):
+        check_java()
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "4.1.2", "5.0.0"])
+def test_another_spark(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    with pytest.raises(SparkUnavailable, match=f"pyspark {version} is installed, 4.2"):
+        open_session(master="local[1]")
+
+
+def test_workers_start_our_python_without_sparks_zip() -> None:
+    import subprocess
+    import sys
+
+    environment = os.environ | {"PYTHONPATH": f"/a/pyspark.zip:/a/py4j-0.10-src.zip:{os.environ.get('PYTHONPATH', '')}:/b"}
+    said = subprocess.run(
+        [str(_wrapper()), "-c", "import sys, os; print(sys.executable); print(os.environ['PYTHONPATH'])"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said[0] == sys.executable
+    assert "zip" not in said[1] and said[1].endswith("/b")
