@@ -38,7 +38,7 @@ up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
 	@exec $(BIN)/trunkline up --data .data $(ARGS)
 
 test: $(SPARK) ## all tests; ARGS="-k name"
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 check: $(SPARK) ## format, lint, strict types, import contract, security
 	$(BIN)/ruff format --check .

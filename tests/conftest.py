@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,6 +23,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _numbers = itertools.count()
+_LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|test_held_xmin")
 
 
 class Servers:
@@ -45,6 +47,11 @@ class Servers:
     def stop(self) -> None:
         for server in self._running.values():
             server.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest starts first, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: _LONG.search(item.nodeid) is None)
 
 
 @pytest.fixture(scope="session")

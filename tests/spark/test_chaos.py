@@ -8,7 +8,7 @@ import pytest
 
 from tests.spark.chaos import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.xdist_group("spark-chaos")
 
 
 @pytest.mark.timeout(320)
