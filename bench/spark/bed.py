@@ -42,6 +42,12 @@ class Bed:
         self._made += 1
         return str(self._folder / str(self._made))
 
+    def new_topic(self, kind: str, partitions: int = 1) -> tuple[str, int]:
+        """A topic of its own for each measurement, and its number. They go with the lab: deleting one may meet upkeep."""
+        self._made += 1
+        name = f"{kind}-{self._made}"
+        return name, int(self.lab.value("select (trunkline.create_topic(%s, %s)).topic_id", name, partitions))
+
     @contextmanager
     def output(self) -> Iterator[str]:
         """A new path, gone when the block ends."""

@@ -31,7 +31,7 @@ _TENTH = "trunkline, a tenth of it"
 _STREAM = "trunkline, stream"
 _TASKS = 8
 _PARTITIONS = 4
-_MAIN, _FRAGMENTED, _WRITTEN, _COPIED = "spark-main", "spark-fragmented", "spark-written", "spark-copied"
+_MAIN, _FRAGMENTED = "spark-main", "spark-fragmented"
 # A stream is measured over this many batches.
 _BATCHES = 10
 _STARTS = 3
@@ -66,8 +66,6 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         starts = Starts(lab, lab.directory / "spark", _FRAGMENTED)
     # With the large session gone: it would hold memory that a fresh process may want.
     rows += _start(starts, plan)
-    for topic in (_MAIN, _FRAGMENTED, _WRITTEN):
-        lab.value("select trunkline.delete_topic(%s)", topic)
     return rows
 
 
@@ -248,10 +246,10 @@ def _write(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
     frame = bed.spark.read.parquet(source)
 
     def ours(name: str, partitions: int, warm_up: bool = False) -> float:
-        number = _fresh_topic(bed.lab, _WRITTEN, partitions)
+        topic, number = bed.new_topic("spark-written", partitions)
         rows = sizes.write // 10 if warm_up else sizes.write
         chosen = frame.limit(rows) if warm_up else frame
-        rate = _rate(bed, f"{title}: {name}", rows, lambda: moves.write(bed, chosen, _WRITTEN))
+        rate = _rate(bed, f"{title}: {name}", rows, lambda: moves.write(bed, chosen, topic))
         _check_count(bed.lab, f"trunkline.topic_{number}", rows)
         return rate
 
@@ -273,32 +271,25 @@ def _write(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
     bed.cpu.clear()
     measured = interleave(title, "rows/s", contestants, rounds=plan.rounds)
     note = f"{sizes.write:,} rows"
-    rows = _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note)
-    # What the next streams read: a topic of one partition.
-    ours(_OURS, 1)
-    return rows
+    return _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note)
 
 
 def _topic_to_topic(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
     title, name = "spark, topic to topic", "exactly once"
+    source, source_number = bed.new_topic("spark-source")
+    topics.fill(bed.lab, source_number, first=0, messages=sizes.write)
+    _calm(bed.lab, source_number)
 
     def stream() -> float:
-        number = _fresh_topic(bed.lab, _COPIED, 1)
-        rate = _stream_rate(bed, title, _WRITTEN, sizes.write, target=_COPIED)
+        topic, number = bed.new_topic("spark-copied")
+        rate = _stream_rate(bed, title, source, sizes.write, target=topic)
         _check_count(bed.lab, f"trunkline.topic_{number}", sizes.write)
         return rate
 
     measured = interleave(title, "rows/s", {name: stream}, rounds=plan.rounds)
-    bed.lab.value("select trunkline.delete_topic(%s)", _COPIED)
     note = f"{_per_batch(sizes.write)}; {middle(bed.cpu[title])}"
     rates = measured[name]
     return [figure(title, name, median(rates), "rows/s", payload=PAYLOAD, rounds=rates, goal=at_least(50_000), note=note)]
-
-
-def _fresh_topic(lab: Lab, name: str, partitions: int) -> int:
-    if lab.value("select true from trunkline.list_topics() where name = %s", name):
-        lab.value("select trunkline.delete_topic(%s)", name)
-    return topics.make(lab, name, partitions=partitions)
 
 
 def _check_count(lab: Lab, table: str, rows: int) -> None:

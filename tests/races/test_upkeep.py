@@ -48,3 +48,17 @@ def test_an_overview_survives_a_deletion(main: Session, session: MakeSession, ov
     rows = delete_during(main, session, f"select {name or 'name'} from trunkline.{overview}()")
     if overview.endswith("_stats"):
         assert rows == [("kept",)]
+
+
+def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> None:
+    """Who deletes a topic holds its lock and then wants its tables: a duty that has these must not wait for the lock."""
+    topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
+    for _ in range(70):
+        main.run("select trunkline.publish('small', '1')")
+    changer = session()
+    main.run("set lock_timeout = '2s'")
+    with changer.transaction():
+        changer.run("select pg_advisory_xact_lock(778003, %s)", topic_id)
+        main.run("select trunkline.run_duty('segments')")
+    main.run("select trunkline.run_duty('segments')")
+    assert main.one("select count(*) from trunkline.segments where log = 64 * %s", topic_id) == 3

@@ -16,7 +16,7 @@ _RUN = """
 from trunkline.spark.session import open_session
 options = "-XX:+UseSerialGC -XX:ArchiveClassesAtExit=%s"
 spark = open_session("warm", master="local[1]", conf={"spark.driver.extraJavaOptions": options})
-spark.range(100).selectExpr("id % 3 as k").groupBy("k").count().collect()
+spark.range(100).selectExpr("id %% 3 as k").groupBy("k").count().collect()
 spark.stop()
 """
 

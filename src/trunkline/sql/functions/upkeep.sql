@@ -169,7 +169,9 @@ begin
     loop
         begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
-            if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1) then
+            -- The topic's lock comes before those we hold now, so it is only tried: who has it changes or deletes the topic, and the next run comes soon.
+            if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
+               and pg_try_advisory_xact_lock(778003, r.topic_id) then
                 v_count := v_count + trunkline._make_segments(r.topic_id);
             end if;
             -- old enough to be worth a segment of its own
@@ -177,7 +179,8 @@ begin
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
                 -- a roll draws up to segment_rows ids: one in a run is enough
-                if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second') then
+                if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
+                   and pg_try_advisory_xact_lock(778003, r.topic_id) then
                     perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
                     v_rolls := 1;
                     v_count := v_count + 1;
