@@ -165,7 +165,8 @@ def publish(session: Session, name: str, **values: Any) -> int:
 @click.option("--live", is_flag=True, help="Only what is in the log, not its archive.")
 def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool) -> None:
     """Messages of a topic up to its head, from its archive on if it has one. Changes nothing for any reader."""
-    if not live and _has_archive(session, name):
+    # over HTTP it is the log alone
+    if not live and session.service is None and _has_archive(session, name):
         _read_tiered(session, name, partition, start, limit)
         return
 
