@@ -261,6 +261,7 @@ begin
 end
 $$;
 
+-- Cancels that were asked for since a number, for workers that look about once a second.
 create or replace function trunkline.list_cancels(p_after bigint default 0) returns table (n bigint, job_id uuid, reason text)
 language sql stable
 as $$ select c.n, c.job_id, c.reason from trunkline.job_cancels c where c.n > p_after order by c.n $$;
@@ -372,6 +373,7 @@ $$;
 
 -- Workers
 
+-- A worker says that it runs, and describes itself; again every few seconds.
 create or replace function trunkline.register_worker(p_worker text, p_info jsonb) returns void
 language plpgsql
 as $$
@@ -385,6 +387,7 @@ begin
 end
 $$;
 
+-- A worker has ended.
 create or replace function trunkline.forget_worker(p_worker text) returns void
 language sql
 as $$

@@ -194,6 +194,7 @@ begin
 end
 $$;
 
+-- Drops what a writer has staged and not committed, with its table.
 create or replace function trunkline.drop_stage(p_writer text) returns void
 language plpgsql
 as $$
@@ -431,10 +432,12 @@ begin
 end
 $$;
 
+-- How pipelines fare, the one that spoke last first.
 create or replace function trunkline.list_pipelines() returns setof trunkline.pipelines
 language sql stable
 as $$ select * from trunkline.pipelines order by updated_at desc, name $$;
 
+-- Removes a pipeline from the list; answers whether it was there.
 create or replace function trunkline.forget_pipeline(p_name text) returns boolean
 language sql
 as $$ with gone as (delete from trunkline.pipelines where name = p_name returning 1) select exists (select from gone) $$;
