@@ -108,28 +108,7 @@ $$;
 
 create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
 
--- Empties the days that no queue keeps any more; also the one that tomorrow writes to.
+-- Empties the days that no queue keeps any more.
 create or replace function trunkline._duty_history() returns int
-language plpgsql
-as $$
-declare
-    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
-    v_keep  int := coalesce((select ceil(extract(epoch from max(history)) / 86400) from trunkline.queues), 0);
-    v_any   boolean;
-    v_count int := 0;
-begin
-    for v_age in v_keep + 1 .. 31 loop
-        execute format('select exists (select from trunkline.history_%s)', (v_today - v_age) % 32) into v_any;
-        if v_any then
-            perform set_config('lock_timeout', '50ms', true);
-            begin
-                execute format('truncate trunkline.history_%s', (v_today - v_age) % 32);
-                v_count := v_count + 1;
-            exception when lock_not_available then
-                null;
-            end;
-        end if;
-    end loop;
-    return v_count;
-end
-$$;
+language sql
+as $$ select trunkline._empty_days('history', coalesce(max(history), '0')) from trunkline.queues $$;

@@ -469,30 +469,13 @@ create or replace function trunkline._duty_jobs() returns int
 language plpgsql
 as $$
 declare
-    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
     v_count int := trunkline.start_waiting();
-    v_any   boolean;
-    r       record;
 begin
     delete from trunkline.job_unique u where u.until <= trunkline.clock() or exists (select from trunkline.dead_letters d where d.id = u.job_id);
     delete from trunkline.job_workers where seen_at < trunkline.clock() - interval '1 hour';
     delete from trunkline.job_slots where until < trunkline.clock() - interval '1 hour';
     delete from trunkline.job_cancels where at < trunkline.clock() - interval '400 days';
-    for r in
-        select x.name, age from (values ('job_results', 'job_results_keep'), ('job_once', 'job_once_keep')) x(name, setting)
-        cross join lateral generate_series(least(30, ceil(extract(epoch from trunkline._setting(x.setting)::interval) / 86400)::int) + 1, 31) age
-    loop
-        execute format('select exists (select from trunkline.%I)', r.name || '_' || (v_today - r.age) % 32) into v_any;
-        if v_any then
-            perform set_config('lock_timeout', '50ms', true);
-            begin
-                execute format('truncate trunkline.%I', r.name || '_' || (v_today - r.age) % 32);
-                v_count := v_count + 1;
-            exception when lock_not_available then
-                null;
-            end;
-        end if;
-    end loop;
-    return v_count;
+    return v_count + trunkline._empty_days('job_results', trunkline._setting('job_results_keep')::interval)
+                   + trunkline._empty_days('job_once', trunkline._setting('job_once_keep')::interval);
 end
 $$;

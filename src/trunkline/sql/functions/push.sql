@@ -526,25 +526,8 @@ create or replace function trunkline._duty_attempts() returns int
 language plpgsql
 as $$
 declare
-    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
-    v_keep  int := least(30, ceil(extract(epoch from trunkline._setting('attempts_kept')::interval) / 86400));
-    v_win   bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('inbox_window')::interval));
-    v_any   boolean;
-    v_table text;
-    v_count int := 0;
+    v_win bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('inbox_window')::interval));
 begin
-    foreach v_table in array array(select 'attempts_' || (v_today - a) % 32 from generate_series(v_keep + 1, 31) a) || array['inbox_keys_' || (v_win + 2) % 4] loop
-        execute format('select exists (select from trunkline.%I)', v_table) into v_any;
-        if v_any then
-            perform set_config('lock_timeout', '50ms', true);
-            begin
-                execute format('truncate trunkline.%I', v_table);
-                v_count := v_count + 1;
-            exception when lock_not_available then
-                null;
-            end;
-        end if;
-    end loop;
-    return v_count;
+    return trunkline._empty_days('attempts', trunkline._setting('attempts_kept')::interval) + trunkline._empty_slot('inbox_keys_' || (v_win + 2) % 4);
 end
 $$;

@@ -460,27 +460,51 @@ begin
 end
 $$;
 
--- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
-create or replace function trunkline._duty_windows() returns int
+-- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_duty puts the time-out back.
+create or replace function trunkline._empty_slot(p_slot text) returns int
 language plpgsql
 as $$
 declare
-    v_win  bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('idempotency_window')::interval));
-    v_slot int := (v_win + 2) % 4;
-    v_any  boolean;
+    v_any boolean;
 begin
-    delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
-    delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
-    execute format('select exists (select from trunkline.idempotency_%s)', v_slot) into v_any;
+    execute format('select exists (select from trunkline.%I)', p_slot) into v_any;
     if v_any then
         perform set_config('lock_timeout', '50ms', true);
         begin
-            execute format('truncate trunkline.idempotency_%s', v_slot);
+            execute format('truncate trunkline.%I', p_slot);
         exception when lock_not_available then
             return 0;
         end;
     end if;
     return v_any::int;
+end
+$$;
+
+-- Empties the days of a table with day slots (see _history_slot) that are older than p_keep; also the one that tomorrow writes to.
+create or replace function trunkline._empty_days(p_table text, p_keep interval) returns int
+language plpgsql
+as $$
+declare
+    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
+    v_count int := 0;
+begin
+    for v_age in least(30, ceil(extract(epoch from p_keep) / 86400)::int) + 1 .. 31 loop
+        v_count := v_count + trunkline._empty_slot(p_table || '_' || (v_today - v_age) % 32);
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
+create or replace function trunkline._duty_windows() returns int
+language plpgsql
+as $$
+declare
+    v_win bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('idempotency_window')::interval));
+begin
+    delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
+    delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
+    return trunkline._empty_slot('idempotency_' || (v_win + 2) % 4);
 end
 $$;
 
