@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.docs.pages import ROOT, RUN, SHOWN, Block, agree, blocks, pages, want
 from tests.docs.shells import Shells, Up, Upkeep, as_url, environment
 from tests.docs.test_cli_examples import PAGE as CLI
 from tests.http.servers import serving
-from tests.servers import WheelServer
+from tests.servers import WheelServer, scratch
 
 # The only blocks that no test runs. Each says so, and why, on its page.
 NOT_RUN = {
@@ -43,7 +42,7 @@ def second_server() -> Iterator[str]:
 @pytest.fixture
 def up() -> Iterator[tuple[Path, Up]]:
     """`trunkline up`, in a directory that the server's account can enter."""
-    folder = Path(tempfile.mkdtemp(prefix="tl-docs-", dir="/tmp"))
+    folder = scratch("tl-docs-")
     folder.chmod(0o755)
     started = Up(folder)
     yield folder, started
