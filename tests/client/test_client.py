@@ -105,3 +105,12 @@ async def test_client_goes_on_after_the_server_was_killed_and_started(server: Em
                 assert time.monotonic() < deadline
         assert b"before" in [delivery.payload for delivery in deliveries]
         assert await deliveries.ack() == ["done"] * len(deliveries)
+
+
+async def test_a_clean_restart_fails_no_write(server: EmbeddedServer) -> None:
+    """Its farewell lies in the socket of every idle connection, before the end that shows that nobody is there."""
+    async with Client(server.url) as client:
+        await client.topics.ensure("orders")
+        server.stop()
+        server.start()
+        assert (await client.publish("orders", b"after")).id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
@@ -17,6 +18,7 @@ from tests.sql.verbs import (
     duty,
     enqueue,
     fetch,
+    head,
     publish,
     queue_stats,
     read,
@@ -230,3 +232,16 @@ def test_one_broken_queue_does_not_stop_the_others(conn: Connection, clock: Cloc
     conn.execute("truncate trunkline.topic_1_0_0")
     clock.advance(31)
     assert contents(claim(conn, "sound")) == [1]
+
+
+def test_one_failing_duty_does_not_stop_the_others(conn: Connection) -> None:
+    call(conn, "create_topic", "t")
+    publish(conn, "t", "x")
+    conn.execute("create or replace function trunkline._duty_due() returns int language sql as 'select 1 / 0'")
+    told: list[str] = []
+    conn.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+    with pytest.raises(psycopg.errors.DivisionByZero, match="duty due: division by zero"):
+        conn.execute("call trunkline.upkeep()")
+    assert told == ["duty due: division by zero"]
+    assert head(conn, "t") == 1, "sequence comes after the duty that failed"
+    conn.execute("call trunkline.upkeep()")  # it waits for its next turn

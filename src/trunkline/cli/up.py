@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import shutil
 import signal
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -175,10 +176,13 @@ async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> Non
 
     pause = 0.5
     while not stop.is_set():
+        began = monotonic()
         try:
             await upkeep.run(url, settings.upkeep_interval, stop)
         except (TrunklineError, psycopg.Error) as exc:
             error = from_psycopg(exc)
+            if monotonic() - began > _LONGEST_PAUSE:
+                pause = 0.5
             click.echo(f"trunkline: upkeep: {error} [{error.code}]; next try in {pause:.1f} s", err=True)
             await _stopped_within(stop, pause)
             pause = min(pause * 2, _LONGEST_PAUSE)

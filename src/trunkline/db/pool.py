@@ -22,7 +22,8 @@ async def _check(conn: Connection) -> None:
     # poll, because select refuses descriptors of 1024 and above, as a server with many clients has
     readable = select.poll()
     readable.register(conn.pgconn.socket, select.POLLIN)
-    if readable.poll(0):
+    # a server that was stopped leaves a message first: only the next look finds the end behind it
+    while readable.poll(0):
         conn.pgconn.consume_input()
         if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
             raise psycopg.OperationalError("the server closed the connection")

@@ -531,43 +531,45 @@ begin
     if not pg_try_advisory_xact_lock(778004, hashtext(p_duty)) then
         return null;
     end if;
-    execute format('select trunkline._duty_%s()', p_duty) into v_done;
+    -- before the work, and kept when that fails: a duty that cannot do it waits for its next turn
     perform setval(v_mark, v_now);
+    execute format('select trunkline._duty_%s()', p_duty) into v_done;
     perform set_config('lock_timeout', v_wait, true);
     return v_done;
 end
 $$;
 
--- Every duty that is due, each in a transaction of its own.
+-- Every duty that is due, each in a transaction of its own. One that fails is told with a warning, waits until it is due again, and
+-- does not keep the others from their work; the first such error ends the call when all have had their turn.
 create or replace procedure trunkline.upkeep()
 language plpgsql
 as $$
+declare
+    r       record;
+    v_text  text;
+    v_code  text;
+    v_first text;
+    v_state text;
 begin
-    perform trunkline.run_duty('expire', '400 milliseconds');
-    commit;
-    perform trunkline.run_duty('due', '200 milliseconds');
-    commit;
-    perform trunkline.run_duty('schedules', '1 second');
-    commit;
-    perform trunkline.run_duty('sequence', '1 second');
-    commit;
-    perform trunkline.run_duty('segments', '5 seconds');
-    commit;
-    perform trunkline.run_duty('retention', '15 seconds');
-    commit;
-    perform trunkline.run_duty('windows', '1 minute');
-    commit;
-    perform trunkline.run_duty('history', '1 hour');
-    commit;
-    perform trunkline.run_duty('attempts', '1 hour');
-    commit;
-    perform trunkline.run_duty('stages', '10 minutes');
-    commit;
-    perform trunkline.run_duty('rotate', trunkline._setting('rotate_every')::interval);
-    commit;
-    perform trunkline.run_duty('rollups', '1 minute');
-    commit;
-    perform trunkline.run_duty('jobs', '2 seconds');
-    commit;
+    for r in
+        select * from (values
+            ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
+            ('segments', '5 seconds'), ('retention', '15 seconds'), ('windows', '1 minute'), ('history', '1 hour'), ('attempts', '1 hour'),
+            ('stages', '10 minutes'), ('rotate', trunkline._setting('rotate_every')::interval), ('rollups', '1 minute'), ('jobs', '2 seconds')
+        ) d(duty, every)
+    loop
+        begin
+            perform trunkline.run_duty(r.duty, r.every);
+        exception when others then
+            get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
+            raise warning 'duty %: %', r.duty, v_text using errcode = v_code;
+            v_state := coalesce(v_state, v_code);
+            v_first := coalesce(v_first, format('duty %s: %s', r.duty, v_text));
+        end;
+        commit;
+    end loop;
+    if v_first is not null then
+        raise exception using errcode = v_state, message = v_first;
+    end if;
 end
 $$;
