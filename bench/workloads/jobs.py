@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from functools import partial
 from statistics import median
 
 from bench.alone import Send, alone, beside
 from bench.lab import Lab
-from bench.peers import solo
+from bench.peers import celery, solo
 from bench.peers.solo import Solo
 from bench.plan import Plan
 from bench.rounds import interleave, say
@@ -27,10 +26,6 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     lab.conn.execute("select trunkline.ensure_queue('jobs')")
     ours = solo.jobs("jobs")
     ours.run(lab, "install", solo.Options())
-    if shutil.which("redis-server") is None:
-        say("  jobs: Celery with Redis is skipped, redis-server is not installed")
-    else:
-        say("  jobs: Celery with Redis is skipped, there is no driver for it yet")
     rows = [*_run_noops(lab, plan, ours), *_enqueue(lab, plan, ours), *_limit(lab, plan, ours), *_pickup(lab, plan)]
     ours.empty(lab)
     return rows
@@ -38,19 +33,18 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 def _run_noops(lab: Lab, plan: Plan, ours: Solo) -> list[Row]:
     contestants = [ours, *solo.peers(lab)]
-    measured = interleave(
-        "jobs, run",
-        "jobs/s",
-        {contestant.name: partial(measure_consume, lab, plan, contestant) for contestant in contestants},
-        rounds=plan.rounds,
-    )
+    measures = {contestant.name: partial(measure_consume, lab, plan, contestant) for contestant in contestants}
+    notes = {contestant.name: contestant.consume_note for contestant in contestants}
+    if outsider := celery.name():
+        measures[outsider] = partial(celery.measure, plan, _PAYLOAD)
+        notes[outsider] = celery.NOTE
+    measured = interleave("jobs, run", "jobs/s", measures, rounds=plan.rounds)
     goals: dict[str, Goal] = {
         contestant.name: goal
         for contestant in contestants
         for name, goal in _GOALS.items()
         if contestant.name.startswith(name)
     }
-    notes = {contestant.name: contestant.consume_note for contestant in contestants}
     return compare("jobs, run", _PAYLOAD, "jobs/s", measured, goals=goals, notes=notes)
 
 

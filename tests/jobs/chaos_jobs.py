@@ -11,9 +11,10 @@ from typing import Any
 from trunkline.jobs import App, Backoff, Context
 
 app = App(queue="chaos", max_attempts=100, backoff=Backoff("100ms", cap="1s"))
-app.queue("chaos", lease="2s").queue("poison", lease="2s")
+app.queue("chaos", lease="3s").queue("poison", lease="3s")
 POISON_ATTEMPTS = 3
 _WORK_SECONDS = 0.06
+_INNOCENT_SECONDS = 0.3
 
 
 def _write(name: str, line: str) -> None:
@@ -48,6 +49,19 @@ async def send(ctx: Context, n: int) -> None:
 @app.job(max_attempts=POISON_ATTEMPTS)
 async def poison(ctx: Context, n: int) -> None:
     """Kills its worker. The extension is on disk when it returns, and with it the claim: no crash forgets this attempt."""
-    if await ctx.extend("2s") == "done":
-        _write("poison", f"{n} {ctx.attempt}")
+    _write("poison", f"{n} {ctx.attempt}")
+    if await ctx.extend("3s") == "done":
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.job(max_attempts=POISON_ATTEMPTS)
+async def poison_at_once(ctx: Context, n: int) -> None:
+    _write("poison", f"{n} {ctx.attempt}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.job(max_attempts=POISON_ATTEMPTS)
+async def innocent(n: int) -> None:
+    """Has no more attempts than those that kill the worker it runs on."""
+    await asyncio.sleep(_INNOCENT_SECONDS)
+    _write("innocent", str(n))

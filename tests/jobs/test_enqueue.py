@@ -136,10 +136,10 @@ async def test_delay_run_at_and_priority(app: App, clock: Clock) -> None:
     await work.options(priority=2).enqueue("now")
     with pytest.raises(InvalidArgument, match="priority"):
         await work.options(priority=7).enqueue("never")
-    async with Worker(app):
-        await until(lambda: ran == ["now"])
+    async with Worker(app) as worker:
+        await until(lambda: ran == ["now"] and not worker.busy)
         clock.advance(timedelta(hours=1, minutes=1))
-        await until(lambda: ran == ["now", "later"])
+        await until(lambda: ran == ["now", "later"] and not worker.busy)  # or its lease ends with the next step of the clock
         clock.advance(timedelta(hours=1))
         await until(lambda: ran == ["now", "later", "at"])
 

@@ -138,6 +138,34 @@ def test_snooze_waits_and_does_not_count(conn: Connection, queue: str, clock: Cl
     assert claim(conn, queue)[0].attempt == 1
 
 
+def test_a_delivery_knows_whether_the_one_before_was_answered(conn: Connection, queue: str, clock: Clock) -> None:
+    def lost(*receipts: str) -> list[bool]:
+        return list(value(conn, "select trunkline.lost_before(%s)", list(receipts)))
+
+    for n in range(3):
+        enqueue(conn, queue, n)
+    first = claim(conn, queue, 3)
+    assert lost(*(each.receipt for each in first)) == [False] * 3
+    call(conn, "nack", [first[0].receipt], "0 seconds", "no")
+    clock.advance(3600)
+    second = claim(conn, queue, 3)
+    while len(second) < 3:
+        second += claim(conn, queue, 3)
+    assert {each.id: lost(each.receipt)[0] for each in second} == {
+        first[0].id: False,
+        first[1].id: True,
+        first[2].id: True,
+    }
+    # the third attempt of one that was lost, given back and then refused
+    [again] = [each for each in second if each.id == first[1].id]
+    call(conn, "release", [again.receipt])
+    [again] = claim(conn, queue, 1)
+    assert lost(again.receipt) == [True]
+    call(conn, "nack", [again.receipt], "0 seconds", "no")
+    [again] = claim(conn, queue, 1)
+    assert (again.attempt, lost("nonsense", again.receipt)) == (3, [False, False])
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [

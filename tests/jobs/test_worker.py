@@ -26,8 +26,10 @@ from trunkline.jobs import (
     Snooze,
     SyncContext,
     Worker,
+    pace,
     running_calls,
 )
+from trunkline.jobs.pace import Pace
 
 
 async def test_outcomes_are_values(app: App) -> None:
@@ -206,6 +208,32 @@ async def test_a_lost_lease_cancels_the_handler_and_it_cannot_settle(app: App, c
         assert (await stats(app)).acked == 0
 
 
+@pytest.mark.parametrize("by", [timedelta(days=2), timedelta(days=-2)])
+async def test_the_worker_lives_on_when_the_clock_jumps(app: App, clock: Clock, by: timedelta) -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @app.job(result=True)
+    async def slow() -> str:
+        started.set()
+        await go.wait()
+        return "slow"
+
+    @app.job(result=True)
+    async def quick(n: int) -> int:
+        return n
+
+    async with Worker(app):
+        handle = await slow.enqueue()
+        await started.wait()
+        clock.advance(by)
+        assert await (await quick.enqueue(1)).result("20s") == 1
+        go.set()
+        # forward its lease is over, and it runs again; backward it is not
+        assert await handle.result("20s") == "slow"
+        clock.advance(-by)
+        assert await (await quick.enqueue(2)).result("20s") == 2
+
+
 async def test_heartbeats_keep_a_job_longer_than_its_lease(app: App) -> None:
     """Also for a handler that does not let the event loop run meanwhile."""
     ran: list[int] = []
@@ -222,39 +250,86 @@ async def test_heartbeats_keep_a_job_longer_than_its_lease(app: App) -> None:
     assert ran == [1]
 
 
-async def test_stopping_gives_back_what_was_not_started_and_waits_for_what_was(app: App) -> None:
-    """J6."""
-    started, go = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize("stops", [True, False])
+async def test_what_was_claimed_ahead_goes_back_without_an_attempt(
+    app: App, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """J6 for a worker that stops; and one that goes on keeps nothing for long that it does not begin."""
+    monkeypatch.setattr("trunkline.jobs.pace._FIRST", 20)  # as if the jobs before had been quick
+    go = asyncio.Event()
     attempts: list[int] = []
 
     @app.job
     async def work(ctx: Context) -> None:
         attempts.append(ctx.attempt)
-        started.set()
         await go.wait()
 
     await app.enqueue_many([work.bind() for _ in range(20)])
-    worker = Worker(app, queues={"default": 1}, prefetch=10)
-    await worker.start()
-    await started.wait()
-    await until(lambda: _leased_all(app))
-    stop = asyncio.create_task(worker.stop())
-    await until(lambda: _released(app))
-    go.set()
-    await stop
-    found = await stats(app)
-    assert (found.acked, found.ready, found.leased) == (1, 19, 0)
+    async with Worker(app, queues={"default": 1}) as worker:
+        await until(lambda: attempts)
+        assert worker.held == 20
+        if stops:
+            stop = asyncio.create_task(worker.stop())
+            await until(lambda: _leased(app, 1))
+            go.set()
+            await stop
+            found = await stats(app)
+            assert (found.acked, found.ready, found.leased) == (1, 19, 0)
+        else:
+            await until(lambda: _leased(app, 1))
+            go.set()
+            await until(lambda: _acked(app, 20))
     async with Worker(app):
         await until(lambda: _acked(app, 20))
-    assert set(attempts) == {1}
+    assert attempts == [1] * 20
 
 
-async def _leased_all(app: App) -> bool:
-    return bool((await stats(app)).leased >= 10)
+async def test_claims_follow_the_pace_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def soon(seconds: float) -> None:
+        for name in ("_ONE_SECONDS", "_FEW_SECONDS", "_MANY_SECONDS"):
+            monkeypatch.setattr(pace, name, seconds)
+
+    async def turn(found: Pace) -> None:
+        waits = asyncio.create_task(found.settle_in())
+        await asyncio.sleep(0)
+        for _ in range(1000):
+            found.ended(1.0)
+        await waits
+
+    any_number, five = Pace(None), Pace(5)
+    assert any_number.want(0, 10) == 1 and any_number.want(10, 10) == 0
+    soon(60)
+    for _ in range(10):
+        await turn(any_number)
+        await turn(five)
+    assert (any_number.want(0, 10), any_number.want(1000, 10), any_number.want(500, 10)) == (1000, 0, 510)
+    assert five.want(0, 10) == 15
+    soon(0)
+    for _ in range(10):
+        await turn(any_number)
+    assert any_number.want(0, 10) == 1 and any_number.want(10, 10) == 0
 
 
-async def _released(app: App) -> bool:
-    return bool((await stats(app)).leased == 1)
+async def test_slow_jobs_are_claimed_when_they_begin(app: App) -> None:
+    """So each attempt that is counted is one that began, whatever `prefetch` allows."""
+    go = asyncio.Event()
+    begun: list[int] = []
+
+    @app.job
+    async def work() -> None:
+        begun.append(1)
+        await go.wait()
+
+    await app.enqueue_many([work.bind() for _ in range(20)])
+    async with Worker(app, queues={"default": 3}, prefetch=10):
+        await until(lambda: len(begun) == 3)
+        assert (await stats(app)).leased == 3
+        go.set()
+        await until(lambda: _acked(app, 20))
+
+
+async def _leased(app: App, n: int) -> bool:
+    return bool((await stats(app)).leased == n)
 
 
 async def _acked(app: App, n: int) -> bool:
@@ -349,6 +424,12 @@ async def test_hostile_handlers_do_not_end_the_worker(app: App, monkeypatch: pyt
             return 0
         return os.getpid()
 
+    @app.job(result=True)
+    def forks_plain() -> int:
+        if os.fork() == 0:
+            return 0
+        return os.getpid()
+
     @app.job(result=True, max_attempts=1)
     async def answers_nonsense() -> Any:
         return object()
@@ -361,6 +442,7 @@ async def test_hostile_handlers_do_not_end_the_worker(app: App, monkeypatch: pyt
         for job in (leave, interrupt, leave_plain, swallow, swallow_plain, never_yields):
             await job.enqueue()
         assert await (await forks.enqueue()).result("20s") == me
+        assert await (await forks_plain.enqueue()).result("20s") == me
         with pytest.raises(JobFailed, match="cannot be stored"):
             await (await answers_nonsense.enqueue()).result("20s")
         assert await (await fine.enqueue()).result("20s") == "fine"

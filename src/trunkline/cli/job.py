@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 import msgspec
 
-from trunkline.cli.command import Count, Noun, Session
+from trunkline.cli.command import Count, Duration, Noun, Session
 from trunkline.cli.output import Column
 
 if TYPE_CHECKING:
@@ -105,8 +106,12 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
 @click.argument("app")
 @click.argument("kind")
 @click.option("--args", "arguments", default="{}", show_default=True, help="JSON.")
-def run(session: Session, app: str, kind: str, arguments: str) -> None:
-    """Enqueue one job of APP, written module:app, and run it in this process; says what became of it."""
+@click.option("--within", type=Duration(), default="30s", show_default=True, help="How long it may take.")
+def run(session: Session, app: str, kind: str, arguments: str, within: timedelta) -> None:
+    """Enqueue one job of APP, written module:app, and run it in this process; says what became of it.
+
+    What else waits in the app's queues may run here meanwhile, and a worker of the same queue may be faster.
+    """
     from trunkline.jobs.loading import load
     from trunkline.jobs.testing import Jobs
 
@@ -120,9 +125,8 @@ def run(session: Session, app: str, kind: str, arguments: str) -> None:
 
     async def work() -> Any:
         async with loaded:
-            if isinstance(given, dict) and not job.arguments.whole:
-                return await Jobs(loaded).run(job, **given)
-            return await Jobs(loaded).run(job, given)
+            by_name = isinstance(given, dict) and not job.arguments.whole
+            return await Jobs(loaded).run_call(job.bind(**given) if by_name else job.bind(given), timeout=within)
 
     session.out.one(asyncio.run(work()))
 

@@ -1,10 +1,10 @@
-"""`trunkline top`: a live overview of topics, groups, queues and the server's health."""
+"""`trunkline top`: a live overview of topics, groups, queues, workers and the server's health."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from trunkline.cli.command import command as make_command
 from trunkline.cli.doctor import examine
 from trunkline.cli.findings import Finding
 from trunkline.cli.output import Column, console, make_table, plain, show, size_text, stdout_is_terminal, to_json, write_line
+from trunkline.cli.worker import WORKERS
+from trunkline.db import jobs
+from trunkline.db.job_records import WorkerRow
 from trunkline.types import QueueStats, Stats
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from trunkline import Client
 
 _HEALTH_EVERY = 10.0
+_SEEN_WITHIN = timedelta(minutes=1)
 _TOPICS = (
     Column("topic", "topic", whole=True),
     Column("partition", "partition", right=True),
@@ -45,7 +49,7 @@ _GROUPS = (
 @click.option("--once", is_flag=True, help="One frame, then end.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Time between two frames.")
 def command(session: Session, once: bool, every: timedelta) -> None:
-    """Topics, groups, queues and health, again and again until Ctrl-C. Changes nothing."""
+    """Topics, groups, queues, workers and health, again and again until Ctrl-C. Changes nothing."""
     if session.out.table and not stdout_is_terminal():
         once = True
 
@@ -84,6 +88,7 @@ class Overview:
     def __init__(self, url: str | None) -> None:
         self._url = url
         self._stats = Stats([], [], [])
+        self._workers: list[WorkerRow] = []
         self._at = 0.0
         self._rates: dict[str, float] = {}
         self._health: list[Finding] = []
@@ -97,6 +102,9 @@ class Overview:
             for row in self._stats.queues
             if row.queue in before
         }
+        if self._url is not None:
+            async with mq.connection() as conn:
+                self._workers = await jobs.list_workers(conn, _SEEN_WITHIN)
         if self._url is not None and self._at - self._health_at >= _HEALTH_EVERY:
             self._health_at = self._at
             findings = await asyncio.to_thread(examine, self._url)
@@ -105,7 +113,8 @@ class Overview:
     def record(self) -> dict[str, Any]:
         """The same for programs."""
         return {name: [plain(row) for row in getattr(self._stats, name)] for name in ("topics", "groups", "queues")} | {
-            "health": [plain(finding) for finding in self._health]
+            "workers": [plain(worker) for worker in self._workers],
+            "health": [plain(finding) for finding in self._health],
         }
 
     def frame(self) -> Group:
@@ -127,7 +136,13 @@ class Overview:
             Column("oldest s", "oldest_age", right=True),
             Column("paused", "paused"),
         )
-        for columns, rows in ((_TOPICS, self._stats.topics), (_GROUPS, self._stats.groups), (queues, self._stats.queues)):
+        tables: tuple[tuple[tuple[Column, ...], Sequence[Any]], ...] = (
+            (_TOPICS, self._stats.topics),
+            (_GROUPS, self._stats.groups),
+            (queues, self._stats.queues),
+            (WORKERS, self._workers),
+        )
+        for columns, rows in tables:
             if rows:
                 yield make_table(columns, [[column.text(row) for column in columns] for row in rows])
                 yield ""

@@ -21,14 +21,14 @@ class _Worker(Noun):
     """`trunkline worker module:app` is `trunkline worker run module:app`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and ":" in args[0]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             return "run", self.get_command(ctx, "run"), args
         return super().resolve_command(ctx, args)
 
 
 command = _Worker("worker", help="Workers: run jobs, and see who runs them.")
 
-_WORKERS = (
+WORKERS = (
     Column("worker", "worker", whole=True),
     Column("seen", "seen_at", whole=True),
     Column("queues", lambda row: ", ".join(f"{name}:{count}" for name, count in row.info.get("queues", {}).items())),
@@ -63,7 +63,7 @@ class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click
 @click.option(
     "--queues", type=Queues(), help="Queues, and how many jobs of each at once.  [default: all of the app, 10 each]"
 )
-@click.option("--prefetch", type=Count(0, 1000), help="Jobs to claim ahead.  [default: as many as a moment needs]")
+@click.option("--prefetch", type=Count(0, 1000), help="The most quick jobs to claim ahead.  [default: as a moment needs]")
 @click.option("--lease", type=Duration(), help="How soon others get the jobs of a worker that died.  [default: the queue's]")
 @click.option("--grace", type=Duration(), default="30s", show_default=True, help="For running handlers after Ctrl-C.")
 @click.option("--stall", type=Duration(), default="30s", show_default=True, help="How long a handler may block the loop.")
@@ -91,21 +91,22 @@ def run(
 
     loaded = load(app)
     loaded.url = loaded.url or session.url
+    settings: dict[str, Any] = {"queues": queues, "prefetch": prefetch, "lease": lease, "grace": grace, "stall": stall}
 
     async def work() -> None:
         from trunkline.cli.target import probe
 
         await probe(loaded.client._url or session.url)
         async with loaded:
-            worker = Worker(loaded, queues=queues, prefetch=prefetch, lease=lease, grace=grace, stall=stall)
-            session.say(f"worker {worker.name} runs {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}")
             if drain:
                 from trunkline.jobs.testing import Jobs
 
-                done = await Jobs(loaded).drain("1h")
+                done = await Jobs(loaded).drain("1h", **settings)
                 session.say(f"ran {len(done)} attempts")
-            else:
-                await worker.run()
+                return
+            async with Worker(loaded, **settings) as worker:
+                session.say(f"worker {worker.name} runs {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}")
+                await worker.work()
 
     _logs()
     asyncio.run(work())
@@ -128,4 +129,4 @@ def list_(session: Session, within: timedelta) -> None:
         async with mq.connection() as conn:
             return list(await jobs.list_workers(conn, within))
 
-    session.out.many(session.run(work), _WORKERS)
+    session.out.many(session.run(work), WORKERS)

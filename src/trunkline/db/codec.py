@@ -28,6 +28,7 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 _DEEPEST = 200
 _PLAIN = frozenset((str, int, bool, type(None)))
+_BINARY = (bytes, bytearray, memoryview)
 
 
 class InvalidBody(InvalidArgument, ValueError):
@@ -40,7 +41,8 @@ def encode(body: Any, content_type: str | None = None) -> tuple[bytes, str]:
     """The bytes of a body and what they are. TypeError or ValueError, naming the place, for what cannot go."""
     if content_type is not None and "pickle" in content_type:
         raise ValueError(f"the content type {content_type} is refused: unpickling runs any code a sender likes")
-    if isinstance(body, bytes | bytearray | memoryview):
+    # a tuple: a union would be made anew in each call
+    if isinstance(body, _BINARY):
         return bytes(body), content_type or BYTES
     if content_type is not None and not _is_json(content_type):
         raise TypeError(

@@ -42,6 +42,12 @@ async def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta)
     return [row[0] for row in rows]
 
 
+async def lost_before(conn: Connection, receipts: Sequence[str]) -> list[bool]:
+    """For each delivery, whether the attempt before it ended without an answer."""
+    answers: list[bool] = await _value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
+    return answers
+
+
 async def store_result(conn: Connection, id: UUID, result: bytes | None) -> None:
     await _rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
 

@@ -185,14 +185,9 @@ class Context(_About):
             return await _once_in(on, where, key, effect, type)
         runtime = self._worker.runtime
         async with runtime.connection(writing=True) as conn:
-            state, stored = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
-        if state == "done":
-            return None if stored is None else from_json(stored, type)
-        if state == "unknown":
-            if on_unknown == "skip":
-                self.log.warning("the effect %r may or may not have happened; skipped", key)
-                return None
-            raise _unknown(key)
+            found = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
+        if found[0] != "start":
+            return _instead(key, *found, type, skip=on_unknown == "skip")
         try:
             value = await effect()
             result = to_json(value)
@@ -206,18 +201,22 @@ class Context(_About):
 
 
 async def _once_in(conn: Connection, scope: str, key: str, effect: Callable[[Connection], Awaitable[Any]], type: Any) -> Any:
-    state, stored = await db.begin_once(conn, scope, key)
-    if state == "done":
-        return None if stored is None else from_json(stored, type)
-    if state == "unknown":
-        raise _unknown(key)
+    found = await db.begin_once(conn, scope, key)
+    if found[0] != "start":
+        return _instead(key, *found, type)
     value = await effect(conn)
     await db.end_once(conn, scope, key, done=True, result=to_json(value))
     return value
 
 
-def _unknown(key: str) -> EffectUnknown:
-    return EffectUnknown(
+def _instead(key: str, state: str, stored: bytes | None, type: Any, *, skip: bool = False) -> Any:
+    """What stands for an effect that must not run again: its answer, or nothing if nobody knows and it may be skipped."""
+    if state == "done":
+        return None if stored is None else from_json(stored, type)
+    if skip:
+        _log.warning("the effect %r may or may not have happened; skipped", key)
+        return None
+    raise EffectUnknown(
         f"the effect {key!r} was started by an earlier attempt that died; it may or may not have happened",
         hint="look whether it did, or choose on_unknown='skip' or 'rerun'",
     )
@@ -288,25 +287,18 @@ class SyncContext(_About):
         """Run an effect once for this job and key: see `Context.run_once`."""
         where = scope or str(self.id)
         if on is not None:
-            state, stored = sync_db.begin_once(on, where, key)
-            if state == "start":
-                value = effect(on)
-                sync_db.end_once(on, where, key, done=True, result=to_json(value))
-                return value
-            if state == "unknown":
-                raise _unknown(key)
-            return None if stored is None else from_json(stored, type)
+            found = sync_db.begin_once(on, where, key)
+            if found[0] != "start":
+                return _instead(key, *found, type)
+            value = effect(on)
+            sync_db.end_once(on, where, key, done=True, result=to_json(value))
+            return value
 
         runtime = self._worker.sync_client._runtime()
         with runtime.connection(writing=True) as conn:
-            state, stored = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
-        if state == "done":
-            return None if stored is None else from_json(stored, type)
-        if state == "unknown":
-            if on_unknown == "skip":
-                self.log.warning("the effect %r may or may not have happened; skipped", key)
-                return None
-            raise _unknown(key)
+            found = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
+        if found[0] != "start":
+            return _instead(key, *found, type, skip=on_unknown == "skip")
         try:
             value = effect()
             result = to_json(value)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections import deque
 from datetime import timedelta
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from trunkline.db import calls
-from trunkline.db.codec import duration
-from trunkline.db.tasks import Background, Bell, log
+from trunkline.db import calls, jobs
+from trunkline.db.tasks import Background, log
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
-from trunkline.jobs.arguments import to_json
-from trunkline.jobs.job import MAX_ATTEMPTS, Job
-from trunkline.jobs.limits import Holder
-from trunkline.jobs.outcomes import Bury, Done, Retry, Snooze
-from trunkline.jobs.processes import HandlerError
-from trunkline.jobs.refusals import EffectUnknown, InvalidArguments
+from trunkline.jobs.gates import Gate
+from trunkline.jobs.job import MAX_ATTEMPTS
+from trunkline.jobs.judging import Judge
+from trunkline.jobs.pace import Pace
 from trunkline.jobs.running import Item, Lease
-from trunkline.jobs.running_calls import call
 from trunkline.jobs.settling import Verdict
 from trunkline.types import Delivery
 
@@ -30,10 +25,13 @@ if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
 
 _RETRY_SECONDS = 0.5
-_MOST = 1000
 _TURN = 32
-_QUICK = 0.2
 _BY_LABEL_SECONDS = 300.0
+_KEEP_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
+_ALONE_SECONDS = 10.0
+"""How long the jobs that run may go on before one that is to run alone starts beside them."""
+_TRUSTED_ATTEMPTS = 2
 _NEVER_STARTED = 1_000_000_000
 
 
@@ -49,14 +47,12 @@ class Lane:
         self.claiming = False
         self._worker = worker
         self._kinds = {name: job for name, job in worker.app.kinds.items() if job.function is not None}
-        self._gates = {name: _Gate(worker, job, worker.app.queue_limits.get(queue, ())) for name, job in self._kinds.items()}
+        self._gates = {name: Gate(worker, job, worker.app.queue_limits.get(queue, ())) for name, job in self._kinds.items()}
         self._ready: deque[Item] = deque()
         self._blocked: dict[str, deque[Item]] = {}
         self._partitions: dict[int, deque[Item]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._ahead = prefetch if prefetch is not None else concurrency
-        self._fixed = prefetch is not None
-        self._low = Bell()
+        self._pace = Pace(prefetch)
         self._watch: Watch | None = None
         self._claimer: Background | None = None
         self._slots: set[asyncio.Task[None]] = set()
@@ -65,6 +61,7 @@ class Lane:
         self._ordered = False
         self._by_label_until = 0.0
         self._stopping = False
+        self._restless = False
 
     async def start(self) -> None:
         runtime = self._worker.runtime
@@ -76,6 +73,7 @@ class Lane:
             log.warning("the settings of queue %s cannot be read; a lease of 30 s is used", self.queue)
         if self._worker.lease is not None:
             self._lease = self._worker.lease
+        self._judge = Judge(self._worker, max_attempts=self._max_attempts, ordered=self._ordered)
         self._watch = runtime.wakeup.watch("queue", self.queue)
         for _ in range(self.concurrency):
             self._add_slot()
@@ -98,29 +96,65 @@ class Lane:
 
     async def _claim_turn(self) -> None:
         assert self._watch is not None  # noqa: S101
-        self._low.hush()
+        if await self._stand_aside():
+            return
         self._watch.hush()
-        held = len(self._ready) + self.running + sum(map(len, self._blocked.values()))
-        want = min(_MOST, self.concurrency + self._ahead - held)
-        if want < max(1, (self._ahead + 1) // 2):
-            await self._low.wait(1.0)
-            return
         labels = self._labels()
-        if labels is not None and not labels:
-            await self._low.wait(1.0)
+        want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
+        if not want:
+            await self._pace.one_ends(1.0)
+            self._give_back()
             return
-        began = monotonic()
-        self.claiming = True
-        try:
-            taken = await self._claim(want, labels, began)
-        finally:
-            self.claiming = False
+        taken = await self._claim(want, labels)
+        if self._worker.alone is self:
+            return
         if len(taken) < want:
+            self._pace.fell_short(len(taken))
+            # then there may be more as soon as a job has ended
+            self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
             await self._watch.wait()
-        elif not self._fixed:
-            await self._low.wait(1.0)
-            quick = monotonic() - began < _QUICK
-            self._ahead = min(_MOST, self._ahead * 2) if quick else max(self.concurrency, self._ahead // 2)
+            self._restless = False
+        else:
+            await self._pace.settle_in()
+
+    @property
+    def held(self) -> int:
+        """Jobs at hand, running or not."""
+        return self.running + len(self._ready) + sum(map(len, self._blocked.values()))
+
+    def _closed(self) -> None:
+        if self._restless and self._watch is not None:
+            self._watch.ring()
+
+    def _give_back(self) -> None:
+        """What was claimed ahead of quick jobs, and now waits for slow ones, is for others; it has not used an attempt."""
+        if self._ordered or not self._ready or monotonic() - self._ready[0].lease.since < _KEEP_SECONDS:
+            return
+        for item in self._ready:
+            self._release(item)
+        self._ready.clear()
+
+    def _release(self, item: Item) -> None:
+        item.settled = True
+        self._worker.settler.settle(item, Verdict("release"))
+
+    async def _stand_aside(self) -> bool:
+        """Whether a job ran alone in this worker, or is about to: see `_set_apart`."""
+        if self._worker.alone is None:
+            return False
+        if self._worker.alone is not self:
+            await asyncio.sleep(_LOOK_SECONDS)
+            return True
+        end = monotonic() + _ALONE_SECONDS
+        while self._worker.held and monotonic() < end and not self._stopping:
+            await asyncio.sleep(_LOOK_SECONDS)
+        taken = [] if self._stopping else await self._claim(1, self._labels() or None, alone=True)
+        if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in taken):
+            self._worker.alone = None
+        else:
+            while self.held and not self._stopping:
+                await self._pace.one_ends(1.0)
+        return True
 
     def _labels(self) -> list[str] | None:
         """The kinds to ask for. None, the short way, while all that comes can be handled and nothing is held back."""
@@ -131,7 +165,20 @@ class Lane:
             return None
         return [name for name in self._kinds if name not in full]
 
-    async def _claim(self, want: int, labels: list[str] | None, began: float) -> list[Delivery[Any]]:
+    async def _claim(self, want: int, labels: list[str] | None, *, alone: bool = False) -> list[Delivery[Any]]:
+        began = monotonic()
+        self.claiming = True
+        try:
+            taken = await self._take(want, labels)
+            if taken:
+                if self._watch is not None:
+                    self._watch.found()
+                await self._receive(taken, began, alone=alone)
+        finally:
+            self.claiming = False
+        return taken
+
+    async def _take(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
         runtime = self._worker.runtime
         # at the same time, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
@@ -148,8 +195,6 @@ class Lane:
             taken: list[Delivery[Any]] = await runtime.own_function(conn, "queue", self.queue, take)
         if cancels is not None:
             await cancels
-        if taken:
-            self._receive(taken, began)
         return taken
 
     async def _read_cancels(self) -> None:
@@ -158,31 +203,58 @@ class Lane:
         except TrunklineError as exc:
             log.warning("cancels could not be read: %s", exc)
 
-    def _receive(self, taken: list[Delivery[Any]], began: float) -> None:
+    async def _receive(self, taken: list[Delivery[Any]], began: float, *, alone: bool) -> None:
         span = self._lease.total_seconds()
         leases: dict[str, Lease] = {}
-        foreign: list[Item] = []
+        items: list[Item] = []
         for delivery in taken:
             text = delivery.receipt.partition(".")[2]
             lease = leases.get(text)
             if lease is None:
-                lease = leases[text] = Lease(text, span, began + span)
+                lease = leases[text] = Lease(text, span, began, self._closed)
+                self._worker.heartbeat.add(lease)
             job = self._kinds.get(delivery.label or "")
-            item = Item(delivery, job or self._worker.nobody, lease, self._limit(delivery, job))
+            item = Item(delivery, job or self._worker.nobody, lease, self._limit(delivery))
             lease.open[delivery.offset] = item
+            items.append(item)
+        if not alone:
+            items = await self._set_apart(items)
+        foreign: list[Item] = []
+        for item in items:
             if self._stopping:
                 # the stop came while the claim was under way
-                item.settled = True
-                self._worker.settler.settle(item, Verdict("release"))
-            elif job is None:
+                self._release(item)
+            elif item.job is self._worker.nobody:
                 foreign.append(item)
             else:
                 self._queue_up(item)
-        for lease in leases.values():
-            self._worker.heartbeat.add(lease)
         if foreign:
             self._pass_over(foreign)
-        self._wake(len(taken))
+        self._wake(len(items))
+
+    async def _set_apart(self, items: list[Item]) -> list[Item]:
+        """Of these, the ones to run now. A job that lost its worker twice, or has one attempt left after it lost one, goes
+        back at once, without an attempt, and is claimed again when nothing else runs here: if it kills the worker, it takes
+        no other along, and if it did not, no other takes it along."""
+        doubtful = [item for item in items if self._may_kill(item.delivery.attempt, item.max_attempts)]
+        if not doubtful:
+            return items
+        try:
+            async with self._worker.runtime.connection() as conn:
+                lost = await jobs.lost_before(conn, [item.receipt for item in doubtful])
+        except TrunklineError as exc:
+            log.warning("queue %s: not known whether jobs lost their worker: %s", self.queue, exc)
+            return items
+        apart = [item for item, was_lost in zip(doubtful, lost, strict=True) if was_lost]
+        if not apart:
+            return items
+        await self._worker.settler.release_now(apart)
+        if self._worker.alone is None:
+            self._worker.alone = self
+        return [item for item in items if not item.settled]
+
+    def _may_kill(self, attempt: int, most: int) -> bool:
+        return 1 < attempt <= most and (attempt > _TRUSTED_ATTEMPTS or attempt == most) and not self._ordered
 
     def _pass_over(self, foreign: list[Item]) -> None:
         """Kinds that this worker does not know stay for others, without an attempt; from now on it asks by kind."""
@@ -193,13 +265,14 @@ class Lane:
                 error = f"no worker of this queue knows the job {item.delivery.label!r}"
                 self._worker.settler.settle(item, Verdict("nack", None, error))
             else:
-                self._worker.settler.settle(item, Verdict("release"))
+                self._release(item)
 
-    def _limit(self, delivery: Delivery[Any], job: Job[..., Any] | None) -> int:
+    def _limit(self, delivery: Delivery[Any]) -> int:
         """How often this job may be tried: what it was enqueued with, its kind, the app, the queue."""
         own = None if delivery.headers is None else delivery.headers.get(MAX_ATTEMPTS)
         if isinstance(own, int) and own > 0:
             return min(own, self._max_attempts)
+        job = self._kinds.get(delivery.label or "")
         kind = None if job is None else job.definition.max_attempts
         return min(kind or self._worker.app.max_attempts, self._max_attempts)
 
@@ -259,8 +332,9 @@ class Lane:
         """The next job that may start now; those that a limit holds back are put aside."""
         while self._ready:
             item = self._ready.popleft()
-            if len(self._ready) * 2 <= self._ahead:
-                self._low.ring()
+            if item.lease.until < monotonic():
+                # the process slept longer than its lease: it may be somebody else's by now
+                item.lost = True
             if item.lost:
                 self._forget(item)
                 continue
@@ -288,8 +362,9 @@ class Lane:
     async def _run(self, item: Item, me: asyncio.Task[None]) -> None:
         self.running += 1
         item.slot = me
+        item.began = monotonic()
         try:
-            verdict = await self._judge(item)
+            verdict = await self._judge.run(item)
         finally:
             item.slot = None
             if item.timer is not None:
@@ -302,8 +377,6 @@ class Lane:
 
     def _finish(self, item: Item, verdict: Verdict | None) -> None:
         self.running -= 1
-        if len(self._ready) * 2 <= self._ahead:
-            self._low.ring()
         gate = self._gates[item.job.name]
         gate.leave()
         if verdict is not None and not item.settled:
@@ -322,6 +395,7 @@ class Lane:
             gate.unwait()
             self._ready.appendleft(blocked.popleft())
             self._wake(1)
+        self._pace.ended(monotonic() - item.began)
         self._worker.finished(item, verdict)
 
     def _forget(self, item: Item, *, came_back: bool = False) -> None:
@@ -342,107 +416,12 @@ class Lane:
             self._ready.append(partition[0])
             self._wake(1)
 
-    async def _judge(self, item: Item) -> Verdict | None:
-        """Run the handler and say what is to become of the job. None: nothing, it is not ours any more."""
-        delivery, job = item.delivery, item.job
-        if self._worker.cancels and (reason := await self._worker.cancelled(delivery.id)) is not None:
-            return Verdict("bury", None, f"cancelled before it started: {reason}")
-        if delivery.attempt > item.max_attempts:
-            return Verdict("bury", None, f"its worker died in each of {item.max_attempts} attempts")
-        definition = job.definition
-        try:
-            if definition.at_most_once:
-                item.settled = await self._worker.settler.ack_now(item) == "done"
-                if not item.settled:
-                    return None
-            if definition.timeout is not None:
-                self._worker.give_time(item, definition.timeout.total_seconds())
-            value = await call(self._worker, item)
-        except asyncio.CancelledError as exc:
-            if item.reason is not None:
-                return self._stopped(item)
-            if self._worker.closed:
-                raise
-            # the handler's own: it waited for something that was cancelled
-            return self._failed(item, exc)
-        except (InvalidArguments, EffectUnknown) as exc:
-            return Verdict("bury", None, f"{type(exc).__name__}: {exc}")
-        except BaseException as exc:
-            if item.reason is not None:
-                return self._stopped(item)
-            return self._failed(item, exc)
-        if item.reason is not None and item.reason.startswith("timeout"):
-            return self._stopped(item)
-        return self._answered(item, value)
-
-    def _answered(self, item: Item, value: Any) -> Verdict | None:
-        match value:
-            case Retry():
-                return self._again(item, value.error or "the handler asked for a retry", duration(value.after))
-            case Snooze():
-                return Verdict("snooze", duration(value.after))
-            case Bury():
-                return Verdict("bury", None, value.reason)
-            case Done():
-                value = value.result
-        if item.tracked and not (item.settled and item.result is not None):
-            try:
-                result = to_json(value)
-            except (TypeError, ValueError, RecursionError) as exc:
-                return Verdict("bury", None, f"the result cannot be stored: {exc}")
-            if item.settled:
-                self._worker.store_result(item, result)
-            item.result = result
-        return Verdict("ack")
-
-    def _stopped(self, item: Item) -> Verdict | None:
-        kind, _, words = (item.reason or "").partition(": ")
-        if kind == "lost":
-            return None
-        if kind == "stop":
-            return Verdict("release")
-        if kind == "cancel":
-            return Verdict("bury", None, f"cancelled: {words}")
-        return self._again(item, words, None, TimeoutError())
-
-    def _failed(self, item: Item, exc: BaseException) -> Verdict:
-        if isinstance(exc, HandlerError):
-            words = f"{exc}\n{exc.trace}"
-        else:
-            lines = traceback.format_exception(exc, limit=-12)
-            words = f"{type(exc).__name__}: {exc}\n{''.join(lines)}"
-        log.warning(
-            "job %s %s failed in attempt %s: %s",
-            item.job.name,
-            item.delivery.id,
-            item.delivery.attempt,
-            words.splitlines()[0],
-        )
-        return self._again(item, words, None, exc)
-
-    def _again(self, item: Item, error: str, delay: timedelta | None, exc: BaseException | None = None) -> Verdict:
-        """Another attempt after a pause; or none, because this was the last or its error is not worth one."""
-        definition, attempt = item.job.definition, item.delivery.attempt
-        backoff = definition.backoff or self._worker.app.backoff
-        for kind, other in definition.errors.items():
-            if isinstance(exc, kind):
-                if other is None:
-                    return Verdict("bury", None, error)
-                backoff = other
-                break
-        if attempt >= item.max_attempts:
-            # where the queue's own limit is reached, its dead letter says so
-            if attempt < self._max_attempts:
-                return Verdict("bury", None, error)
-            return Verdict("nack" if item.plain and not self._ordered else "bury", timedelta(0), error)
-        return Verdict("nack", backoff.after(attempt) if delay is None else delay, error)
-
     # Ending
 
     def stop(self) -> list[Item]:
         """No new claims; answers what was taken and not started."""
         self._stopping = True
-        self._low.ring()
+        self._pace.wake()
         if self._watch is not None:
             self._watch.ring()
         unused = [*self._ready, *(item for items in self._blocked.values() for item in items)]
@@ -472,7 +451,7 @@ class Lane:
             item.reason,
         )
         item.abandoned = True
-        self._finish(item, self._stopped(item))
+        self._finish(item, self._judge.stopped(item))
         if not self._stopping:
             self._add_slot()
 
@@ -485,50 +464,3 @@ class Lane:
             task.cancel()
         if self._slots:
             await asyncio.wait(list(self._slots), timeout=1)
-
-
-class _Gate:
-    """How many jobs of one kind may run here: its own concurrency, and the worker's shares of limits over all processes."""
-
-    def __init__(self, worker: Worker, job: Job[..., Any], queue_limits: Any) -> None:
-        self._most = job.definition.concurrency
-        self._running = 0
-        self._worker = worker
-        self.holders: list[Holder] = [worker.holder(limit) for limit in (*queue_limits, *job.definition.limits)]
-
-    @property
-    def open(self) -> bool:
-        """Whether one more may start."""
-        return self.local_room() and (not self.holders or self.room())
-
-    def local_room(self) -> bool:
-        return self._most is None or self._running < self._most
-
-    def room(self) -> bool:
-        now = monotonic()
-        return all(holder.room(now) for holder in self.holders)
-
-    def full(self, blocked: deque[Item] | None) -> bool:
-        """Whether more of this kind would only wait here."""
-        if not blocked:
-            return False
-        return not self.local_room() or len(blocked) >= 2 * max(1, self._running) or not self.room()
-
-    def enter(self) -> None:
-        self._running += 1
-        for holder in self.holders:
-            holder.enter()
-
-    def leave(self) -> None:
-        self._running -= 1
-        for holder in self.holders:
-            holder.leave()
-
-    def wait(self) -> None:
-        for holder in self.holders:
-            holder.waiting += 1
-        self._worker.need_limits()
-
-    def unwait(self) -> None:
-        for holder in self.holders:
-            holder.waiting = max(0, holder.waiting - 1)

@@ -49,17 +49,24 @@ class Holder:
         """Whether a job ran since we asked last: then there are probably more."""
         self.waiting = 0
         """Jobs at hand that wait for this limit."""
+        self._spent = 0
 
     def room(self, now: float) -> bool:
         if self.limit.running is not None and self.running >= self.granted:
             return False
         return self.limit.rate is None or (self.tokens > 0 and now - self.tokens_at < self.TOKEN_SECONDS)
 
+    def wanted(self) -> int:
+        """Tokens to ask for: for the jobs at hand, and twice as many as were used since the last time."""
+        spent, self._spent = self._spent, 0
+        return max(self.waiting, 2 * spent)
+
     def enter(self) -> None:
         self.running += 1
         self.used = True
         if self.limit.rate is not None:
             self.tokens -= 1
+            self._spent += 1
 
     def leave(self) -> None:
         self.running -= 1

@@ -9,6 +9,8 @@ import sys
 from trunkline.errors import SettingsError
 from trunkline.jobs.app import App
 
+_HOW = "name it as module:app, from its directory"
+
 
 def load(place: str) -> App:
     """The app of a module; modules of the current directory are found first."""
@@ -17,12 +19,16 @@ def load(place: str) -> App:
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)
-    except ModuleNotFoundError as exc:
+    except Exception as exc:
         # a module that is missing inside it is another matter
-        if exc.name is None or not (module == exc.name or module.startswith(f"{exc.name}.")):
-            raise
-        raise SettingsError(f"there is no module {module!r} here", hint="name it as module:app, from its directory") from exc
+        if isinstance(exc, ModuleNotFoundError) and exc.name and f"{module}.".startswith(f"{exc.name}."):
+            raise SettingsError(
+                f"there is no module {module!r} here", hint="name it as module:app, from its directory"
+            ) from exc
+        raise SettingsError(
+            f"module {module!r} cannot be imported: {type(exc).__name__}: {exc}", hint="TRUNKLINE_DEBUG=1 shows where"
+        ) from exc
     app = getattr(found, name or "app", None)
     if not isinstance(app, App):
-        raise SettingsError(f"{module!r} has no App called {name or 'app'!r}", hint="name it as module:app")
+        raise SettingsError(f"{module!r} has no App called {name or 'app'!r}", hint=_HOW)
     return app

@@ -13,15 +13,23 @@ from trunkline.types import Delivery
 
 
 class Lease:
-    """One claim of many messages. `open` are those not settled yet, by offset; `until` is by this process's own clock."""
+    """One claim of many messages. `open` are those not settled yet, by offset; `since` and `until` are by this process's own
+    clock."""
 
-    __slots__ = ("open", "ordered", "span", "text", "until")
+    __slots__ = ("_on_close", "open", "since", "span", "text", "until")
 
-    def __init__(self, text: str, span: float, until: float) -> None:
+    def __init__(self, text: str, span: float, since: float, on_close: Callable[[], None]) -> None:
         self.text = text
         self.span = span
-        self.until = until
+        self.since = since
+        self.until = since + span
         self.open: dict[int, Item] = {}
+        self._on_close = on_close
+
+    def close(self, item: Item) -> None:
+        """It is settled, or not ours any more."""
+        self.open.pop(item.delivery.offset, None)
+        self._on_close()
 
 
 class Item:
@@ -30,6 +38,7 @@ class Item:
     __slots__ = (
         "_once",
         "abandoned",
+        "began",
         "cut_at",
         "delivery",
         "job",
@@ -57,6 +66,7 @@ class Item:
         """Why the handler was told to end."""
         self.result: bytes | None = None
         self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
+        self.began = 0.0
         self.cut_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.slot: asyncio.Task[None] | None = None

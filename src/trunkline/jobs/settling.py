@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trunkline.client.runtime import Runtime
 from trunkline.db import calls, jobs
 from trunkline.db.tasks import Background, Bell, log
-from trunkline.errors import OutcomeUnknown, Unavailable
+from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.jobs.running import Item
 from trunkline.types import Result
 
@@ -53,6 +53,16 @@ class Settler:
         self._waiters[id(item)] = answer
         self.ack(item)
         return await answer
+
+    async def release_now(self, items: list[Item]) -> None:
+        """Back to the queue without an attempt; on disk when this returns, or as soon as the database is there again."""
+        for item in items:
+            item.settled = True
+        try:
+            await self._release(items)
+        except TrunklineError:
+            for item in items:
+                self.settle(item, Verdict("release"))
 
     async def drain(self, timeout: float) -> bool:
         """Until all is written down, or the time is over; answers whether it is."""
@@ -139,7 +149,7 @@ class Settler:
         self._close(item, answers[0])
 
     def _close(self, item: Item, answer: Result) -> None:
-        item.lease.open.pop(item.delivery.offset, None)
+        item.lease.close(item)
         if answer != "done":
             self.lost += 1
             item.lost = True

@@ -98,16 +98,19 @@ class Jobs:
 
     async def run(self, job: Job[P, Any], *args: P.args, **kwargs: P.kwargs) -> Ran:
         """Enqueue this job and run it here, once; answers what became of that attempt."""
-        handle = await job.enqueue(*args, **kwargs)
-        return next(ran for ran in await self._work(until=handle.id) if ran.id == handle.id)
+        return await self.run_call(job.bind(*args, **kwargs))
 
-    async def drain(self, timeout: Duration = "30s") -> list[Ran]:
-        """Run all jobs that are due, and those that they enqueue, until nothing is left to run now."""
-        span = duration(timeout)
-        assert span is not None  # noqa: S101
-        return await self._work(seconds=span.total_seconds())
+    async def run_call(self, call: Call, *, timeout: Duration = "30s") -> Ran:
+        """The same for `job.bind(...)`, with the time that it may take."""
+        [handle] = await self.app.enqueue_many([call])
+        return next(ran for ran in await self._work(until=handle.id, seconds=_seconds(timeout)) if ran.id == handle.id)
 
-    async def _work(self, *, until: UUID | None = None, seconds: float = 30.0) -> list[Ran]:
+    async def drain(self, timeout: Duration = "30s", **settings: Any) -> list[Ran]:
+        """Run all jobs that are due, and those that they enqueue, until nothing is left to run now. `settings` are the
+        worker's."""
+        return await self._work(seconds=_seconds(timeout), settings=settings)
+
+    async def _work(self, *, seconds: float, until: UUID | None = None, settings: dict[str, Any] | None = None) -> list[Ran]:
         done: list[Ran] = []
 
         def note(item: Item, verdict: Verdict | None) -> None:
@@ -118,9 +121,14 @@ class Jobs:
             done.append(Ran(item.job.name, item.delivery.id, item.delivery.attempt, outcome, error, delay))
 
         end = monotonic() + seconds
-        async with Worker(self.app, on_finished=note) as worker:
+        async with Worker(self.app, on_finished=note, **(settings or {})) as worker:
             while not any(ran.id == until for ran in done) if until is not None else await self._busy(worker):
                 if monotonic() > end:
+                    if until is not None:
+                        raise Timeout(
+                            f"job {until} has not ended here after {seconds:g} s",
+                            hint="give it more time; or has another worker taken it?",
+                        )
                     raise Timeout(f"jobs still run after {seconds:g} s", hint="give drain more time")
                 await asyncio.sleep(0.01)
         return done
@@ -132,3 +140,9 @@ class Jobs:
             queues = set(worker.queues)
             stats = {row.queue: row for row in (await self.app.client.stats()).queues if row.queue in queues}
         return worker.busy or any(row.ready + row.leased for row in stats.values())
+
+
+def _seconds(span: Duration) -> float:
+    found = duration(span)
+    assert found is not None  # noqa: S101
+    return found.total_seconds()

@@ -47,7 +47,8 @@ class Worker:
     """Runs jobs: `async with Worker(app, queues={"mail": 10}):` until the block ends, or `await Worker(app).run()`.
 
     Claims only the kinds that its app has a function for. `queues` maps names to how many jobs run at once; by default all
-    queues of the app, ten each. `prefetch` jobs are claimed ahead; by default as many as a fraction of a second needs.
+    queues of the app, ten each. At most `prefetch` jobs are claimed ahead, and only where they are
+    quick: slow ones are claimed when they begin.
     `grace`: how long running handlers may go on after a stop. `stall`: how long a handler may keep the event loop to itself.
     """
 
@@ -70,6 +71,8 @@ class Worker:
         self.cancels: dict[UUID, str] = {}
         self.closed = False
         self.stopping = False
+        self.alone: Lane | None = None
+        """The lane that has a job to run while nothing else does."""
         names = list(app.queues) if queues is None else queues
         self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
         for queue, count in self.queues.items():
@@ -138,18 +141,21 @@ class Worker:
             raise
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `request_stop`, SIGTERM or SIGINT; a second signal does not wait for handlers."""
+        """Start, and work until `request_stop`, SIGTERM or SIGINT; a second signal does not wait for handlers."""
         async with self:
-            if signals:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    self.loop.add_signal_handler(number, self.request_stop)
-            try:
-                await self._stop_asked.wait()
-                await self.stop()
-            finally:
-                if signals:
-                    for number in (signal.SIGTERM, signal.SIGINT):
-                        self.loop.remove_signal_handler(number)
+            await self.work(signals=signals)
+
+    async def work(self, *, signals: bool = True) -> None:
+        """What `run` does once the worker has started."""
+        numbers = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        for number in numbers:
+            self.loop.add_signal_handler(number, self.request_stop)
+        try:
+            await self._stop_asked.wait()
+            await self.stop()
+        finally:
+            for number in numbers:
+                self.loop.remove_signal_handler(number)
 
     def request_stop(self) -> None:
         """Drain; asked a second time, give everything back at once."""
@@ -199,6 +205,11 @@ class Worker:
     def busy(self) -> bool:
         """Whether a handler runs or an end is still to be written down."""
         return self.settler.busy or any(lane.running for lane in self._lanes)
+
+    @property
+    def held(self) -> int:
+        """Jobs at hand, running or not."""
+        return sum(lane.held for lane in self._lanes)
 
     async def _quiet(self, seconds: float, *, forced: bool = True) -> bool:
         """Until nothing runs, at most so long, or until a second signal; answers whether nothing runs."""
@@ -267,7 +278,7 @@ class Worker:
 
     def settled_by_handler(self, item: Item) -> None:
         item.settled = True
-        item.lease.open.pop(item.delivery.offset, None)
+        item.lease.close(item)
 
     def store_result(self, item: Item, result: bytes) -> None:
         """The job was settled inside its handler; what it answered comes behind."""
@@ -358,7 +369,7 @@ class Worker:
                 if fresh and holder.tokens >= holder.waiting:
                     continue
                 kept = holder.tokens if fresh else 0
-                got, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.waiting - kept)
+                got, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.wanted() - kept)
                 holder.tokens = kept + got
                 holder.tokens_at = now if got or not fresh else holder.tokens_at
                 if holder.tokens < holder.waiting:

@@ -43,6 +43,12 @@ def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta) -> li
     return [row[0] for row in rows]
 
 
+def lost_before(conn: Connection, receipts: Sequence[str]) -> list[bool]:
+    """For each delivery, whether the attempt before it ended without an answer."""
+    answers: list[bool] = _value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
+    return answers
+
+
 def store_result(conn: Connection, id: UUID, result: bytes | None) -> None:
     _rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
 

@@ -194,6 +194,22 @@ begin
 end
 $$;
 
+-- For each delivery, whether the attempt before it ended without an answer: then its worker may have died of it. Looks as far back as
+-- the events of leases go, which is far enough: what nobody answered comes again at once.
+create or replace function trunkline.lost_before(p_receipts text[]) returns boolean[]
+language sql stable
+as $$
+    select array_agg(exists (
+               select from trunkline.lease_events e join trunkline.leases p on p.cursor_id = e.cursor_id and p.lease_no = e.lease_no
+               where e.kind = 'x' and e.cursor_id in (l.cursor_id, l.source_id) and e.offsets @> r.off
+                 and p.source_id = l.source_id and p.attempt = l.attempt - 1) order by r.ord)
+    from (select x.ord, case when y.good then split_part(x.receipt, '.', 1)::bigint end as off,
+                 case when y.good then split_part(x.receipt, '.', 2)::int end as cursor_id, case when y.good then split_part(x.receipt, '.', 3)::bigint end as lease_no
+          from unnest(p_receipts) with ordinality x(receipt, ord)
+          cross join lateral (select trunkline._names_a_lease(substr(x.receipt, strpos(x.receipt, '.'))) and split_part(x.receipt, '.', 1) ~ '^[0-9]{1,18}$' as good) y) r
+    left join trunkline.leases l on l.cursor_id = r.cursor_id and l.lease_no = r.lease_no
+$$;
+
 -- Effects that must not happen twice. Answers 'start' (it is the caller's to run, and that is on disk when this transaction commits), 'done' with
 -- the stored result, or 'unknown': it was started and nobody knows how it ended. p_rerun: start it again in that case.
 create or replace function trunkline.begin_once(p_scope text, p_key text, p_rerun boolean default false) returns table (state text, result bytea)

@@ -12,7 +12,7 @@ as $$
     ('trunkline_consumer', '{poll,claim,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,list_subscriptions,get_queue,read,head,
         init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,receive,
-        finish_jobs,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
+        finish_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
         start_waiting,advance_group,report_pipeline,clock,new_id}'),
     ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
