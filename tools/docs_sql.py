@@ -36,6 +36,7 @@ FAMILIES = {
     "groups.sql": "Groups",
     "queues.sql": "Queues",
     "claim.sql": "Claiming",
+    "claim_many.sql": "Claiming from many queues",
     "settle.sql": "Settling",
     "poll.sql": "Waiting",
     "dead.sql": "Dead letters",

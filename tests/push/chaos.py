@@ -1,7 +1,8 @@
 """Push under faults: bad receivers, kill -9 of dispatchers and of Postgres. `python -m tests.push.chaos` is the long form.
 
 Checked: nothing lost; the receivers' inbox makes each effect happen exactly once, although requests repeat; in no window do
-more requests start than the endpoint's rate allows; what was answered well is repeated only where the answer was lost.
+more requests start than the endpoint's rate allows; what was answered well is repeated only where the answer was lost; no
+dispatcher ever has a transaction open while it does not work on it.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ def run(plan: Plan, server: EmbeddedServer, say: Callable[[str], object] = lambd
     stop = asyncio.Event()
     keeping = threading.Thread(target=lambda: asyncio.run(_keep_upkeep(url, stop)), daemon=True)
     keeping.start()
+    looking = OpenTransactions(url)
     record = home / "starts"
-    processes = [Process(url, record) for _ in range(plan.dispatchers)]
+    processes = [Process(looking.watched, record) for _ in range(plan.dispatchers)]
     events: list[float] = []
     begun = time.monotonic()
     try:
@@ -158,7 +160,7 @@ def run(plan: Plan, server: EmbeddedServer, say: Callable[[str], object] = lambd
             else:
                 victim = world.random.randrange(len(processes))
                 processes[victim].kill()
-                processes[victim] = Process(url, record)
+                processes[victim] = Process(looking.watched, record)
             say(f"{fault} {number + 1} of {len(faults)}: {_progress(url)} of {plan.deliveries}")
         world.dead = False
         _await_end(url, plan, say)
@@ -166,11 +168,48 @@ def run(plan: Plan, server: EmbeddedServer, say: Callable[[str], object] = lambd
         for process in processes:
             process.stop()
         stop.set()
+        looking.stop()
         world.close()
     outcome = _check(url, plan, world, events, record)
+    outcome.totals["looks at the dispatchers' sessions"] = looking.looks
+    outcome.totals["of these with an open transaction"] = looking.found
+    if looking.found or not looking.looks:
+        outcome.problems.append(f"{looking.found} transactions were open during a call, in {looking.looks} looks")
     outcome.totals["seconds"] = round(time.monotonic() - begun)
     shutil.rmtree(home)
     return outcome
+
+
+class OpenTransactions:
+    """Looks at the sessions of the dispatchers all the time: none may be idle in a transaction."""
+
+    def __init__(self, url: str) -> None:
+        self.watched = psycopg.conninfo.make_conninfo(url, application_name="push-chaos")
+        self.looks = self.found = 0
+        self._url = url
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        query = (
+            "select count(*) filter (where state like 'idle in transaction%'), count(*)"
+            " from pg_stat_activity where application_name = 'push-chaos'"
+        )
+        while not self._stopped.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True) as conn:
+                    while not self._stopped.wait(0.05):
+                        row = conn.execute(query).fetchone()
+                        assert row is not None
+                        self.looks += row[1] > 0
+                        self.found += row[0]
+            except psycopg.Error:
+                self._stopped.wait(0.2)
 
 
 async def _keep_upkeep(url: str, stop: asyncio.Event) -> None:

@@ -105,6 +105,9 @@ class Receiver:
             return web.Response(status=made, text=f"status {made}")
         if made == "hang":
             await asyncio.sleep(3600)
+        if request.transport is None:
+            # the sender is gone already
+            return web.Response()
         if made == "reset":
             sock = request.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from datetime import UTC, datetime
+import time
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Names(aiohttp.abc.AbstractResolver):
 
 
 async def post(sender: Sender, url: str) -> Answer:
-    return await sender.send(url, trial(uuid4()), secrets=[SECRET], headers={}, timeout=5, now=datetime.now(UTC))
+    return await sender.send(url, trial(uuid4()), secrets=[SECRET], headers={}, timeout=5, stamp=int(time.time()))
 
 
 def test_there_are_enough_spellings() -> None:

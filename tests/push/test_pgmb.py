@@ -171,6 +171,26 @@ def test_t18_bindings_take_only_the_star_for_a_wildcard(
 
 
 @pytest.mark.parametrize("pg_version", [18, 15])
+def test_the_views_of_a_queue_go_with_it(pgmb: str, conn: Connection) -> None:
+    worker = conn.execute("select pgmb.worker('w', 'http://localhost/', 1)").fetchone()
+    assert worker is not None
+    for name in ("order_queue", "other", "order"):
+        conn.execute("select pgmb.create(%s::varchar, 'order.*', 1, %s)", (name, worker[0]))
+
+    def views() -> set[str]:
+        query = "select relname from pg_class where relnamespace = 'pgmb'::regnamespace and relkind = 'v'"
+        return {row[0] for row in conn.execute(query)} - {"workers", "queues", "messages"}
+
+    # order_queue has the short names too, so order gets none
+    of_first = {"order_queue_queue", "order_queue_dead_letter_queue", "order_queue", "order_dead_letter_queue"}
+    of_other = {"other_queue", "other_dead_letter_queue"}
+    assert views() == of_first | of_other
+    conn.execute("select trunkline.delete_queue('order', p_force => true)")
+    assert views() == of_first | of_other
+    conn.execute("select trunkline.delete_queue('order_queue', p_force => true)")
+    assert views() == of_other
+
+
 def test_bad_calls_are_refused_with_a_code(pgmb: str, conn: Connection) -> None:
     for call, code in (
         ("pgmb.worker('w', 'http://localhost/', 0)", "TL001"),

@@ -94,6 +94,11 @@ async def test_http(db: str, receiver: Receiver) -> None:
             while len(rows := (await http.get("/endpoints/e/attempts")).json()["attempts"]) < 2:
                 await asyncio.sleep(0.02)
             assert {each["outcome"] for each in rows} == {"acked", "tested"}
+            numbers = (await http.get(f"{server.url}/metrics")).text
+            for outcome in ("acked", "tested"):
+                assert f'trunkline_endpoint_recent_deliveries{{endpoint="e",outcome="{outcome}"}} 1.0' in numbers
+            for name in ("enabled{", "breaker{", "held_messages{", "oldest_ready_age_seconds{", "request_seconds{"):
+                assert f'trunkline_endpoint_{name}endpoint="e"' in numbers
             answer = await http.post("/queues/q/replay", json={"start": "2020-01-01T00:00:00Z"})
             assert answer.json() == {"replayed": 1}
             problem(await http.post("/queues/q/replay", json={"start": "2020-01-01T00:00:00"}), 400, "invalid_argument")

@@ -59,6 +59,10 @@ class Breaker:
             self._refused_until = monotonic() + _PATIENCE_SECONDS
         return self.probing
 
+    def reset(self) -> None:
+        """A good answer while it is closed."""
+        self._failures = 0
+
     async def good(self) -> None:
         self._failures = 0
         if self._openings and not self._busy:

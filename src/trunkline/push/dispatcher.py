@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
 from time import monotonic
+from typing import Any
 from uuid import UUID
 
 import aiohttp
 
 from trunkline.client.consuming import consumer_name
 from trunkline.client.runtime import Runtime
-from trunkline.client.settling import Settler
 from trunkline.db import push
 from trunkline.db.push import Planned
 from trunkline.db.tasks import log
@@ -34,31 +35,29 @@ class Post:
     def __init__(self, runtime: Runtime, sender: Sender, on_start: Callable[[str], None] | None) -> None:
         self.name = consumer_name()
         self.runtime = runtime
-        self.settler = Settler(runtime)
         self.held = Held(runtime)
         self.settlements = Settlements(runtime, self.name, self.held)
         self._sender = sender
         self._on_start = on_start
-        self._clock = (datetime.now(UTC), monotonic())
+        self._clock = time.time() - monotonic()
 
     def set_clock(self, now: datetime) -> None:
         """The database's clock, which all times in requests follow."""
-        self._clock = (now, monotonic())
+        self._clock = now.timestamp() - monotonic()
 
-    def now(self) -> datetime:
-        at, then = self._clock
-        return at + timedelta(seconds=monotonic() - then)
+    def now(self) -> float:
+        return self._clock + monotonic()
 
-    async def request(self, planned: Planned, prepared: Prepared, limit: int = requests.READ_LIMIT) -> Answer:
+    def request(self, planned: Planned, prepared: Prepared, limit: int = requests.READ_LIMIT) -> Coroutine[Any, Any, Answer]:
         if self._on_start is not None:
             self._on_start(planned.name)
-        return await self._sender.send(
+        return self._sender.send(
             planned.url,
             prepared,
             secrets=planned.secrets,
             headers=planned.headers,
             timeout=planned.timeout,
-            now=self.now(),
+            stamp=int(self.now()),
             limit=limit,
         )
 
@@ -93,7 +92,6 @@ class Dispatcher:
         runtime = Runtime(self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30))
         sender = Sender(self._guard, resolver=self._resolver)
         post = Post(runtime, sender, self._on_start)
-        renewing = asyncio.create_task(post.held.renew_for_ever(), name="trunkline push renewals")
         try:
             while not stop.is_set():
                 await self._refresh(post)
@@ -103,7 +101,6 @@ class Dispatcher:
                     continue
         finally:
             await self._end(post)
-            renewing.cancel()
             await sender.close()
             await runtime.close()
 
@@ -141,8 +138,9 @@ class Dispatcher:
         if planned.rate is not None:
             # a test is a request like any other
             await Pace(take).permit()
+        started = monotonic()
         answer = await post.request(planned, requests.trial(id))
-        post.settlements.add([trial_settlement(planned, id, answer)])
+        post.settlements.add([trial_settlement(planned, id, answer, started)])
 
     async def _end(self, post: Post) -> None:
         stopping = [lane.stop(self._grace) for lane in self._lanes.values()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,13 +14,13 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client import consuming
 from trunkline.db import push
 from trunkline.db.push import Planned, Settlement
 from trunkline.db.tasks import log
-from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
+from trunkline.errors import TrunklineError
 from trunkline.push import outcomes, requests
 from trunkline.push.breaker import Breaker, Store
+from trunkline.push.feed import Feed, Source
 from trunkline.push.limits import Window
 from trunkline.push.outcomes import Answer, Verdict
 from trunkline.push.permits import Pace
@@ -28,17 +29,9 @@ from trunkline.types import Delivery
 if TYPE_CHECKING:
     from trunkline.push.dispatcher import Post
 
-_RETRY_SECONDS = 0.5
-_MOST_CLAIMED = 1000
 
-
-class Source(NamedTuple):
-    """A bound queue."""
-
-    queue_id: int
-    name: str
-    ordered: bool
-    lease: float
+_WELL = [outcomes.ACKED]
+"""What becomes of most single deliveries."""
 
 
 class Run(NamedTuple):
@@ -57,11 +50,12 @@ class Lane:
         self._window = Window(planned.share)
         self._pace = Pace(self._take_permits)
         self._breaker = Breaker(Store(self._open_breaker, self._take_probe, self._close_breaker))
-        self._feeds: dict[Source, asyncio.Task[None]] = {}
+        self._feed = Feed(post, self._free, self._accept)
         self._buffer: deque[Run] = deque()
-        self._room: deque[asyncio.Future[None]] = deque()
         self._under_way = 0
         self._held = 0
+        self._in_order: Counter[int] = Counter()
+        """Of these, those of ordered queues."""
         self._work: set[asyncio.Task[None]] = set()
         self._starts_at = 0.0
         self._held_until = 0.0
@@ -78,16 +72,9 @@ class Lane:
         self._starts_at = now + planned.wait
         self._held_until = now + (planned.held_for or 0.0)
         self._breaker.update(planned.openings, planned.open_for)
-        wanted = {
-            Source(*each)
-            for each in zip(
-                planned.queue_ids or (), planned.queues or (), planned.ordered or (), planned.leases or (), strict=True
-            )
-        }
-        for source in [each for each in self._feeds if each not in wanted or self._feeds[each].done()]:
-            self._feeds.pop(source).cancel()
-        for source in wanted - self._feeds.keys():
-            self._feeds[source] = asyncio.create_task(self._feed(source), name=f"trunkline push {source.name}")
+        self._feed.update(
+            map(Source, planned.queue_ids or (), planned.queues or (), planned.ordered or (), planned.leases or ())
+        )
         if not self._may_send():
             self._give_back()
         self._go_on()
@@ -95,8 +82,7 @@ class Lane:
     async def stop(self, grace: float) -> None:
         """No more claims; what was not sent goes back, what is under way gets the grace time."""
         self._stopped = True
-        for feed in self._feeds.values():
-            feed.cancel()
+        await self._feed.stop()
         self._give_back()
         if self._timer is not None:
             self._timer.cancel()
@@ -120,7 +106,7 @@ class Lane:
     def _limit(self) -> int:
         """How many deliveries to hold: under way, being settled, and enough more so that claims are for many at once."""
         size = self._planned.batch_size if self._planned.mode == "batch" else 1
-        limit = 4 * self._window.size * size
+        limit = 8 * self._window.size * size
         if self._planned.rate is not None:
             limit = min(limit, max(1, int(2 * self._planned.rate)) * size)
         return limit
@@ -134,56 +120,9 @@ class Lane:
         free = limit - self._held
         return free if free >= max(1, limit // 4) else 0
 
-    async def _feed(self, source: Source) -> None:
-        """Claims from one queue whenever there is something and room for it."""
-        watch = self._post.runtime.wakeup.watch("queue", source.name)
-        try:
-            while True:
-                want = min(await self._reserve(), _MOST_CLAIMED)
-                watch.hush()
-                taken: Sequence[Delivery[Any]] = ()
-                try:
-                    taken = await consuming.claim(
-                        self._post.runtime,
-                        self._post.settler,
-                        source.name,
-                        max_messages=want,
-                        lease=timedelta(seconds=source.lease),
-                        labels=None,
-                        consumer=self._post.name,
-                        type=None,
-                    )
-                except (Unavailable, OutcomeUnknown) as exc:
-                    log.warning("queue %s: %s; trying again", source.name, exc)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                    continue
-                finally:
-                    self._held -= want - len(taken)
-                    self._go_on()
-                if taken:
-                    self._post.held.add([each.receipt for each in taken], source.lease)
-                    await self._accept(source, taken)
-                else:
-                    await watch.wait()
-        except TrunklineError as exc:
-            # the queue is gone, or is being deleted; the next plan knows
-            log.warning("queue %s is not read: %s", source.name, exc)
-        finally:
-            self._post.runtime.wakeup.unwatch(watch)
-
-    async def _reserve(self) -> int:
-        """Room for deliveries, taken before they are claimed. One feed is let in at a time, in the order of asking."""
-        while (free := self._free()) <= 0:
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room.append(place)
-            await place
-        # not all of it for one of many queues: it may be empty
-        part = max(1, free // min(4, len(self._feeds)))
-        self._held += part
-        self._go_on()
-        return part
-
     async def _accept(self, source: Source, taken: Sequence[Delivery[Any]]) -> None:
+        self._held += len(taken)
+        self._in_order[source.queue_id] += len(taken) if source.ordered else 0
         if not self._breaker.closed and not await self._take_probe_now():
             self._release(source, taken)
             return
@@ -204,39 +143,45 @@ class Lane:
             return False
 
     def _go_on(self) -> None:
-        """Something changed: send what can be sent, let the next feed in, look again when a pause ends."""
+        """Something changed: send what can be sent, claim more, look again when a pause ends."""
         self._pump()
-        while self._room and self._room[0].done():
-            self._room.popleft()
-        if self._room and self._free() > 0:
-            self._room.popleft().set_result(None)
+        self._feed.go_on()
         self._watch_the_time()
 
     def _watch_the_time(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        ends = [at for at in (self._starts_at, self._held_until) if at > monotonic()]
-        if ends and not self._stopped:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(ends) - monotonic() + 0.001, self._go_on)
+        pause = max(self._starts_at, self._held_until) - monotonic()
+        if pause > 0 and not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(pause + 0.001, self._go_on)
 
     # Sending
 
+    def _may_go_on(self, more: int = 0) -> bool:
+        """Whether so many more requests than now may be under way."""
+        size = self._window.size if self._breaker.closed else 1
+        return self._under_way + more <= size and (self._may_send() or self._breaker.probing)
+
     def _pump(self) -> None:
-        size = 1 if not self._breaker.closed else self._window.size
-        while self._buffer and self._under_way < size and (self._may_send() or self._breaker.probing):
-            run = self._buffer.popleft()
+        while self._buffer and self._may_go_on(1):
             self._under_way += 1
-            task = asyncio.create_task(self._send_run(run))
+            # taken out here: the task begins later
+            task = asyncio.create_task(self._send_runs(self._buffer.popleft()))
             self._work.add(task)
             task.add_done_callback(self._work.discard)
 
-    async def _send_run(self, run: Run) -> None:
+    async def _send_runs(self, run: Run) -> None:
+        """This one, and others as long as there are some; the next request does not wait until the last one is settled."""
         try:
-            await self._send_parts(run)
+            while True:
+                await self._send_parts(run)
+                if not self._buffer or not self._may_go_on():
+                    return
+                run = self._buffer.popleft()
+                # the window may have grown
+                self._pump()
         finally:
-            # the next request need not wait until these are settled
             self._under_way -= 1
             self._go_on()
 
@@ -255,7 +200,7 @@ class Lane:
                 # the database takes back what is behind the one that failed
                 behind = run.deliveries[start + len(verdicts) :]
                 self._post.held.drop([each.receipt for each in behind])
-                self._held -= len(behind)
+                self._drop(run.source, len(behind))
                 return
 
     async def _send(self, source: Source, part: list[Delivery[Any]]) -> list[Verdict]:
@@ -265,23 +210,33 @@ class Lane:
             prepared, limit = requests.batch([(source.name, each) for each in part]), requests.BATCH_READ_LIMIT
         else:
             prepared, limit = requests.single(source.name, part[0]), requests.READ_LIMIT
+        started = monotonic()
         answer = await self._post.request(planned, prepared, limit)
         now = self._post.now()
         if planned.mode == "batch":
             verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)
         else:
-            verdicts = [outcomes.judge(answer, now)]
+            verdict = outcomes.judge(answer, now)
+            verdicts = _WELL if verdict is outcomes.ACKED else [verdict]
         if source.ordered:
             verdicts = _upto_first_failure(verdicts)
-        items = [_settlement(planned, source, each, verdict, answer) for each, verdict in zip(part, verdicts, strict=False)]
-        self._settle(items)
+        items = [
+            _settlement(planned, source, each, verdict, answer, started)
+            for each, verdict in zip(part, verdicts, strict=False)
+        ]
+        self._settle(source, items)
+        if verdicts is _WELL and self._breaker.closed:
+            # as most of them: the rest has nothing to add
+            self._window.went_well()
+            self._breaker.reset()
+            return verdicts
         try:
             await self._learn(answer, now)
         except TrunklineError as exc:
             log.warning("the state of endpoint %s was not written: %s", planned.name, exc)
         return verdicts
 
-    async def _learn(self, answer: Answer, now: datetime) -> None:
+    async def _learn(self, answer: Answer, now: float) -> None:
         """What the answer says about the endpoint."""
         state = outcomes.health(answer)
         if state == "good":
@@ -321,14 +276,22 @@ class Lane:
 
     def _release(self, source: Source, deliveries: Sequence[Delivery[Any]]) -> None:
         verdict = Verdict("released")
-        self._settle([_settlement(self._planned, source, each, verdict, None) for each in deliveries])
+        self._settle(source, [_settlement(self._planned, source, each, verdict, None, 0.0) for each in deliveries])
 
-    def _settle(self, items: list[Settlement]) -> None:
-        def settled() -> None:
-            self._held -= len(items)
-            self._go_on()
+    def _settle(self, source: Source, items: list[Settlement]) -> None:
+        self._post.settlements.add(items, partial(self._settled, source))
 
-        self._post.settlements.add(items, settled)
+    def _settled(self, source: Source, count: int) -> None:
+        self._drop(source, count)
+        self._feed.go_on()
+
+    def _drop(self, source: Source, count: int) -> None:
+        self._held -= count
+        if source.ordered:
+            self._in_order[source.queue_id] -= count
+            if self._in_order[source.queue_id] <= 0:
+                # what is behind can be claimed now
+                self._feed.look(source.queue_id)
 
     # The database
 
@@ -358,32 +321,34 @@ def _upto_first_failure(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _settlement(
-    planned: Planned, source: Source, delivery: Delivery[Any], verdict: Verdict, answer: Answer | None
+    planned: Planned, source: Source, delivery: Delivery[Any], verdict: Verdict, answer: Answer | None, started: float
 ) -> Settlement:
+    seconds, status, text = (None, None, None) if answer is None else (answer.seconds, answer.status, snippet(answer))
+    # by place, which costs half of what names do
     return Settlement(
-        endpoint_id=planned.endpoint_id,
-        queue_id=source.queue_id,
-        receipt=delivery.receipt,
-        id=delivery.id,
-        attempt=delivery.attempt,
-        age=0.0 if answer is None else answer.seconds,
-        seconds=None if answer is None else answer.seconds,
-        status=None if answer is None else answer.status,
-        outcome=verdict.outcome,
-        delay=verdict.delay,
-        error=verdict.error,
-        snippet=None if answer is None else snippet(answer),
+        planned.endpoint_id,
+        source.queue_id,
+        delivery.receipt,
+        delivery.id,
+        delivery.attempt,
+        started,
+        seconds,
+        status,
+        verdict.outcome,
+        verdict.delay,
+        verdict.error,
+        text,
     )
 
 
-def trial_settlement(planned: Planned, id: UUID, answer: Answer) -> Settlement:
+def trial_settlement(planned: Planned, id: UUID, answer: Answer, started: float) -> Settlement:
     return Settlement(
         endpoint_id=planned.endpoint_id,
         queue_id=None,
         receipt=None,
         id=id,
         attempt=1,
-        age=answer.seconds,
+        started=started,
         seconds=answer.seconds,
         status=answer.status,
         outcome="tested",
@@ -395,5 +360,6 @@ def trial_settlement(planned: Planned, id: UUID, answer: Answer) -> Settlement:
 
 def snippet(answer: Answer) -> str | None:
     """The start of the answer as text that Postgres can store."""
-    text = answer.body[: requests.SNIPPET].decode("utf-8", "replace").replace("\0", "\ufffd")
-    return text or None
+    if not answer.body:
+        return None
+    return answer.body[: requests.SNIPPET].decode("utf-8", "replace").replace("\0", "\ufffd")

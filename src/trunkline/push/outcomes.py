@@ -1,9 +1,9 @@
-"""What an answer means for a delivery and for its endpoint. Pure: no clock, no I/O."""
+"""What an answer means for a delivery and for its endpoint. Pure: no clock, no I/O; `now` is in seconds since 1970."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -32,6 +32,8 @@ class Verdict(NamedTuple):
     error: str | None = None
 
 
+ACKED = Verdict("acked")
+
 Health = Literal["good", "busy", "failing", "gone"]
 """Of the endpoint: good answers raise its window, busy ones lower it, failing ones open its breaker, gone disables it."""
 
@@ -57,7 +59,7 @@ def health(answer: Answer) -> Health:
     return "busy" if answer.status in (408, 429) else "good"
 
 
-def pause_asked_for(answer: Answer, now: datetime) -> timedelta | None:
+def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
     """`Retry-After` of a 429 or 503: seconds, or a date."""
     text = answer.headers.get("retry-after", "").strip()
     if answer.status not in (429, 503) or not text:
@@ -68,10 +70,11 @@ def pause_asked_for(answer: Answer, now: datetime) -> timedelta | None:
         at = parsedate_to_datetime(text)
     except ValueError:
         return None
-    return min(max(timedelta(0), at.replace(tzinfo=at.tzinfo or UTC) - now), LONGEST_PAUSE)
+    pause = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now
+    return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
-def judge(answer: Answer, now: datetime) -> Verdict:
+def judge(answer: Answer, now: float) -> Verdict:
     """One delivery by the status of its answer."""
     if answer.status is None:
         return Verdict("nacked", None, answer.error)
@@ -79,7 +82,7 @@ def judge(answer: Answer, now: datetime) -> Verdict:
         # a status came, the rest of the answer did not: nobody knows whether it was meant
         return Verdict("nacked", None, f"HTTP {answer.status}, {answer.error}")
     if 200 <= answer.status < 300:
-        return Verdict("acked")
+        return ACKED
     words = f"HTTP {answer.status}"
     if answer.status == 410:
         # not the fault of this message: it waits for the endpoint
@@ -91,7 +94,7 @@ def judge(answer: Answer, now: datetime) -> Verdict:
     return Verdict("nacked", pause_asked_for(answer, now), words)
 
 
-def judge_batch(answer: Answer, ids: Sequence[UUID], now: datetime) -> list[Verdict]:
+def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:
     """Each delivery of a batch: by what the answer says about it, else by the status. What a list leaves out is retried."""
     whole = judge(answer, now)
     if whole.outcome != "acked" or not answer.body.strip():
@@ -108,7 +111,7 @@ def _judge_item(item: Item | None) -> Verdict:
     if item is None:
         return Verdict("nacked", None, "the answer does not name this message")
     if item.outcome == "ack":
-        return Verdict("acked")
+        return ACKED
     error = (item.error or "the receiver said so")[:1000]
     if item.outcome == "bury":
         return Verdict("buried", None, error)

@@ -8,7 +8,7 @@ import hashlib
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import lru_cache
 from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -24,9 +24,12 @@ from trunkline.types import Delivery
 
 # Everything a header value may hold, but for %: so that it can be read back.
 _PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~ "
+_ALL_PLAIN = re.compile(r"[\x20-\x24\x26-\x7e]*")
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,198}")
 _MAX_HEADERS = 8000
+# All that aiohttp would add of its own; an endpoint may set others.
+_OURS = {"user-agent": "trunkline", "accept": "*/*", "accept-encoding": "identity"}
 SNIPPET = 1000
 READ_LIMIT = 64 * 1024
 BATCH_READ_LIMIT = 1024 * 1024
@@ -42,21 +45,20 @@ class Prepared(NamedTuple):
 
 def single(queue: str, delivery: Delivery[Any]) -> Prepared:
     """One message: its bytes are the body."""
-    media = delivery.content_type if _MEDIA.fullmatch(delivery.content_type) else "application/octet-stream"
     headers = {
-        "content-type": media,
+        "content-type": _media(delivery.content_type),
         "trunkline-queue": queue,
         "trunkline-attempt": str(delivery.attempt),
         "trunkline-created-at": delivery.created_at.isoformat(),
     }
-    for name, value in (
-        ("topic", delivery.topic),
-        ("routing-key", delivery.routing_key),
-        ("key", delivery.key),
-        ("label", delivery.label),
-    ):
-        if value is not None:
-            headers[f"trunkline-{name}"] = quote(value, safe=_PLAIN)
+    if delivery.topic is not None:
+        headers["trunkline-topic"] = _quoted(delivery.topic)
+    if delivery.routing_key is not None:
+        headers["trunkline-routing-key"] = _quoted(delivery.routing_key)
+    if delivery.key is not None:
+        headers["trunkline-key"] = _quoted(delivery.key)
+    if delivery.label is not None:
+        headers["trunkline-label"] = _quoted(delivery.label)
     if delivery.occurred_at is not None:
         headers["trunkline-occurred-at"] = delivery.occurred_at.isoformat()
     if delivery.headers:
@@ -67,6 +69,15 @@ def single(queue: str, delivery: Delivery[Any]) -> Prepared:
         if isinstance(trace, str) and _TRACE.fullmatch(trace):
             headers["traceparent"] = trace
     return Prepared(str(delivery.id), delivery.payload, headers)
+
+
+@lru_cache(maxsize=256)
+def _media(content_type: str) -> str:
+    return content_type if _MEDIA.fullmatch(content_type) else "application/octet-stream"
+
+
+def _quoted(value: str) -> str:
+    return value if _ALL_PLAIN.fullmatch(value) else quote(value, safe=_PLAIN)
 
 
 def batch(items: Sequence[tuple[str, Delivery[Any]]]) -> Prepared:
@@ -122,6 +133,11 @@ def _escaped(char: str) -> str:
     return "".join(f"\\u{units[n] << 8 | units[n + 1]:04x}" for n in range(0, len(units), 2))
 
 
+@lru_cache(maxsize=256)
+def _timeout(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
+
+
 class Sender:
     """Makes requests: no redirects, no proxies, no cookies, no compression, and nothing past the guard."""
 
@@ -138,7 +154,6 @@ class Sender:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
         )
 
     async def close(self) -> None:
@@ -152,16 +167,15 @@ class Sender:
         secrets: Sequence[str],
         headers: dict[str, str],
         timeout: float,
-        now: datetime,
+        stamp: int,
         limit: int = READ_LIMIT,
     ) -> Answer:
         """POST it; an answer in any case, never an exception."""
         start = monotonic()
-        stamp = int(now.timestamp())
         sent = {
+            **_OURS,
             **headers,
             **prepared.headers,
-            "user-agent": "trunkline",
             "webhook-id": prepared.id,
             "webhook-timestamp": str(stamp),
             "webhook-signature": sign_all(secrets, prepared.id, stamp, prepared.body),
@@ -172,16 +186,16 @@ class Sender:
         error: str | None = None
         try:
             self._guard.check_url(url)
-            async with self._session.post(
-                url,
-                data=prepared.body,
-                headers=sent,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout),
-            ) as response:
+            response = await self._session.post(
+                url, data=prepared.body, headers=sent, allow_redirects=False, timeout=_timeout(timeout)
+            )
+            try:
                 status = response.status
                 found = response.headers
-                body = await _read(response, limit)
+                if not response.content.at_eof():
+                    body = await _read(response, limit)
+            finally:
+                response.release()
         except TimeoutError:
             error = f"no whole answer in {timeout:g} s"
         except asyncio.CancelledError:
@@ -193,8 +207,6 @@ class Sender:
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """The start of the body; of a longer one the rest is not read and its connection is given up."""
-    if response.content.at_eof():
-        return b""
     parts: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():

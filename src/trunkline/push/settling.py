@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 from trunkline.client.runtime import Runtime
-from trunkline.db import calls, push
+from trunkline.client.settling import Settler
+from trunkline.db import push
 from trunkline.db.push import Settlement
 from trunkline.db.tasks import log
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
@@ -17,45 +19,31 @@ from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 _RETRY_SECONDS = 0.5
 _GIVE_UP_SECONDS = 60.0
 _MOST = 1000
-_MOST_RENEWED = 10_000
-_TURN_SECONDS = 0.25
 
 
 class Held:
-    """The receipts this dispatcher has, each with the length of its lease; renewed together until they are settled."""
+    """The receipts this dispatcher has, renewed together until they are settled; each length of lease has a rhythm."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._leases: dict[str, tuple[float, float]] = {}
-        """The length of the lease, and when it is to be renewed."""
+        self._settler = Settler(runtime)
+        self._receipts: dict[float, dict[str, None]] = {}
 
     def add(self, receipts: Sequence[str], lease: float) -> None:
-        due = monotonic() + lease / 3
-        for receipt in receipts:
-            self._leases[receipt] = (lease, due)
+        if lease not in self._receipts:
+            self._receipts[lease] = {}
+            self._runtime.renewals.add(lease / 3, partial(self._renew, lease))
+        self._receipts[lease].update(dict.fromkeys(receipts))
 
     def drop(self, receipts: Sequence[str]) -> None:
-        for receipt in receipts:
-            self._leases.pop(receipt, None)
+        for held in self._receipts.values():
+            for receipt in receipts:
+                held.pop(receipt, None)
 
-    async def renew_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(_TURN_SECONDS)
-            now = monotonic()
-            due: dict[float, list[str]] = {}
-            for receipt, (lease, at) in self._leases.items():
-                if at <= now:
-                    due.setdefault(lease, []).append(receipt)
-            try:
-                for lease, receipts in due.items():
-                    await self._renew(receipts[:_MOST_RENEWED], lease)
-            except (Unavailable, OutcomeUnknown) as exc:
-                log.warning("leases could not be renewed: %s", exc)
-
-    async def _renew(self, receipts: list[str], lease: float) -> None:
-        async with self._runtime.connection(writing=True) as conn:
-            await calls.extend(conn, receipts, lease=timedelta(seconds=lease))
-        self.add([receipt for receipt in receipts if receipt in self._leases], lease)
+    async def _renew(self, lease: float) -> None:
+        held = list(self._receipts[lease])
+        if held:
+            await self._settler.extend(held, lease=timedelta(seconds=lease))
 
 
 class Settlements:
@@ -68,9 +56,9 @@ class Settlements:
         self._waiting: list[_Entry] = []
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, items: Sequence[Settlement], settled: Callable[[], None] | None = None) -> None:
-        """`settled` is called when these need no more care: they are settled, or given up and come again."""
-        self._waiting.append(_Entry(monotonic(), items, settled))
+    def add(self, items: Sequence[Settlement], settled: Callable[[int], None] | None = None) -> None:
+        """`settled` is told their number when they need no more care: they are settled, or given up and come again."""
+        self._waiting.append(_Entry(items, settled))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="trunkline push settling")
 
@@ -82,39 +70,37 @@ class Settlements:
         try:
             while self._waiting:
                 part, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                items = [item for each in part for item in each.items]
                 try:
-                    await self._flush(part)
+                    await self._flush(items)
                 except TrunklineError as exc:
                     log.warning("deliveries were not settled and come again: %s", exc)
                 finally:
-                    self._held.drop([item.receipt for each in part for item in each.items if item.receipt is not None])
+                    self._held.drop([item.receipt for item in items if item.receipt is not None])
                     for each in part:
                         if each.settled is not None:
-                            each.settled()
+                            each.settled(len(each.items))
         finally:
             self._task = None
 
-    async def _flush(self, part: list[_Entry]) -> None:
+    async def _flush(self, items: list[Settlement]) -> None:
         until = monotonic() + _GIVE_UP_SECONDS
         while True:
-            now = monotonic()
-            aged = [item._replace(age=item.age + now - each.since) for each in part for item in each.items]
             try:
                 async with self._runtime.connection(writing=True) as conn:
-                    answers = await push.settle_attempts(conn, self._dispatcher, aged)
+                    answers = await push.settle_attempts(conn, self._dispatcher, items, now=monotonic())
                 break
             except (Unavailable, OutcomeUnknown) as exc:
                 # a repeat is harmless: what was settled stays as it is
                 if monotonic() > until:
                     raise
-                log.warning("%s deliveries could not be settled: %s; trying again", len(aged), exc)
+                log.warning("%s deliveries could not be settled: %s; trying again", len(items), exc)
                 await asyncio.sleep(_RETRY_SECONDS)
-        lost = sum(answer != "done" for answer in answers)
+        lost = len(answers) - answers.count("done")
         if lost:
             log.warning("%s deliveries had lost their lease when they were settled; they come again", lost)
 
 
 class _Entry(NamedTuple):
-    since: float
     items: Sequence[Settlement]
-    settled: Callable[[], None] | None
+    settled: Callable[[int], None] | None

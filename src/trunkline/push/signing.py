@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -25,11 +26,11 @@ def content(id: str, timestamp: int, body: bytes) -> bytes:
 
 def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
     """The signature of one delivery with one secret, with its version in front."""
-    if secret.startswith(PRIVATE_PREFIX):
-        signature = _private_key(secret).sign(content(id, timestamp, body))
-        return "v1a," + base64.b64encode(signature).decode()
-    digest = hmac.digest(decode_key(secret, HMAC_PREFIX), content(id, timestamp, body), hashlib.sha256)
-    return "v1," + base64.b64encode(digest).decode()
+    key = _signing_key(secret)
+    signed = content(id, timestamp, body)
+    if isinstance(key, bytes):
+        return "v1," + binascii.b2a_base64(hmac.digest(key, signed, hashlib.sha256), newline=False).decode()
+    return "v1a," + binascii.b2a_base64(key.sign(signed), newline=False).decode()
 
 
 def sign_all(secrets: Sequence[str], id: str, timestamp: int, body: bytes) -> str:
@@ -62,6 +63,11 @@ def decode_key(text: str, prefix: str) -> bytes:
     except (binascii.Error, ValueError):
         # the value is not repeated
         raise InvalidArgument("a webhook secret is not base64", hint=f"copy all of {prefix}...") from None
+
+
+@lru_cache(maxsize=256)
+def _signing_key(secret: str) -> bytes | Ed25519PrivateKey:
+    return _private_key(secret) if secret.startswith(PRIVATE_PREFIX) else decode_key(secret, HMAC_PREFIX)
 
 
 def _private_key(secret: str) -> Ed25519PrivateKey:

@@ -12,13 +12,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from trunkline import Client
-from trunkline.db import doors
+from trunkline.db import doors, push
 from trunkline.types import Stats
 
 _SERVICE = "trunkline"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _BYTES = tuple(100 * 10**power for power in range(8))
 _FRESH_SECONDS = 1.0
+# Each endpoint is a dozen series; who has more of them looks into the database.
+_MOST_ENDPOINTS = 500
 
 
 class Metrics:
@@ -52,6 +54,7 @@ class Metrics:
         self._gauges: dict[str, Any] = {}
         self._stats: Stats | None = None
         self._ages = doors.Ages(0, 0)
+        self._endpoints: list[push.EndpointStats] = []
         self._stats_at = 0.0
 
     def begun(self, handler: str) -> None:
@@ -84,25 +87,27 @@ class Metrics:
             self._stats = await mq.stats()
             async with mq.connection() as conn:
                 self._ages = await doors.ages(conn)
+                self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
             self._stats_at = time.monotonic()
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         database = CollectorRegistry()
-        database.register(_Database(self._stats, self._ages))
+        database.register(_Database(self._stats, self._ages, self._endpoints))
         return generate_latest(registry) + generate_latest(database), CONTENT_TYPE_LATEST
 
 
 class _Database(Collector):
-    """The numbers of topics, groups and queues."""
+    """The numbers of topics, groups, queues and endpoints."""
 
-    def __init__(self, stats: Stats, ages: doors.Ages) -> None:
+    def __init__(self, stats: Stats, ages: doors.Ages, endpoints: list[push.EndpointStats]) -> None:
         self._stats = stats
         self._ages = ages
+        self._endpoint_stats = endpoints
 
     def collect(self) -> list[GaugeMetricFamily]:
-        return [*self._queues(), *self._topics(), *self._groups(), *self._waits()]
+        return [*self._queues(), *self._topics(), *self._groups(), *self._endpoints(), *self._waits()]
 
     def _waits(self) -> list[GaugeMetricFamily]:
         held = "Age of the oldest transaction that holds back vacuum (xmin)."
@@ -129,6 +134,43 @@ class _Database(Collector):
             age.add_metric([row.queue], row.oldest_age)
             paused.add_metric([row.queue], row.paused)
         return [depth, settled, age, paused]
+
+    def _endpoints(self) -> list[GaugeMetricFamily]:
+        requests = GaugeMetricFamily(
+            "trunkline_endpoint_recent_deliveries",
+            "Of an endpoint's newest thousand deliveries of the last minute, those with this outcome.",
+            labels=["endpoint", "outcome"],
+        )
+        rate = GaugeMetricFamily(
+            "trunkline_endpoint_deliveries_per_second", "Deliveries per second, last minute.", labels=["endpoint"]
+        )
+        seconds = GaugeMetricFamily(
+            "trunkline_endpoint_request_seconds", "Time of its requests, last minute.", labels=["endpoint", "quantile"]
+        )
+        held = GaugeMetricFamily(
+            "trunkline_endpoint_held_messages", "Messages that dispatchers hold for it: sent, or next.", labels=["endpoint"]
+        )
+        age = GaugeMetricFamily(
+            "trunkline_endpoint_oldest_ready_age_seconds", "Age of the oldest message for it.", labels=["endpoint"]
+        )
+        breaker = GaugeMetricFamily(
+            "trunkline_endpoint_breaker", "Its breaker: 0 closed, 1 half-open, 2 open.", labels=["endpoint"]
+        )
+        enabled = GaugeMetricFamily("trunkline_endpoint_enabled", "Whether it is sent to.", labels=["endpoint"])
+        queues = {row.queue: row for row in self._stats.queues}
+        for row in self._endpoint_stats:
+            for outcome in ("acked", "nacked", "buried", "released", "tested"):
+                requests.add_metric([row.endpoint, outcome], getattr(row, outcome))
+            rate.add_metric([row.endpoint], row.per_second)
+            for quantile, value in (("0.5", row.seconds_p50), ("0.99", row.seconds_p99)):
+                if value is not None:
+                    seconds.add_metric([row.endpoint, quantile], value)
+            of_it = [queues[name] for name in row.queues if name in queues]
+            held.add_metric([row.endpoint], sum(queue.leased for queue in of_it))
+            age.add_metric([row.endpoint], max((queue.oldest_age for queue in of_it), default=0.0))
+            breaker.add_metric([row.endpoint], ("closed", "half-open", "open").index(row.breaker))
+            enabled.add_metric([row.endpoint], row.state == "enabled")
+        return [requests, rate, seconds, held, age, breaker, enabled]
 
     def _topics(self) -> list[GaugeMetricFamily]:
         labels = ["topic", "partition"]

@@ -20,6 +20,7 @@ FUNCTION_FILES = (
     "groups.sql",
     "queues.sql",
     "claim.sql",
+    "claim_many.sql",
     "settle.sql",
     "dead.sql",
     "upkeep.sql",

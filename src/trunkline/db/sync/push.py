@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -12,8 +12,10 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
+from trunkline.db.codec import decoder
+from trunkline.db.sync.calls import message_fields
 from trunkline.db.sync.pool import Connection
-from trunkline.types import Attempt, Endpoint, NewEndpoint
+from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
 
 S = TypeVar("S")
 Row = tuple[Any, ...]
@@ -123,6 +125,27 @@ def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, si
     )
 
 
+class EndpointStats(NamedTuple):
+    """How an endpoint fared in the last minute; numbers of its newest thousand requests."""
+
+    endpoint: str
+    state: str
+    breaker: str
+    queues: list[str]
+    acked: int
+    nacked: int
+    buried: int
+    released: int
+    tested: int
+    per_second: float
+    seconds_p50: float | None
+    seconds_p99: float | None
+
+
+def endpoint_stats(conn: Connection, *, limit: int = 500) -> list[EndpointStats]:
+    return _records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
+
+
 def replay(
     conn: Connection,
     queue: str,
@@ -181,6 +204,29 @@ def leave_dispatch(conn: Connection, dispatcher: str) -> None:
     _rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
 
 
+def claim_many(
+    conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
+) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
+    """What these queues hold, by their ids, and those that have nothing more. Asks for a relaxed commit, as a claim does."""
+    rows = _rows(
+        conn,
+        "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
+        (list(queue_ids), max_messages, consumer),
+    )
+    decode = decoder(None)
+    taken: dict[int, list[Delivery[Any]]] = {}
+    empty: set[int] = set()
+    for row in rows:
+        if row[1] is None:
+            empty.add(row[0])
+            continue
+        made: Delivery[Any] = Delivery(
+            **message_fields(row[5:]), receipt=row[1], attempt=row[2], deadline=row[3], topic=row[4], _decode=decode
+        )
+        taken.setdefault(row[0], []).append(made)
+    return taken, empty
+
+
 class Permits(NamedTuple):
     """Starts that are allowed: each `delays` seconds after the call, for `valid` seconds; `wait` before the next ask."""
 
@@ -202,8 +248,8 @@ class Settlement(NamedTuple):
     receipt: str | None
     id: UUID
     attempt: int
-    age: float
-    """Seconds since the request started."""
+    started: float
+    """When the request started, by the caller's clock."""
     seconds: float | None
     status: int | None
     outcome: str
@@ -212,14 +258,28 @@ class Settlement(NamedTuple):
     snippet: str | None
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement]) -> list[str]:
-    columns = [list(column) for column in zip(*items, strict=True)]
+def _array(values: Iterable[Any]) -> str:
+    """Numbers and ids as Postgres writes an array of them: adapting each one costs more than all else here."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
+    """`now` is by the clock of `started`."""
+    endpoints, queues, receipts, ids, attempts, started, seconds, statuses, *rest = zip(*items, strict=True)
+    ages = [now - at for at in started]
+    columns = (
+        _array(endpoints),
+        _array(queues),
+        list(receipts),
+        _array(ids),
+        *map(_array, (attempts, ages, seconds, statuses)),
+    )
     return list(
         _value(
             conn,
-            "select trunkline.settle_attempts(%b, %b::int[], %b::int[], %b::text[], %b::uuid[], %b::int[], %b::float8[],"
-            " %b::float8[], %b::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
-            (dispatcher, *columns),
+            "select trunkline.settle_attempts(%b, %t::int[], %t::int[], %b::text[], %t::uuid[], %t::int[], %t::float8[],"
+            " %t::float8[], %t::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
+            (dispatcher, *columns, *map(list, rest)),
         )
     )
 

@@ -9,6 +9,7 @@ asks the database once which of them have something to take. While nothing is fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from uuid import uuid4
 
@@ -34,9 +35,20 @@ _TURN_SECONDS = 0.2
 
 
 class Watch:
-    """A consumer's place to wait. Hush it, look for messages, and wait when there are none: nothing can slip through."""
+    """A consumer's place to wait. Hush it, look for messages, and wait when there are none: nothing can slip through.
 
-    def __init__(self, wakeup: Wakeup, kind: str, name: str, group: str = "", member: str = "") -> None:
+    Who looks for many stands by instead of waiting, and is called when it is rung.
+    """
+
+    def __init__(
+        self,
+        wakeup: Wakeup,
+        kind: str,
+        name: str,
+        group: str = "",
+        member: str = "",
+        on_ring: Callable[[], object] | None = None,
+    ) -> None:
         self.kind = kind
         self.name = name
         self.group = group
@@ -49,13 +61,16 @@ class Watch:
         self.length: int | None = None
         self._wakeup = wakeup
         self._bell = Bell()
+        self._on_ring = on_ring
 
     def hush(self) -> None:
-        self.missed = False
+        self.missed = self.waiting = False
         self._bell.hush()
 
     def ring(self) -> None:
         self._bell.ring()
+        if self._on_ring is not None:
+            self._on_ring()
 
     def found(self) -> None:
         """There was something to take: hints are worth following at once."""
@@ -63,14 +78,18 @@ class Watch:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until there may be something to take; answers whether it was rung."""
-        self.waiting = True
         try:
-            # after the mark above: the poller looks at both in the other order, so one of us sees the other
-            if self.missed:
-                self._wakeup.poke()
+            self.stand_by()
             return self._bell.wait(timeout)
         finally:
             self.waiting = False
+
+    def stand_by(self) -> None:
+        """There was nothing to take: be rung when there may be."""
+        self.waiting = True
+        # after the mark above: the poller looks at both in the other order, so one of us sees the other
+        if self.missed:
+            self._wakeup.poke()
 
 
 class Wakeup:
@@ -98,8 +117,10 @@ class Wakeup:
 
     # For consumers
 
-    def watch(self, kind: str, name: str, *, group: str = "", member: str = "") -> Watch:
-        watch = Watch(self, kind, name, group, member)
+    def watch(
+        self, kind: str, name: str, *, group: str = "", member: str = "", on_ring: Callable[[], object] | None = None
+    ) -> Watch:
+        watch = Watch(self, kind, name, group, member, on_ring)
         self._watches.add(watch)
         if self._poller is None:
             self._poller = Background(self._poll_for_ever, "trunkline poller")

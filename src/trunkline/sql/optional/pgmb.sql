@@ -13,6 +13,9 @@ create table if not exists pgmb.queue_ids (
     queue_id    int  not null unique references trunkline.queues on delete cascade,
     binding_key text not null
 );
+-- which views are this queue's: known here, because the queue is gone when they are dropped
+alter table pgmb.queue_ids add column if not exists name text;
+update pgmb.queue_ids i set name = q.name from trunkline.queues q where q.queue_id = i.queue_id and i.name is null;
 
 do $do$
 begin
@@ -90,7 +93,7 @@ begin
     update trunkline.cursors x set pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
     perform trunkline._write_claim(q.queue_id);
     perform trunkline.bind_queue($1, v_endpoint);
-    insert into pgmb.queue_ids (queue_id, binding_key) values (q.queue_id, $2) returning id into v_id;
+    insert into pgmb.queue_ids (queue_id, binding_key, name) values (q.queue_id, $2, $1) returning id into v_id;
     perform pgmb._make_views($1);
     return v_id;
 end
@@ -160,6 +163,26 @@ begin
     end loop;
 end
 $$;
+
+-- They go with their queue, whoever deletes it.
+create or replace function pgmb._drop_views() returns trigger
+language plpgsql
+as $$
+declare
+    v_view regclass;
+begin
+    for v_view in
+        select c.oid from pg_class c
+        where c.relnamespace = 'pgmb'::regnamespace and c.relkind = 'v'
+          -- as Postgres shows the line that _make_views wrote
+          and strpos(pg_get_viewdef(c.oid), format('(%L::text)', old.name)) > 0
+    loop
+        execute format('drop view %s', v_view);
+    end loop;
+    return null;
+end
+$$;
+create or replace trigger drop_views after delete on pgmb.queue_ids for each row execute function pgmb._drop_views();
 
 -- Sends a message: routed by its routing key, delivered now, or not before a time. A repeat with the same id and content adds nothing.
 create or replace function pgmb._send(p_id uuid, p_routing_key text, p_body jsonb, p_headers jsonb, p_at timestamptz) returns void

@@ -1,0 +1,159 @@
+"""What one endpoint's queues hold, claimed as there is room for it: from many queues in one statement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trunkline import telemetry
+from trunkline.db import calls, push
+from trunkline.db.tasks import Bell, log
+from trunkline.db.wakeup import Watch
+from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
+from trunkline.types import Delivery
+
+if TYPE_CHECKING:
+    from trunkline.push.dispatcher import Post
+
+_RETRY_SECONDS = 0.5
+_PATIENCE_SECONDS = 5.0
+_FEW = 4
+"""So many queues are claimed from one by one: that also finds what a claim from many leaves to the poll."""
+_TOGETHER = 250
+_MOST = 1000
+
+Taken = dict[int, list[Delivery[Any]]]
+
+
+class Source(NamedTuple):
+    """A bound queue."""
+
+    queue_id: int
+    name: str
+    ordered: bool
+    lease: float
+
+
+class Feed:
+    """Looks at the queues that may have something, in turn, whenever there is room: `room` answers for how many."""
+
+    def __init__(
+        self, post: Post, room: Callable[[], int], accept: Callable[[Source, Sequence[Delivery[Any]]], Awaitable[None]]
+    ) -> None:
+        self._post = post
+        self._room = room
+        self._accept = accept
+        self._sources: dict[int, Source] = {}
+        self._watches: dict[int, Watch] = {}
+        self._ready: dict[int, None] = {}
+        """Queues that may have something; the one that waits longest is the first."""
+        self._bell = Bell()
+        self._stopped = False
+        self._task = asyncio.create_task(self._run(), name="trunkline push feed")
+
+    def update(self, wanted: Iterable[Source]) -> None:
+        """These queues, from now on."""
+        found = {source.queue_id: source for source in wanted}
+        for queue_id in self._sources.keys() - found.keys():
+            self._drop(queue_id)
+        for queue_id in found.keys() - self._watches.keys():
+            look = partial(self.look, queue_id)
+            self._watches[queue_id] = self._post.runtime.wakeup.watch("queue", found[queue_id].name, on_ring=look)
+            self._ready[queue_id] = None
+        self._sources = found
+        if self._task.done():
+            self._task = asyncio.create_task(self._run(), name="trunkline push feed")
+        self._bell.ring()
+
+    def look(self, queue_id: int) -> None:
+        """This queue may have something."""
+        if queue_id in self._watches:
+            self._ready[queue_id] = None
+            self._bell.ring()
+
+    def go_on(self) -> None:
+        """There may be room."""
+        if self._ready:
+            self._bell.ring()
+
+    async def stop(self) -> None:
+        """No more claims; one under way comes to its end, so that what it takes can go back."""
+        self._stopped = True
+        self._bell.ring()
+        await asyncio.wait([self._task], timeout=_PATIENCE_SECONDS)
+        self._task.cancel()
+        for queue_id in tuple(self._watches):
+            self._drop(queue_id)
+
+    def _drop(self, queue_id: int) -> None:
+        self._ready.pop(queue_id, None)
+        watch = self._watches.pop(queue_id, None)
+        if watch is not None:
+            self._post.runtime.wakeup.unwatch(watch)
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            self._bell.hush()
+            want = min(self._room(), _MOST) if self._ready else 0
+            if want <= 0:
+                await self._bell.wait()
+                continue
+            looked_at = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
+            for queue_id in looked_at:
+                del self._ready[queue_id]
+                self._watches[queue_id].hush()
+            try:
+                await self._look_at(looked_at, want)
+            except (Unavailable, OutcomeUnknown) as exc:
+                log.warning("queues cannot be read: %s; trying again", exc)
+                self._look_again(looked_at)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except TrunklineError as exc:
+                # a queue is gone, or is being deleted; the next plan knows
+                log.warning("a queue is not read: %s", exc)
+                for queue_id in looked_at:
+                    self._drop(queue_id)
+
+    async def _look_at(self, queue_ids: list[int], want: int) -> None:
+        tracer, began = telemetry.tracer(), time.time_ns()
+        if len(queue_ids) == 1:
+            # not all of the room for one of several
+            only = self._sources[queue_ids[0]]
+            taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
+        else:
+            async with self._post.runtime.connection() as conn:
+                taken, empty = await push.claim_many(conn, queue_ids, max_messages=want, consumer=self._post.name)
+        for queue_id in queue_ids:
+            if queue_id in empty and queue_id in self._watches:
+                self._watches[queue_id].stand_by()
+        self._look_again(queue_id for queue_id in queue_ids if queue_id not in empty)
+        for queue_id, deliveries in taken.items():
+            source = self._sources.get(queue_id)
+            if source is None:
+                # unbound meanwhile: the lease ends by itself
+                continue
+            if tracer is not None:
+                telemetry.claimed(tracer, source.name, deliveries, began)
+            self._post.held.add([each.receipt for each in deliveries], source.lease)
+            await self._accept(source, deliveries)
+
+    async def _claim(self, source: Source, want: int) -> tuple[Taken, set[int]]:
+        async with self._post.runtime.connection() as conn:
+            take = partial(
+                calls.claim,
+                conn,
+                Delivery,
+                max_messages=want,
+                lease=timedelta(seconds=source.lease),
+                consumer=self._post.name,
+            )
+            taken = await self._post.runtime.own_function(conn, "queue", source.name, take)
+        return ({source.queue_id: taken}, set()) if taken else ({}, {source.queue_id})
+
+    def _look_again(self, queue_ids: Iterable[int]) -> None:
+        self._ready.update((queue_id, None) for queue_id in queue_ids if queue_id in self._watches)
