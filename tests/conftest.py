@@ -22,6 +22,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # A run in the background of a shell ignores Ctrl-C, and so would the programs that tests start and then interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Spark in tests runs for seconds: code that is compiled quickly, not well, halves the work of its Java machines.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 _numbers = itertools.count()
 _LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|test_held_xmin")
 

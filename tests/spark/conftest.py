@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 CONF = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.default.parallelism": "2",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
@@ -24,10 +23,23 @@ CONF = {
 def spark() -> Iterator[SparkSession]:
     """Two cores, and tasks that are tried up to four times (a plain local master tries once)."""
     from trunkline.spark import open_session
+    from trunkline.spark.connect import connect_conf
 
     with tempfile.TemporaryDirectory(prefix="tl-spark-") as home:
-        conf = CONF | {"spark.local.dir": home, "spark.sql.warehouse.dir": f"{home}/warehouse"}
+        conf = CONF | connect_conf() | {"spark.local.dir": home, "spark.sql.warehouse.dir": f"{home}/warehouse"}
         session = open_session("tests", master="local[2,4]", conf=conf)
         session.sparkContext.setLogLevel("ERROR")
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """The same Java machine through Spark Connect."""
+    from trunkline.spark import register
+    from trunkline.spark.connect import connected
+
+    session = connected(spark)
+    register(session)
+    yield session
+    session.stop()

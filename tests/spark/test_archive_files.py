@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,9 +19,10 @@ from tests.conftest import Connection
 from trunkline import SyncClient
 from trunkline.db import archive as calls
 from trunkline.db.archive import ArchiveRange, NewFile
-from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
+from trunkline.errors import ArchiveDamaged, Busy, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from trunkline.spark.pipelines import files, spans, tiered
 from trunkline.spark.pipelines.archive import write_piece
+from trunkline.spark.pipelines.cleaning import clean
 from trunkline.spark.ranges import Range
 from trunkline.spark.reading import read_range
 from trunkline.types import NewMessage
@@ -127,6 +130,34 @@ def test_location_that_cannot_be_written(db: str, conn: Connection, tmp_path: Pa
     for location in (str(tmp_path / "file" / "x"), "relative/folder", "nothing://x/y"):
         with pytest.raises(InvalidArgument):
             write_piece(db, "t", number, location, ArchiveRange(0, 1, 5))
+
+
+def test_only_what_killed_runs_left_is_cleaned(db: str, conn: Connection, tmp_path: Path) -> None:
+    number = fill(db, "t", 200, conn=conn)
+    old = tmp_path / "t" / "0" / f"{1:020d}-{9:020d}-{'0' * 12}.parquet"
+    old.parent.mkdir(parents=True)
+    old.write_text("of an earlier topic with this name")
+    os.utime(old, (0, 0))
+    calls.ensure_archive(conn, "t", str(tmp_path))
+    calls.add_archive_files(conn, "t", [write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 1, 100))])
+    left = [write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 101, 150)).path for _ in range(2)]
+    other = tmp_path / "t" / "_delta_log" / "0.json"
+    other.parent.mkdir()
+    other.write_text("{}")
+    before = set(tmp_path.rglob("*"))
+    assert clean(db, "t").files == 0, "they are young"
+    assert clean(db, "t", age=timedelta(0), dry_run=True).files == 2
+    assert set(tmp_path.rglob("*")) == before
+    with psycopg.connect(db) as run:
+        calls.lock_archive(run, "t")
+        with pytest.raises(Busy):
+            clean(db, "t", age=timedelta(0))
+    done = clean(db, "t", age=timedelta(0))
+    assert done.files == 2 and done.bytes > 0
+    assert before - set(tmp_path.rglob("*")) == {tmp_path / path for path in left}
+    assert len(list(tiered.read(db, "t"))) == 200
+    with pytest.raises(TopicNotFound):
+        clean(db, "nothing")
 
 
 def test_reading_goes_from_archive_to_log(db: str, conn: Connection, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ from tests.cli.conftest import cli as cli
 from trunkline import SyncClient
 
 pytestmark = pytest.mark.xdist_group("spark")
+
+# the same code as this test
+ENVIRONMENT = {
+    "PYTHONPATH": str(Path(trunkline.__file__).parents[1]),
+    "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
+    "HOME": os.environ.get("HOME", "/"),
+}
 
 
 @pytest.mark.timeout(240)
@@ -38,8 +47,7 @@ def test_archive_list_show_and_read(cli: Cli, tmp_path: Path) -> None:
             "-o",
             "json",
         ),
-        # the same code as this test
-        env={"PYTHONPATH": str(Path(trunkline.__file__).parents[1])},
+        env=ENVIRONMENT,
     )
     assert (answer.json["files"], answer.json["rows"]) == (1, 50)
     assert "added 1 files with 50 messages to the delta table" in answer.stderr
@@ -53,6 +61,69 @@ def test_archive_list_show_and_read(cli: Cli, tmp_path: Path) -> None:
     assert read == cli("topic", "read", "orders", "--start", "10", "--limit", "5", "--live", "-o", "json").json
 
 
+DECLARED = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+
+@dp.table
+def kept():
+    topic = spark.readStream.format("trunkline").option("subscribe", "orders").option("startingOffsets", "earliest")
+    return topic.load().select("value")
+
+dp.create_sink("out", "trunkline", {"topic": "out"})
+
+@dp.append_flow(target="out")
+def publish():
+    return spark.readStream.table("kept")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_declared_pipeline_finds_its_tables_again(cli: Cli, tmp_path: Path) -> None:
+    """Two commands one after the other: the second takes what is new, in a Spark of its own."""
+    (tmp_path / "shop.py").write_text(DECLARED)
+    with SyncClient(cli.url) as mq:
+        mq.topics.create("orders")
+        mq.topics.create("out")
+        for first in (0, 50):
+            mq.publish_many("orders", [{"n": n} for n in range(first, first + 50)])
+            command = (
+                "pipeline",
+                "run",
+                "shop.py",
+                "--declared",
+                "--checkpoint",
+                "shop",
+                "--master",
+                "local[2]",
+                "-o",
+                "json",
+            )
+            with cli.start(*command, env=ENVIRONMENT) as started:
+                said, complaints = started.communicate(timeout=140)
+            assert started.returncode == 0, complaints.decode()
+            assert json.loads(said)["flows"] == ["kept", "publish"]
+            assert [each.body["n"] for each in mq.topics.scan("out")] == list(range(first + 50))
+    assert not (tmp_path / "derby.log").exists()
+    assert not (tmp_path / "spark-warehouse").exists()
+
+
+def test_pipelines_are_enqueued(cli: Cli) -> None:
+    settings = '{"topic": "orders"}'
+    first = cli("pipeline", "enqueue", "archive", settings, "--key", "nightly", "-o", "json").json
+    again = cli("pipeline", "enqueue", "archive", settings, "--key", "nightly", "-o", "json").json
+    assert (first["duplicate"], again["duplicate"], first["id"]) == (False, True, again["id"])
+    with SyncClient(cli.url) as mq:
+        (delivery,) = mq.claim("pipelines", max_messages=10)
+    assert str(delivery.id) == first["id"]
+    assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
+    assert "not a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
+    kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json
+    assert [(each["kind"], each["queue"]) for each in kinds] == [("pipeline", "pipelines")]
+
+
 def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     with SyncClient(cli.url) as mq:
         mq.topics.create("orders")
@@ -64,3 +135,10 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("[]")
     assert "not an object" in cli("pipeline", "validate", "orders", "--schema", "bad.json", code=2).stderr
     assert "nowhere" in cli("pipeline", "compact", "orders", code=2).stderr
+    (tmp_path / "x.sql").write_text("select value from messages")
+    assert "--from is missing" in cli("pipeline", "run", "x.sql", "--to", "orders", code=2).stderr
+    assert "--checkpoint is missing" in cli("pipeline", "run", "x.sql", "--from", "orders", code=2).stderr
+    assert "takes no --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
+    assert "place for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr
+    for_declared = cli("pipeline", "run", "x.sql", "--from", "orders", "--checkpoint", "c", "--dry-run", code=2)
+    assert "--dry-run is for declared pipelines" in for_declared.stderr

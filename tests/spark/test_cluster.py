@@ -17,7 +17,9 @@ import pyspark
 import pytest
 
 from tests.conftest import Connection
+from tests.spark.tiers import drop
 from tests.spark.topics import flat, in_order_of_keys, payloads, publish
+from trunkline.db import archive as calls
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -25,15 +27,22 @@ pytestmark = pytest.mark.xdist_group("spark")
 PROGRAM = """
 import sys, time
 from trunkline.spark import open_session
+from trunkline.spark.pipelines.archive import archive
 
-master, url, checkpoint = sys.argv[1:4]
+master, url, home = sys.argv[1:4]
 spark = open_session("cluster", master=master, conf={
     "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2", "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false",
 })
 spark.sparkContext.setLogLevel("OFF")
-frame = spark.read.format("trunkline").options(url=url, subscribe="t", minPartitions="4").load()
-print("read", frame.count(), flush=True)
+print("archived", archive(url, "t", home + "/archive", rows_per_file=700, spark=spark).files, flush=True)
+sys.stdin.readline()
+
+def sums():
+    frame = spark.read.format("trunkline").options(url=url, subscribe="t", minPartitions="4").load()
+    return frame.selectExpr("count(*)", "count(distinct partition, offset)", "sum(string(value))").first()
+
+print("read", *sums(), flush=True)
 
 def slowly(batches):
     import time
@@ -47,11 +56,11 @@ stream = (
 )
 query = (
     stream.mapInArrow(slowly, stream.schema).writeStream.format("trunkline")
-    .options(url=url, topic="copy", checkpointLocation=checkpoint).trigger(availableNow=True).start()
+    .options(url=url, topic="copy", checkpointLocation=home + "/checkpoint").trigger(availableNow=True).start()
 )
 print("running", flush=True)
 query.awaitTermination()
-print("done", flush=True)
+print("done", *sums(), flush=True)
 """
 
 
@@ -123,19 +132,29 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection, tmp_path: Path) -> None:
-    conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('copy', 2)")
+    """Archive, a read over the border of the archive, and a stream during which a worker is killed."""
+    conn.execute("select trunkline.create_topic('t', 2, p_retention => '0', p_segment_rows => 256)")
+    conn.execute("select trunkline.require_archive('t'), trunkline.create_topic('copy', 2)")
     publish(conn, "t", 4000)
-    command = [sys.executable, "-c", PROGRAM, cluster.master, db, str(tmp_path / "checkpoint")]
+    drop(conn)
+    command = [sys.executable, "-c", PROGRAM, cluster.master, db, str(tmp_path)]
+    whole = f"4000 4000 {sum(range(4000)):.1f}\n"
     environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
     said = tmp_path / "driver.log"
     with (
         said.open("wb") as log,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as driver,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as driver,
     ):
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "read 4000\n", said.read_text()
+        assert driver.stdout is not None and driver.stdin is not None
+        assert int(driver.stdout.readline().removeprefix("archived ") or 0) > 4, said.read_text()
+        drop(conn)
+        assert all(row.lowest_live > 1000 for row in calls.archive_stats(conn, "t"))
+        print(file=driver.stdin, flush=True)
+        assert driver.stdout.readline() == f"read {whole}", said.read_text()
         assert driver.stdout.readline() == "running\n"
         # a task has staged or is about to: the stage is made by the first one
         for _ in range(600):
@@ -143,7 +162,7 @@ def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection
                 break
             time.sleep(0.05)
         kill(cluster.workers[0])
-        assert driver.stdout.readline() == "done\n", said.read_text()
+        assert driver.stdout.readline() == f"done {whole}", said.read_text()
     found = payloads(conn, "copy")
     assert flat(found) == list(range(4000))
     assert in_order_of_keys(found)

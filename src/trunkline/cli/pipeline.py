@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,7 @@ def show(session: Session, name: str) -> None:
 @click.option("--rows-per-file", type=Count(1, 16_777_216), default=262_144, show_default=True, help="Size of the files.")
 @click.option("--delta", is_flag=True, help="Also as a Delta table.")
 @click.option("--iceberg", is_flag=True, help="Also as an Iceberg table, with its catalogue in the same Postgres.")
+@click.option("--clean", is_flag=True, help="Afterwards remove files that killed runs left: unlisted, older than an hour.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be archived.")
 @_spark
 def archive(
@@ -109,12 +111,14 @@ def archive(
     rows_per_file: int,
     delta: bool,
     iceberg: bool,
+    clean: bool,
     dry_run: bool,
     master: str | None,
 ) -> None:
     """Write what is complete of a topic's log to Parquet files, each checked before it counts."""
     with needs_spark():
         from trunkline.spark.pipelines.archive import archive as run
+        from trunkline.spark.pipelines.cleaning import clean as remove_unlisted
         from trunkline.spark.pipelines.export import export
 
     if location is not None and "://" not in location:
@@ -138,6 +142,9 @@ def archive(
         if wanted and not dry_run:
             done = export(session.url, topic, kind)
             session.say(f"added {done.files} files with {done.rows:,} messages to the {kind} table {done.table}")
+    if clean:
+        removed = remove_unlisted(session.url, topic, dry_run=dry_run)
+        session.say(f"{'would remove' if dry_run else 'removed'} {removed.files} unlisted files of {removed.bytes:,} bytes")
 
 
 @command.verb(
@@ -266,7 +273,7 @@ def _read_schema(path: str) -> dict[str, Any]:
 
 @command.verb("run", example="trunkline pipeline run totals.sql --from orders --to order-totals --checkpoint ./totals")
 @click.argument("file")
-@click.option("--from", "topic", required=True, metavar="TOPIC", help="Messages come from here.")
+@click.option("--from", "topic", metavar="TOPIC", help="Messages come from here.")
 @click.option("--to", "to_topic", metavar="TOPIC", help="Publish the result to this topic.")
 @click.option("--to-queue", metavar="QUEUE", help="Enqueue the result in this queue.")
 @click.option("--table", metavar="DIR", help="Append the result to this Parquet table.")
@@ -274,20 +281,84 @@ def _read_schema(path: str) -> dict[str, Any]:
     "--start", type=click.Choice(("earliest", "latest")), default="earliest", show_default=True, help="For a new checkpoint."
 )
 @click.option("--group", help="Start at this group's position, also in the archive, and move it along.")
-@_checkpoint
+@click.option("--checkpoint", metavar="DIR", help="Where it remembers its place; needed but for a spec, which names it.")
 @_mode
+@click.option("--declared", is_flag=True, help="FILE is a Declarative Pipeline of Spark; a spec (.yml) always is.")
+@click.option("--full-refresh", is_flag=True, help="Declared: forget all tables and read anew.")
+@click.option("--dry-run", is_flag=True, help="Declared: only check that everything fits together.")
 @_spark
-def run_(session: Session, file: str, topic: str, stream: bool, table: str | None, **values: Any) -> None:
-    """Run your own pipeline: a .py file with `transform(messages)`, or a .sql file with a SELECT from `messages`."""
+def run_(
+    session: Session, file: str, topic: str | None, checkpoint: str | None, stream: bool, declared: bool, **values: Any
+) -> None:
+    """Run your own pipeline: a .py file with `transform(messages)`, a .sql file with a SELECT from `messages`, or a
+    Declarative Pipeline of Spark, which names its topics itself."""
+    checkpoint = _absolute(checkpoint) if checkpoint else None
+    whole = {name: values.pop(name) for name in ("full_refresh", "dry_run")}
+    if declared or file.endswith((".yml", ".yaml")):
+        named = {"--from": topic, "--stream": stream, "--start": values["start"] != "earliest"}
+        named |= {f"--{name.replace('_', '-')}": values[name] for name in ("to_topic", "to_queue", "table", "group")}
+        if wrong := [name for name, value in named.items() if value]:
+            raise InvalidArgument(
+                f"a declared pipeline takes no {wrong[0].replace('-topic', '')}",
+                hint="its file says what it reads and writes",
+            )
+        _run_declared(session, file, storage=checkpoint, master=values["master"], **whole)
+        return
+    if wrong := [name for name, value in whole.items() if value]:
+        raise InvalidArgument(f"--{wrong[0].replace('_', '-')} is for declared pipelines", hint="add --declared")
+    if topic is None or checkpoint is None:
+        raise InvalidArgument(
+            f"--{'from' if topic is None else 'checkpoint'} is missing", hint="see trunkline pipeline run --help"
+        )
     with needs_spark():
         from trunkline.spark.pipelines.streams import run_file
 
-    values["checkpoint"] = _absolute(values["checkpoint"])
-    table = _absolute(table) if table else None
+    values["table"] = _absolute(values["table"]) if values["table"] else None
     mode = "stream" if stream else "once"
     _run(
-        session, f"run {file}", lambda told: run_file(session.url, file, topic, table=table, mode=mode, told=told, **values)
+        session,
+        f"run {file}",
+        lambda told: run_file(session.url, file, topic, checkpoint=checkpoint, mode=mode, told=told, **values),
     )
+
+
+def _run_declared(session: Session, file: str, **values: Any) -> None:
+    with needs_spark():
+        from trunkline.spark.pipelines.declared import run_declared
+
+    _run(session, f"run {file}", lambda told: run_declared(session.url, file, told=told, **values))
+
+
+@command.verb("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
+@click.argument("name")
+@click.argument("settings", default="{}")
+@click.option("--queue", default="pipelines", show_default=True, help="Queue of the workers that run pipelines.")
+@click.option("--key", "idempotency_key", help="A second one with this key adds nothing.")
+@click.option("--wait", type=Duration(), help="Wait so long for the summary.")
+def enqueue(
+    session: Session, name: str, settings: str, queue: str, idempotency_key: str | None, wait: timedelta | None
+) -> None:
+    """Let a worker run a pipeline (trunkline worker run trunkline.pipeline_jobs:app); SETTINGS is JSON, as the function
+    takes it."""
+    from trunkline.jobs import App
+    from trunkline.pipeline_jobs import add_pipelines
+
+    try:
+        given = json.loads(settings)
+    except ValueError as exc:
+        raise click.BadParameter(f"not JSON: {exc}", param_hint="SETTINGS") from None
+    if not isinstance(given, dict):
+        raise click.BadParameter("not a JSON object", param_hint="SETTINGS")
+
+    async def work() -> Any:
+        async with App(session.url, queue=queue) as app:
+            job = add_pipelines(app, queue=queue)
+            handle = await job.options(idempotency_key=idempotency_key).enqueue(name, given)
+            if wait is not None:
+                return {"id": handle.id, "result": await handle.result(wait)}
+            return {"id": handle.id, "duplicate": handle.duplicate}
+
+    session.out.one(asyncio.run(work()))
 
 
 def _absolute(folder: str) -> str:

@@ -67,7 +67,7 @@ def archive(
             return _report(conn, topic, location or "", plan, 0, started, dry_run=True)
         where = _prepare(conn, topic, location, required)
         done: list[NewFile] = []
-        with _alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
+        with alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
             plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
             topic_id = calls.ensure_archive(conn, topic, where).topic_id
             total = sum(piece.last_offset - piece.first_offset + 1 for piece in plan)
@@ -78,7 +78,7 @@ def archive(
 
 
 @contextmanager
-def _alone(url: str, topic: str) -> Iterator[None]:
+def alone(url: str, topic: str) -> Iterator[None]:
     """The only run of the topic. The lock lives in a transaction that does nothing else, and ends with this process."""
     conn = psycopg.connect(url)
     try:

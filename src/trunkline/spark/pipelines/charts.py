@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from html import escape
 
 Points = Sequence[tuple[datetime, float]]
@@ -32,7 +32,7 @@ def seconds(value: float) -> str:
     """A time span: 350 µs, 12 ms, 3.4 s, 5 min, 2 h."""
     if value <= 0:
         return "0"
-    for limit, size, unit in ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    for limit, size, unit in ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
         if value < limit:
             return f"{value / size:.3g} {unit}"
     return f"{value / 86_400:.3g} d"
@@ -134,7 +134,9 @@ def empty() -> str:
 
 
 def _svg(parts: Sequence[str], height: int, words: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+    drawn = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+    # on a narrow screen it is moved, not made too small to read
+    return f'<div class="wide">{drawn}</div>'
 
 
 def _legend(names: Sequence[str]) -> str:
@@ -151,12 +153,18 @@ def _grid(ticks: Sequence[float], y: Callable[[float], float], show: Callable[[f
 
 
 def _time_axis(start: datetime, span: float, x: Callable[[datetime], float]) -> str:
-    shape = "%H:%M:%S" if span < 600 else "%H:%M" if span < 172_800 else "%m-%d"
+    """Round times: whole minutes, hours or days, up to eight of them."""
+    step = next((step for step in _SPANS if step >= span / 8), math.ceil(span / 8 / 86_400) * 86_400)
+    shape = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%m-%d"
+    first = math.ceil(start.timestamp() / step) * step
     texts = []
-    for order in range(6):
-        at = start + timedelta(seconds=span * order / 5)
-        anchor = "start" if order == 0 else "end" if order == 5 else "middle"
-        texts.append(f'<text class="tick" x="{x(at):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{at:{shape}}</text>')
+    for order in range(int((start.timestamp() + span - first) // step) + 1):
+        at = datetime.fromtimestamp(first + step * order, start.tzinfo)
+        place = min(max(x(at), _LEFT + 16), _WIDTH - _RIGHT - 16)
+        texts.append(
+            f'<line class="grid" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{_HEIGHT - _BOTTOM}" y2="{_HEIGHT - _BOTTOM + 4}"/>'
+            f'<text class="tick" x="{place:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{at:{shape}}</text>'
+        )
     return "".join(texts)
 
 

@@ -318,5 +318,9 @@ def _remove(system: Any, path: str) -> None:
 
 def remove(location: str, path: str) -> None:
     """Remove a file that is not listed."""
-    system, base = place(location)
-    _remove(system, f"{base}/{path}")
+    remove_whole(location, f"{place(location)[1]}/{path}")
+
+
+def remove_whole(location: str, path: str) -> None:
+    """Remove a file by its whole path in the location's file system."""
+    _remove(place(location)[0], path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import psycopg
 
 from trunkline import errors
 from trunkline.errors import TrunklineError, from_psycopg
+from trunkline.spark.connect import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,14 @@ class Run:
     """A pipeline that runs. `spark` starts the session when first used; `advance` tells what is done."""
 
     def __init__(
-        self, url: str, name: str, kind: str, spark: SparkSession | None, master: str | None, told: Progress | None
+        self,
+        url: str,
+        name: str,
+        kind: str,
+        spark: SparkSession | None,
+        master: str | None,
+        told: Progress | None,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         self.name = name
@@ -36,6 +44,7 @@ class Run:
         self._spark = spark
         self._master = master
         self._told = told
+        self._conf = conf
         self._own = False
 
     @property
@@ -43,11 +52,17 @@ class Run:
         if self._spark is None:
             from trunkline.spark.session import open_session
 
-            self._spark = open_session(f"trunkline {self.kind}", master=self._master, url=self.url)
+            self._spark = open_session(f"trunkline {self.kind}", master=self._master, url=self.url, conf=self._conf)
             self._own = True
             with suppress(Exception):  # Spark Connect has no such setting
                 self._spark.sparkContext.setLogLevel("ERROR")
         return self._spark
+
+    def in_this_thread(self) -> None:
+        """Spark looks for registered formats in the session that is active in the thread, and a new thread has none."""
+        if self._spark is not None and not is_connect(self._spark):
+            jvm: Any = self._spark.sparkContext._jvm
+            jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
 
     @property
     def cores(self) -> int:
@@ -76,13 +91,21 @@ class Run:
 
 @contextmanager
 def running(
-    url: str, name: str, kind: str, *, spark: SparkSession | None, master: str | None, told: Progress | None
+    url: str,
+    name: str,
+    kind: str,
+    *,
+    spark: SparkSession | None,
+    master: str | None,
+    told: Progress | None,
+    conf: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Run a pipeline: its state is in `trunkline.pipelines`; what fails is one of our errors where the cause is known."""
-    run = Run(url, name, kind, spark, master, told)
+    run = Run(url, name, kind, spark, master, told, conf)
     run.report("running")
     try:
         with clear_errors():
+            run.in_this_thread()
             yield run
     except BaseException as exc:
         _report_failure(run, exc)
@@ -123,5 +146,7 @@ def cause(exc: Exception) -> TrunklineError:
         if isinstance(kind, type) and issubclass(kind, TrunklineError):
             words, _, hint = message.rpartition(" (")
             return kind(words or message, hint=hint.removesuffix(")") if words else None)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # the first line of an error from Java names the call only
+    told = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    lines = [line for line in told if not line.startswith("An error occurred while calling ")] or told
     return errors.PipelineFailed(lines[0][:_SPARK_WORDS] if lines else type(exc).__name__, detail=text[: _SPARK_WORDS * 8])

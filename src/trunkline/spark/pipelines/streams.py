@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
@@ -177,6 +177,11 @@ def _move_group(url: str, topic: str, group: str, ended: StreamingQuery) -> None
             advance_group(conn, topic, group, {int(partition): at for partition, at in end[topic].items()})
 
 
+def _rows(progress: Any) -> int:
+    """Rows of a batch. Spark Connect tells them by source only."""
+    return int(progress["numInputRows"] or sum(source["numInputRows"] or 0 for source in progress["sources"]))
+
+
 def _watch(run: Run, running_query: StreamingQuery) -> int:
     """Wait for the end; Ctrl-C stops the query in order. Answers the number of batches."""
     seen: dict[int, int] = {}
@@ -184,15 +189,17 @@ def _watch(run: Run, running_query: StreamingQuery) -> int:
         while True:
             ended = running_query.awaitTermination(_LOOK)
             for each in running_query.recentProgress:
-                seen[each["batchId"]] = max(seen.get(each["batchId"], 0), each["numInputRows"])
-            if sum(seen.values()) != run.rows:
-                run.advance(sum(seen.values()), batch=max(seen, default=0))
+                seen[each["batchId"]] = max(seen.get(each["batchId"], 0), _rows(each))
+            # also when nothing is new: who is told may want it to stop
+            run.advance(sum(seen.values()), batch=max(seen, default=None))
             if ended:
                 break
     except KeyboardInterrupt:
         running_query.stop()
-    except Exception as exc:
-        if type(exc).__module__.startswith(("pyspark", "py4j")):
+    except BaseException as exc:
+        if running_query.isActive:
+            running_query.stop()
+        if isinstance(exc, Exception) and type(exc).__module__.startswith(("pyspark", "py4j")):
             raise cause(exc) from exc
         raise
     if running_query.exception() is not None:

@@ -1,0 +1,227 @@
+"""Spark Declarative Pipelines: files that say which tables and sinks there are; Spark finds the order and runs them.
+
+They exist only in Spark Connect. So a run has a session of its own, or is given one of Spark Connect; while it runs,
+PySpark's functions in this process speak Connect.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
+
+from trunkline.errors import InvalidArgument, PipelineFailed, SparkUnavailable
+from trunkline.spark.connect import connect_conf, connected, is_connect
+from trunkline.spark.pipelines.running import Progress, Run, running
+
+if TYPE_CHECKING:
+    from pyspark.pipelines.cli import PipelineSpec
+    from pyspark.sql import SparkSession
+
+SPEC_FILES = (".yml", ".yaml")
+_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_FLOW = re.compile(r"^Flow (?:spark_catalog\.default\.)?(\S+) (?:is|has) (\w+)")
+_ENDED = re.compile(r"^Run (?:is|has) (\w+)")
+_log = logging.getLogger(__name__)
+
+
+class DeclaredReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did."""
+
+    name: str
+    flows: list[str]
+    seconds: float
+    dry_run: bool = False
+
+
+def run_declared(
+    url: str,
+    file: str,
+    *,
+    storage: str | None = None,
+    full_refresh: bool = False,
+    refresh: Sequence[str] = (),
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    told: Progress | None = None,
+) -> DeclaredReport:
+    """Run the pipeline that a .py, .sql or spec (.yml) file declares: every flow takes what is new, then it ends.
+
+    `storage` keeps checkpoints, and in a session of its own also the tables and their catalogue. `refresh` names the only
+    tables to bring up to date; `full_refresh` forgets all and reads anew. `dry_run` only checks that the flows fit together.
+    """
+    if spark is not None and not is_connect(spark):
+        raise InvalidArgument(
+            "a declared pipeline needs a session of Spark Connect",
+            hint="give trunkline.spark.connect.connected(spark), or none",
+        )
+    spec, home, root = _spec(file, storage)
+    started = time.monotonic()
+    conf = None if spark is not None or (master or "").startswith("sc://") else _own_conf(home)
+    with running(url, f"run:{spec.name}", "run", spark=spark, master=master, told=told, conf=conf) as run:
+        _quiet_catalogue(run)
+        with _attached(run) as session, _speaking_connect():
+            graph = _declare(session, spec, root)
+            flows = _follow(run, _start(session, graph, home, full_refresh, refresh, dry_run))
+    return DeclaredReport(name=spec.name, flows=sorted(flows), seconds=round(time.monotonic() - started, 3), dry_run=dry_run)
+
+
+def _spec(file: str, storage: str | None) -> tuple[PipelineSpec, str, Path]:
+    """What to run, where its checkpoints are, and the folder that its paths count from."""
+    try:
+        from pyspark.pipelines.cli import LibrariesGlob, PipelineSpec, load_pipeline_spec
+    except ImportError as exc:
+        raise SparkUnavailable(
+            f"declared pipelines need more: {exc.name or exc} is missing", hint="pip install 'trunkline[spark,connect]'"
+        ) from exc
+    path = Path(file).absolute()
+    if not path.is_file():
+        raise InvalidArgument(f"there is no file {file}", hint="give a .py, .sql or spec (.yml) file")
+    if path.suffix in SPEC_FILES:
+        try:
+            spec = load_pipeline_spec(path)
+        except Exception as exc:
+            raise InvalidArgument(f"{file} is not the spec of a pipeline: {exc}") from exc
+        return spec, _uri(spec.storage, path.parent), path.parent
+    if path.suffix not in (".py", ".sql"):
+        raise InvalidArgument(f"{file} is neither .py, .sql nor .yml", hint="give a .py, .sql or spec (.yml) file")
+    if storage is None:
+        raise InvalidArgument("a declared pipeline needs a place for its checkpoints", hint="name a folder for `storage`")
+    made = PipelineSpec(
+        name=path.stem,
+        storage=_uri(storage, Path.cwd()),
+        catalog=None,
+        database=None,
+        configuration={},
+        libraries=[LibrariesGlob(include=path.name)],
+    )
+    return made, made.storage, path.parent
+
+
+def _uri(storage: str, root: Path) -> str:
+    return storage if re.match(r"[a-z0-9]+:/", storage) else (root / storage).absolute().as_uri()
+
+
+def _own_conf(storage: str) -> dict[str, str]:
+    """A session of its own has its tables and their catalogue (Derby) in the storage: the next run finds them there."""
+    if not storage.startswith("file:"):
+        raise InvalidArgument(
+            f"the storage {storage} is not on a disk of this machine",
+            hint="run it through a server that has a catalogue: --master sc://host:15002",
+        )
+    home = Path(unquote(re.sub("^file:/+", "/", storage)))
+    home.mkdir(parents=True, exist_ok=True)
+    return connect_conf() | {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={home}/catalogue;create=true",
+        "spark.sql.warehouse.dir": f"{home}/tables",
+    }
+
+
+def _quiet_catalogue(run: Run) -> None:
+    """Else Derby leaves a log file in the current folder."""
+    if not is_connect(run.spark):
+        jvm: Any = run.spark.sparkContext._jvm
+        jvm.java.lang.System.setProperty("derby.stream.error.file", os.devnull)
+
+
+@contextmanager
+def _attached(run: Run) -> Iterator[SparkSession]:
+    from trunkline.spark.session import register
+
+    session = connected(run.spark)
+    try:
+        if session is not run.spark:
+            register(session, run.url)
+        yield session
+    finally:
+        if session is not run.spark:
+            session.stop()
+
+
+@contextmanager
+def _speaking_connect() -> Iterator[None]:
+    """`functions` and `SparkSession.active()` of the user's file are those of Connect, as `spark-pipelines` has it."""
+    before = os.environ.get(_MODE)
+    os.environ[_MODE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_MODE]
+
+
+def _declare(session: SparkSession, spec: PipelineSpec, root: Path) -> str:
+    """Load the files; answers the number of the graph that they make."""
+    from pyspark.pipelines.cli import register_definitions
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+    from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph
+
+    graph = create_dataflow_graph(
+        session, default_catalog=spec.catalog, default_database=spec.database, sql_conf=spec.configuration
+    )
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            registry = SparkConnectGraphElementRegistry(session, graph)
+            register_definitions(root / "spec", registry, spec, session, graph)
+    except Exception as exc:
+        if type(exc).__module__.partition(".")[0] in ("pyspark", "trunkline"):
+            raise
+        raise InvalidArgument(
+            f"the definitions of {spec.name} fail when they are loaded: {type(exc).__name__}: {exc}"
+        ) from exc
+    finally:
+        _log.debug("%s", said.getvalue())
+    return graph
+
+
+def _start(
+    session: SparkSession, graph: str, storage: str, full_refresh: bool, refresh: Sequence[str], dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    from pyspark.pipelines.spark_connect_pipeline import start_run
+
+    return start_run(
+        session,
+        graph,
+        full_refresh=[],
+        full_refresh_all=full_refresh,
+        refresh=list(refresh),
+        dry=dry_run,
+        storage=storage,
+    )
+
+
+def _follow(run: Run, events: Iterator[dict[str, Any]]) -> set[str]:
+    """Hear what the flows do until the run ends; answers those that are done."""
+    states: dict[str, str] = {}
+    ended = None
+    try:
+        for result in events:
+            if "pipeline_event_result" not in result:
+                continue
+            message = str(result["pipeline_event_result"].event.message)
+            _log.info("%s", message)
+            if found := _FLOW.match(message):
+                states[found[1]] = found[2].lower()
+                done = sum(state == "completed" for state in states.values())
+                run.advance(done, len(states), flows=dict(states))
+            elif found := _ENDED.match(message):
+                ended = found[1].lower()
+    except Exception as exc:
+        # After the end PySpark 4.3 does not know what to make of the metrics that tasks in Python leave; the run is done.
+        if ended != "completed" or "UNKNOWN_RESPONSE" not in str(exc):
+            raise
+    if ended not in ("completed", None):
+        raise PipelineFailed(f"the run has {ended}: {states}")
+    return {name for name, state in states.items() if state == "completed"}
