@@ -22,6 +22,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # A run in the background of a shell ignores Ctrl-C, and so would the programs that tests start and then interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Sessions of Spark would each have their classes kept in the background, beside the tests.
+os.environ.setdefault("TRUNKLINE_SPARK_KEEP_CLASSES", "off")
 _numbers = itertools.count()
 _LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|test_held_xmin")
 
