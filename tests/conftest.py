@@ -24,6 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Spark in tests runs for seconds: code that is compiled quickly, not well, halves the work of its Java machines.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Sessions of Spark would each have their classes kept in the background, beside the tests.
+os.environ.setdefault("TRUNKLINE_SPARK_KEEP_CLASSES", "off")
 _numbers = itertools.count()
 _LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|test_held_xmin")
 

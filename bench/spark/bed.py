@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # Debian's libpostgresql-jdbc-java
 JAR = Path("/usr/share/java/postgresql.jar")
-MASTER = "local[2]"
+CORES = 2
+MASTER = f"local[{CORES}]"
 PAYLOAD = 500
 
 

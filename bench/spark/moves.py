@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.spark.bed import Bed
+from bench.spark.bed import CORES, Bed
 from trunkline.spark.ranges import Head
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def sustained(bed: Bed, source: str, *, rows: int, per_batch: int, target: str |
         .option("subscribe", source)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", per_batch)
+        .option("minPartitions", CORES)
+        .option("maxConnections", CORES)
         .option("includeMetadata", "false")
         .option("tier", "live")
         .load()

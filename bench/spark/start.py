@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.lab import Lab
 from trunkline.spark.options import URL_VARIABLE
+from trunkline.spark.warm import KEEP_VARIABLE
 
 _LONGEST = 120
 
@@ -24,11 +25,12 @@ class Starts:
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             common.pop(name, None)
         self._default = common | {"PYSPARK_PYTHON": sys.executable}
-        self._cold = common | {"XDG_CACHE_HOME": str(folder / "empty")}
+        # each of these would otherwise have its classes kept in the background, while the next one is measured
+        self._cold = common | {"XDG_CACHE_HOME": str(folder / "empty"), KEEP_VARIABLE: "off"}
         self._warm = common | {"XDG_CACHE_HOME": str(folder / "warm")}
 
     def prepare(self) -> str | None:
-        """What a user runs once after the installation. Answers the last words of one that failed."""
+        """What the first start does when it has ended. Answers the last words of one that failed."""
         command = [sys.executable, "-m", "trunkline.spark.warm"]
         done = subprocess.run(command, env=self._warm, check=False, capture_output=True, text=True)
         return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -36,7 +38,7 @@ class Starts:
     def warmed(self) -> float:
         return self._seconds("helper", self._warm)
 
-    def helper(self) -> float:
+    def cold(self) -> float:
         return self._seconds("helper", self._cold)
 
     def default(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -35,6 +35,8 @@ _MAIN, _FRAGMENTED = "spark-main", "spark-fragmented"
 # A stream is measured over this many batches.
 _BATCHES = 10
 _STARTS = 3
+# The fragmented log is filled for this many measurements' time: of a short one only the start of tasks would be measured.
+_FILLING = 8
 
 
 class Sizes:
@@ -62,7 +64,9 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         archived = _archive(bed, plan, main, sizes)
         topics.fill(lab, main, first=sizes.archived, messages=sizes.read - sizes.archived)
         _calm(lab, main)
-        rows += [*_read(bed, plan, main, sizes), *archived, *_write(bed, plan, sizes), *_topic_to_topic(bed, plan, sizes)]
+        rows += [*_read(bed, plan, main, sizes), *archived]
+        written, copied = _write(bed, plan, sizes)
+        rows += [*written, *_topic_to_topic(bed, plan, sizes, copied)]
         starts = Starts(lab, lab.directory / "spark", _FRAGMENTED)
     # With the large session gone: it would hold memory that a fresh process may want.
     rows += _start(starts, plan)
@@ -76,14 +80,13 @@ def _read_fragmented(bed: Bed, plan: Plan) -> list[Row]:
     """A log whose offsets and row ids jump, because many published to it one by one."""
     number = topics.make(bed.lab, _FRAGMENTED)
     say(f"  spark: {plan.publishers} publishers fill a log")
-    messages = topics.fill_by_many(bed.lab, number, publishers=plan.publishers, seconds=3 * plan.seconds)
+    messages = topics.fill_by_many(bed.lab, number, publishers=plan.publishers, seconds=_FILLING * plan.seconds)
     _calm(bed.lab, number)
     contestants = {
         _OURS: lambda: moves.read(bed, _FRAGMENTED, tasks=_TASKS),
         **_with_jdbc(lambda: jdbc.read(bed, number, _FRAGMENTED, tasks=_TASKS)),
     }
-    for frame in contestants.values():
-        moves.to_nowhere(frame())  # Spark compiles, workers start
+    _warm_up(contestants.values())
     title = "spark, read a fragmented log"
     measured = interleave(
         title,
@@ -107,6 +110,9 @@ def _read(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
         **_with_jdbc(lambda: jdbc.read(bed, number, _MAIN, tasks=_TASKS)),
     }
     noop, parquet = "spark, read to noop", "spark, read to Parquet"
+    _warm_up(frames.values())
+    with bed.output() as path:
+        moves.read(bed, _MAIN, tasks=_TASKS, until=tenth).write.parquet(path)
     to_noop = interleave(
         noop,
         "rows/s",
@@ -239,14 +245,18 @@ def _rows_in(spans: Mapping[int, tuple[int, int]]) -> int:
 # Writing
 
 
-def _write(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
+def _write(bed: Bed, plan: Plan, sizes: Sizes) -> tuple[list[Row], str]:
+    """The figures, and a topic that holds what was written."""
     title, spread = "spark, write", f"trunkline, {_PARTITIONS} partitions"
     source = bed.place()
     moves.read(bed, _MAIN, tasks=_TASKS).select("key", "value").limit(sizes.write).repartition(_TASKS).write.parquet(source)
     frame = bed.spark.read.parquet(source)
 
+    whole: dict[int, str] = {}
+
     def ours(name: str, partitions: int, warm_up: bool = False) -> float:
         topic, number = bed.new_topic("spark-written", partitions)
+        whole[partitions] = topic
         rows = sizes.write // 10 if warm_up else sizes.write
         chosen = frame.limit(rows) if warm_up else frame
         rate = _rate(bed, f"{title}: {name}", rows, lambda: moves.write(bed, chosen, topic))
@@ -271,14 +281,11 @@ def _write(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
     bed.cpu.clear()
     measured = interleave(title, "rows/s", contestants, rounds=plan.rounds)
     note = f"{sizes.write:,} rows"
-    return _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note)
+    return _compared(bed, title, measured, goals={jdbc.NAME: at_least(1)}, note=note), whole[1]
 
 
-def _topic_to_topic(bed: Bed, plan: Plan, sizes: Sizes) -> list[Row]:
+def _topic_to_topic(bed: Bed, plan: Plan, sizes: Sizes, source: str) -> list[Row]:
     title, name = "spark, topic to topic", "exactly once"
-    source, source_number = bed.new_topic("spark-source")
-    topics.fill(bed.lab, source_number, first=0, messages=sizes.write)
-    _calm(bed.lab, source_number)
 
     def stream() -> float:
         topic, number = bed.new_topic("spark-copied")
@@ -303,20 +310,22 @@ def _check_count(lab: Lab, table: str, rows: int) -> None:
 
 def _start(starts: Starts, plan: Plan) -> list[Row]:
     title = "spark, start to first row"
-    contestants = {"session helper": starts.helper, "default session": starts.default}
+    first, later, default = "session helper, first start", "session helper", "default session"
+    contestants = {first: starts.cold, default: starts.default}
     if failure := starts.prepare():
         say(f"  spark: no start with kept classes, python -m trunkline.spark.warm failed: {failure}")
     else:
-        contestants = {"session helper, warmed": starts.warmed, **contestants}
+        contestants = {later: starts.warmed, **contestants}
     measured = interleave(title, "s", contestants, rounds=min(plan.rounds, _STARTS))
-    goals: dict[str, Goal] = {name: at_most(8) for name in contestants if name != "default session"}
     notes = {
-        "session helper, warmed": "after python -m trunkline.spark.warm",
-        "session helper": "as installed",
-        "default session": "SparkSession.builder.getOrCreate()",
+        later: "with the classes that the first start has had kept",
+        first: "without kept classes",
+        default: "SparkSession.builder.getOrCreate()",
     }
     return [
-        figure(title, name, median(seconds), "s", rounds=seconds, goal=goals.get(name), note=notes[name])
+        figure(
+            title, name, median(seconds), "s", rounds=seconds, goal=at_most(8) if name == later else None, note=notes[name]
+        )
         for name, seconds in measured.items()
     ]
 
@@ -330,6 +339,12 @@ def _with_jdbc(contestant: T) -> dict[str, T]:
 
 def _calm(lab: Lab, number: int) -> None:
     lab.calm(f"trunkline.topic_{int(number)}", "trunkline.ticks")
+
+
+def _warm_up(frames: Iterable[Callable[[], DataFrame]]) -> None:
+    """Spark compiles, workers start."""
+    for frame in frames:
+        moves.to_nowhere(frame())
 
 
 def _rate(bed: Bed, name: str, rows: int, action: Callable[[], object]) -> float:

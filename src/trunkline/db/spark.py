@@ -90,18 +90,17 @@ EXPRESSIONS = {
     "created_at": "created_at",
 }
 # A read is one walk along the primary key: neither sorted, nor shared out among workers, nor compiled.
-READ_SETTINGS = tuple(
-    f"set local {name} = {value}"
-    for name, value in (
-        ("enable_seqscan", "off"),
-        ("enable_bitmapscan", "off"),
-        ("enable_sort", "off"),
-        ("enable_hashjoin", "off"),
-        ("enable_mergejoin", "off"),
-        ("max_parallel_workers_per_gather", "0"),
-        ("jit", "off"),
-    )
-)
+_READ_SETTINGS = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+# For the transaction, in one statement: tasks are short, and each statement is a trip to the server.
+SET_FOR_READING = "select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _READ_SETTINGS.items())
 
 
 def quoted(text: str) -> str:

@@ -41,9 +41,6 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[pa.DataType, ...]]] = {
     "content_type": (("content_type",), _TEXT),
     "occurred_at": (("occurred_at",), (_TIME,)),
 }
-KAFKA_SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-HEADERS_SCHEMA = "headers array<struct<key: string, value: binary>>"
-METADATA_SCHEMA = "id string, routing_key string, label string, content_type string"
 
 
 class Shape:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# A task of fewer rows costs more to start than to run; one of more keeps others waiting at the end.
-SMALL_TASK = 10_000
+# To start a task costs as much as to read 10,000 rows, so small ranges share one. A large one makes others wait at the end.
+SMALL_TASK = 50_000
 LARGE_TASK = 250_000
 
 

@@ -60,8 +60,7 @@ def read_range(
     wanted = list(LOG_SCHEMA.names) if columns is None else list(columns)
     chosen = resolved(url, selection)
     with arrow(url) as conn:
-        for setting in calls.READ_SETTINGS:
-            _execute(conn, setting)
+        _fetch(conn, calls.SET_FOR_READING)
         # the runs of a whole large range would be long in a log with many publishers
         for lo in range(range_.lo, range_.hi, 250_000):
             part = range_.between(lo, min(range_.hi, lo + 250_000))
@@ -158,11 +157,6 @@ def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection |
         f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of {range_.topic}: offset {at} is gone",
         hint=f"retention removed it while it was read; the lowest offset left is {lowest}",
     )
-
-
-def _execute(conn: ArrowConnection, statement: str) -> None:
-    with conn.cursor() as cursor:
-        cursor.execute(statement)
 
 
 def _fetch(conn: ArrowConnection, statement: str) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trunkline.errors import SparkUnavailable
+from trunkline.spark import warm
 from trunkline.spark.options import URL_VARIABLE, Secret
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MASTER_VARIABLE = "TRUNKLINE_SPARK_MASTER"
 _OLDEST_JAVA = 17
 _OLDEST_SPARK = (4, 2)
+_FEW_CORES = 4
 _CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -62,7 +64,7 @@ def open_session(
     builder = SparkSession.builder.appName(app_name)
     settings = dict(_CONF)
     if chosen.startswith("local"):
-        settings |= _LOCAL_CONF | _fast_start()
+        settings |= _LOCAL_CONF | _fast_start(conf or {})
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     spark = builder.remote(chosen).getOrCreate() if chosen.startswith("sc://") else builder.master(chosen).getOrCreate()
@@ -141,12 +143,11 @@ def _wrapper() -> Path:
     return program
 
 
-def _fast_start() -> dict[str, str]:
-    """Shared class data, where `trunkline.spark.warm` has left some, halves the start of the Java machine."""
-    from trunkline.spark.warm import archive_file
-
-    found = archive_file()
-    options = "-XX:+UseSerialGC"
-    if found is not None and found.exists():
-        options += f" -XX:SharedArchiveFile={found} -Xshare:auto -Xlog:cds=off -Xlog:class+path=off"
-    return {"spark.driver.extraJavaOptions": options}
+def _fast_start(conf: Mapping[str, str]) -> dict[str, str]:
+    """Options for Java. Kept classes halve its start; they fit the class path that Spark has of itself and no other."""
+    # other collectors are made for many cores, and take longer to start
+    options = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES else []
+    if "spark.driver.extraJavaOptions" not in conf and "spark.driver.extraClassPath" not in conf:
+        options.append(warm.options())
+        warm.warm_later()
+    return {"spark.driver.extraJavaOptions": " ".join(filter(None, options))} if any(options) else {}

@@ -24,6 +24,7 @@ from trunkline.spark.options import ReadOptions
 from trunkline.spark.ranges import Head, Range, tasks
 from trunkline.spark.reading import resolved
 from trunkline.spark.tiering import Reading, read
+from trunkline.spark.workers import settle
 
 # How long to wait for new messages before saying that there are none: a query that polls without a pause would otherwise
 # ask the database a hundred times a second.
@@ -123,6 +124,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {(head.topic, head.partition): head.base for head in heads if (head.topic, head.partition) in new}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
         for range_ in partition.ranges if isinstance(partition, Task) else ():
             yield from read(self._options.url.reveal(), range_, self._how)
 

@@ -11,20 +11,14 @@ from trunkline.db import spark as calls
 from trunkline.errors import InvalidOption
 from trunkline.spark.connections import arrow
 from trunkline.spark.options import ReadOptions
+from trunkline.spark.schemas import TABLES
 
-SCHEMAS = {
-    "dead_letters": "id string, topic string, partition int, offset bigint, key string, routing_key string, label string,"
-    " headers string, value binary, content_type string, occurred_at timestamp, timestamp timestamp, attempts int,"
-    " error string, reason string, dead_at timestamp",
-    "deliveries": "queue string, topic string, partition int, first_offset bigint, last_offset bigint, n bigint,"
-    " attempt int, consumer string, claimed_at timestamp, settled_at timestamp, outcome string, error string",
-}
 _PAGE = 10_000
 
 
 def check(table: str, schema: pa.Schema) -> None:
     """Refuse columns that the table does not have."""
-    known = [part.split()[0] for part in SCHEMAS[table].split(", ")]
+    known = [part.split()[0] for part in TABLES[table].split(", ")]
     for name in schema.names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -1,0 +1,63 @@
+"""Reading in one go: a topic, or the tables beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from trunkline.spark import offsets, planning, tables
+from trunkline.spark.columns import Shape
+from trunkline.spark.options import ReadOptions
+from trunkline.spark.ranges import tasks
+from trunkline.spark.reading import resolved
+from trunkline.spark.stream import Task
+from trunkline.spark.tiering import Reading, read
+from trunkline.spark.workers import settle
+
+
+class TopicReader(DataSourceReader):
+    """A batch: planned once, so that a DataFrame gives the same rows each time it is used."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._how = Reading(
+            Shape(schema), options.tier, options.fail_on_data_loss, resolved(options.url.reveal(), options.selection)
+        )
+
+    def partitions(self) -> list[InputPartition]:
+        found = planning.heads(self._options)
+        start = planning.starting(self._options, found, "earliest")
+        end = planning.ending(self._options, found)
+        ranges = offsets.ranges(start, end, {head.topic: head.topic_id for head in found})
+        made = tasks(
+            ranges,
+            min_tasks=self._options.min_partitions,
+            max_rows=self._options.max_records_per_partition,
+            max_tasks=self._options.max_connections,
+        )
+        return [Task(bundle) for bundle in made]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
+        # Spark makes a task of its own when there is nothing to read
+        for range_ in partition.ranges if isinstance(partition, Task) else ():
+            yield from read(self._options.url.reveal(), range_, self._how)
+
+
+class TableReader(DataSourceReader):
+    """Dead letters or the history of deliveries, in one task."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        tables.check(options.table, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        tables.probe(self._options)
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return tables.read(self._options, self._schema)

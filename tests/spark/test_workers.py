@@ -1,0 +1,24 @@
+"""What is set aside in Spark's workers, and nowhere else."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from trunkline.spark import workers
+
+
+def test_only_workers_set_aside_what_they_have_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers.settle()
+    assert gc.get_freeze_count() == 0
+    monkeypatch.setattr(workers.TaskContext, "get", lambda: object())
+    try:
+        workers.settle()
+        once = gc.get_freeze_count()
+        assert once > 0
+        kept = [[] for _ in range(1000)]
+        workers.settle()
+        assert gc.get_freeze_count() == once, kept
+    finally:
+        gc.unfreeze()
