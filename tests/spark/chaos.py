@@ -1,9 +1,11 @@
-"""Topic to topic exactly once: with publishers running, tasks that fail, drivers killed -9 and Postgres killed -9.
+"""Topic to topic exactly once: publishers run, tasks fail, and drivers, executors, tasks and Postgres are killed -9.
 
-    python -m tests.spark.chaos --messages 500000 --driver-kills 10 --pg-kills 3
+    python -m tests.spark.chaos --messages 500000 --driver-kills 10 --pg-kills 3 --worker-kills 10
 
 The source log is the truth: each message of it must be in the copy once, and those of a key in its order.
 Kills follow what is seen, not a clock: a driver dies when a batch was just published and Spark has not written that down.
+Somebody else publishes to the copy meanwhile, so that offsets of both kinds take turns.
+`--plant` breaks the sink on purpose, to show that the check sees it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,17 @@ from trunkline.db.postmaster import find_processes
 from trunkline.sql.migrate import migrate
 
 KEYS = 100
+OTHER = b"other"
+# name: what is replaced in commit_stage, by what
+PLANTS = {
+    # a batch that is repeated is published again
+    "ledger": [
+        ("trunkline.newest_commit(p_writer) >= p_version", "false"),
+        ("p_version, v_found, trunkline.clock())", "p_version, v_found, trunkline.clock()) on conflict do nothing"),
+    ],
+    # rows of a batch are published in the order in which tasks came
+    "order": [("order by u.ord, u.first_id", "order by u.first_id desc")],
+}
 
 
 @dataclass
@@ -39,8 +52,10 @@ class Outcome:
     copied: int = 0
     distinct: int = 0
     out_of_order: int = 0
+    others: int = 0
     driver_kills: int = 0
     pg_kills: int = 0
+    worker_kills: int = 0
     starts: int = 0
     replays_skipped: int = 0
     batches: int = 0
@@ -74,6 +89,29 @@ class Publisher(threading.Thread):
                     time.sleep(self._pause)
 
 
+class Neighbour(threading.Thread):
+    """Publishes to the copy, one message at a time; an answer that is lost makes the message one of the uncertain."""
+
+    def __init__(self, url: str, pause: float) -> None:
+        super().__init__(daemon=True)
+        self._url, self._pause = url, pause
+        self._ended = threading.Event()
+        self.sent = self.uncertain = 0
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            with suppress(psycopg.Error), psycopg.connect(self._url, autocommit=True) as conn:
+                while not self._ended.wait(self._pause):
+                    self.uncertain += 1
+                    conn.execute("select trunkline.publish_bytes('copy', %s)", (OTHER,))
+                    self.uncertain -= 1
+                    self.sent += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
 class Driver:
     """The Spark driver in a process of its own, with everything it starts."""
 
@@ -87,6 +125,17 @@ class Driver:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+
+    def kill_worker(self, chance: random.Random) -> bool:
+        """One of the Python processes that tasks run in; Spark tries the task again."""
+        with suppress(psutil.NoSuchProcess):
+            assert self._process is not None
+            below = psutil.Process(self._process.pid).children(recursive=True)
+            workers = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline()) and not one.children()]
+            if workers:
+                chance.choice(workers).send_signal(signal.SIGKILL)
+                return True
+        return False
 
     def kill(self) -> None:
         """All of it at once: the program, the Java machine and its workers."""
@@ -108,14 +157,16 @@ class Chaos:
         self._conn: psycopg.Connection[Any] | None = None
         self.outcome = Outcome()
 
-    def run(self, messages: int, driver_kills: int, pg_kills: int, *, pause: float, limit: float) -> Outcome:
+    def run(self, messages: int, faults: list[str], *, pause: float, limit: float, plant: str | None = None) -> Outcome:
         began = time.monotonic()
         migrate(self._server.url)
         with psycopg.connect(self._server.url, autocommit=True) as conn:
             conn.execute("select trunkline.create_topic('source', 4), trunkline.create_topic('copy', 4)")
+            _plant(conn, plant)
         publisher = Publisher(self._server.url, messages, pause)
         publisher.start()
-        faults = ["driver"] * driver_kills + ["postgres"] * pg_kills
+        neighbour = Neighbour(self._server.url, 0.05)
+        neighbour.start()
         self._random.shuffle(faults)
         seen = 0
         try:
@@ -135,16 +186,22 @@ class Chaos:
                 time.sleep(0.005)
         finally:
             self._driver.kill()
+            neighbour.end()
         self.outcome.seconds = time.monotonic() - began
         if faults:
             self.outcome.wrong.append(f"faults left: {faults}")
         self._check()
+        if not neighbour.sent <= self.outcome.others <= neighbour.sent + neighbour.uncertain:
+            self.outcome.wrong.append(f"{self.outcome.others} messages of the neighbour, who sent {neighbour.sent}")
         return self.outcome
 
     def _strike(self, fault: str) -> None:
         if fault == "driver":
             self._driver.kill()
             self.outcome.driver_kills += 1
+            return
+        if fault == "worker":
+            self.outcome.worker_kills += self._driver.kill_worker(self._random)
             return
         for pid in dict.fromkeys([self._server.postmaster_pid, *find_processes(self._server.pgdata)]):
             with suppress(ProcessLookupError):
@@ -202,6 +259,9 @@ class Chaos:
                 "select key, payload from trunkline.read('copy', %s, %s, 50000)", (partition, start)
             ).fetchall()
             for key, payload in rows:
+                if payload == OTHER:
+                    self.outcome.others += 1
+                    continue
                 source, offset = payload.split(b":")
                 at = (int(source), int(offset))
                 # a key is in one partition of the source, so its offsets go up
@@ -211,20 +271,34 @@ class Chaos:
         return found
 
 
+def _plant(conn: psycopg.Connection[Any], bug: str | None) -> None:
+    if bug is None:
+        return
+    row = conn.execute("select pg_get_functiondef('trunkline.commit_stage'::regproc)").fetchone()
+    text = str(row[0]) if row else ""
+    for right, wrong in PLANTS[bug]:
+        assert right in text, f"commit_stage has no {right}"
+        text = text.replace(right, wrong)
+    conn.execute(text.encode())
+
+
 def run(
     messages: int,
     driver_kills: int,
     pg_kills: int,
+    worker_kills: int = 0,
     *,
     rows: int,
     pause: float,
     limit: float,
     master: str = "local[2,4]",
     seed: int = 0,
+    plant: str | None = None,
 ) -> Outcome:
     home = Path(tempfile.mkdtemp(prefix="tl-spark-chaos-", dir="/tmp"))
+    faults = ["driver"] * driver_kills + ["postgres"] * pg_kills + ["worker"] * worker_kills
     with EmbeddedServer(home / "data") as server:
-        outcome = Chaos(server, home, rows, master, seed).run(messages, driver_kills, pg_kills, pause=pause, limit=limit)
+        outcome = Chaos(server, home, rows, master, seed).run(messages, faults, pause=pause, limit=limit, plant=plant)
     if outcome.ok:
         shutil.rmtree(home, ignore_errors=True)
     else:
@@ -237,12 +311,22 @@ if __name__ == "__main__":
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--driver-kills", type=int, default=10)
     parser.add_argument("--pg-kills", type=int, default=3)
+    parser.add_argument("--worker-kills", type=int, default=10)
+    parser.add_argument("--plant", choices=list(PLANTS))
     parser.add_argument("--rows", type=int, default=20_000, help="rows per batch")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()
     result = run(
-        given.messages, given.driver_kills, given.pg_kills, rows=given.rows, pause=0.02, limit=given.limit, seed=given.seed
+        given.messages,
+        given.driver_kills,
+        given.pg_kills,
+        given.worker_kills,
+        rows=given.rows,
+        pause=0.02,
+        limit=given.limit,
+        seed=given.seed,
+        plant=given.plant,
     )
     print(result)
     sys.exit(0 if result.ok else 1)

@@ -64,6 +64,39 @@ print("done", *sums(), flush=True)
 """
 
 
+# Each task stages a first part of its rows; then one fails, and one is so slow that it gets a twin.
+TWINS = """
+import sys
+from trunkline.spark import open_session
+
+master, url, rows = sys.argv[1:4]
+spark = open_session("twins", master=master, conf={
+    "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2", "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m", "spark.ui.enabled": "false", "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.4", "spark.speculation.multiplier": "1.1", "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.efficiency.enabled": "false",
+})
+spark.sparkContext.setLogLevel("OFF")
+
+def unlucky(batches):
+    import time
+    from pyspark import TaskContext
+    task, seen = TaskContext.get(), 0
+    for batch in batches:
+        yield batch
+        seen += batch.num_rows
+        if seen >= 100_000 and task.attemptNumber() == 0:
+            if task.partitionId() == 0:
+                raise RuntimeError("on purpose")
+            time.sleep(600)
+
+frame = spark.range(0, int(rows), numPartitions=2).selectExpr("cast(id as string) as value", "concat('k', id % 10) as key")
+frame.mapInArrow(unlucky, frame.schema).write.format("trunkline").options(url=url, topic="t").mode("append").save()
+print("done", flush=True)
+"""
+
+
 class Cluster(NamedTuple):
     master: str
     workers: list[subprocess.Popen[bytes]]
@@ -98,9 +131,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     try:
         master = awaited(log, r"spark://127\.0\.0\.1:[1-9]\d*")
         for number in range(2):
+            # speculation wants another host
             options = [
                 "--host",
-                "127.0.0.1",
+                f"127.0.0.{number + 1}",
                 "--webui-port",
                 "0",
                 "-c",
@@ -156,9 +190,9 @@ def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection
         print(file=driver.stdin, flush=True)
         assert driver.stdout.readline() == f"read {whole}", said.read_text()
         assert driver.stdout.readline() == "running\n"
-        # a task has staged or is about to: the stage is made by the first one
+        # a task has staged or is about to: the segment for it is made by the first one
         for _ in range(600):
-            if conn.execute("select count(*) from trunkline.stages").fetchone() != (0,):
+            if conn.execute("select count(*) from trunkline.staged_segments").fetchone() != (0,):
                 break
             time.sleep(0.05)
         kill(cluster.workers[0])
@@ -166,3 +200,29 @@ def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection
     found = payloads(conn, "copy")
     assert flat(found) == list(range(4000))
     assert in_order_of_keys(found)
+
+
+@pytest.mark.timeout(300)
+def test_tasks_with_twins(cluster: Cluster, db: str, conn: Connection, tmp_path: Path) -> None:
+    rows = 210_000
+    conn.execute("select trunkline.create_topic('t', 2)")
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    said = tmp_path / "driver.log"
+    with said.open("wb") as log:
+        command = [sys.executable, "-c", TWINS, cluster.master, db, str(rows)]
+        told = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, timeout=200, check=False
+        )
+    assert told.stdout == "done\n", said.read_text()
+    found: list[list[int]] = []
+    for partition in range(2):
+        pages = [
+            conn.execute("select payload from trunkline.read('t', %s, %s, 100000)", (partition, first)).fetchall()
+            for first in range(1, rows, 100_000)
+        ]
+        found.append([int(row[0]) for page in pages for row in page])
+    assert flat(found) == list(range(rows))
+    assert in_order_of_keys(found)
+    # what the one that was overtaken had brought is there, and counts for nothing
+    lost = conn.execute("select count(distinct attempt) from trunkline.staged where complete").fetchone()
+    assert lost is not None and lost[0] >= 1

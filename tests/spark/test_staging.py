@@ -7,11 +7,15 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 
+import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
 from trunkline.errors import InvalidArgument, PayloadTooLarge, StageLost, TopicNotFound
+from trunkline.spark.connections import close_all
+from trunkline.spark.keys import PROBE, hashes
 from trunkline.spark.staging import Committed, Staged, commit, discard, newest_version, stage
 
 
@@ -26,24 +30,25 @@ def payloads(conn: Connection, topic: str, partition: int = 0) -> list[int]:
     return [int(row[0]) for row in conn.execute("select payload from trunkline.read(%s, %s, 1, 100000)", (topic, partition))]
 
 
-def staged_rows(conn: Connection) -> int:
-    names = [row[0] for row in conn.execute("select 'trunkline.stage_' || stage_id from trunkline.stages")]
-    return sum(conn.execute(f"select count(*) from {name}").fetchone()[0] for name in names)  # type: ignore[index]
+def waiting(conn: Connection) -> int:
+    """Rows that a commit could publish."""
+    row = conn.execute("select coalesce(sum(n), 0)::int from trunkline.staged where complete").fetchone()
+    return row[0] if row else 0
 
 
 def test_once_and_in_the_order_of_tasks(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
-    second = stage(db, "w", [batch(100, 50), batch(150, 50)], topic="t")
-    lost = stage(db, "w", [batch(0, 30)], topic="t")  # an attempt that died before it could tell
-    first = stage(db, "w", [batch(0, 100)], topic="t")
-    assert (first.rows, first.topics, lost.rows) == (100, (("t", 100),), 30)
+    second = stage(db, [batch(100, 50), batch(150, 50)], topic="t")
+    lost = stage(db, [batch(0, 30)], topic="t")  # an attempt that died before it could tell
+    first = stage(db, [batch(0, 100)], topic="t")
+    assert (first.rows, lost.rows) == (100, 30)
     assert payloads(conn, "t") == []
     assert commit(db, "w", 0, [first, second]) == Committed(True, 200)
     assert payloads(conn, "t") == list(range(200))
     assert commit(db, "w", 0, [first, second]) == Committed(False, 0)
-    assert commit(db, "w", -1, [stage(db, "w", [batch(0, 5)], topic="t")]) == Committed(False, 0)
+    assert commit(db, "w", -1, [stage(db, [batch(0, 5)], topic="t")]) == Committed(False, 0)
     assert (newest_version(db, "w"), newest_version(db, "other")) == (0, None)
-    assert commit(db, "other", 0, [stage(db, "other", [batch(200, 3)], topic="t")]) == Committed(True, 3)
+    assert commit(db, "other", 0, [stage(db, [batch(200, 3)], topic="t")]) == Committed(True, 3)
     assert payloads(conn, "t") == list(range(203))
 
 
@@ -51,7 +56,7 @@ def test_keys_go_where_publish_puts_them(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('staged', 8), trunkline.create_topic('published', 8)")
     keys = ["", "ä", "x" * 1000, *(f"key {n}" for n in range(200))]
     rows = pa.record_batch({"payload": pa.array([str(n).encode() for n in range(len(keys))]), "key": pa.array(keys)})
-    commit(db, "w", 0, [stage(db, "w", [rows], topic="staged")])
+    commit(db, "w", 0, [stage(db, [rows], topic="staged")])
     for number, key in enumerate(keys):
         conn.execute("select trunkline.publish('published', %s::jsonb, p_key => %s)", (str(number), key))
     for partition in range(8):
@@ -75,7 +80,7 @@ def test_every_column_arrives(db: str, conn: Connection) -> None:
             "id": pa.array([str(given), None, None, None]),
         }
     )
-    commit(db, "w", 0, [stage(db, "w", [rows, rows.slice(3)])])
+    commit(db, "w", 0, [stage(db, [rows, rows.slice(3)])])
     found = conn.execute(
         "select payload, routing_key, label, headers, content_type, id from trunkline.read('a', 2, 1)"
     ).fetchall()
@@ -86,23 +91,25 @@ def test_every_column_arrives(db: str, conn: Connection) -> None:
     assert conn.execute("select payload, headers from trunkline.claim('q', 10)").fetchall() == [(b"3", None)]
 
 
-def test_a_crash_that_emptied_the_stage(db: str, conn: Connection) -> None:
+def test_a_crash_that_lost_a_stage(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
-    first, second = (stage(db, "w", [batch(n, 10)], topic="t") for n in (0, 10))
-    conn.execute("delete from trunkline.stage_1 where attempt = %s", (second.attempt,))
+    first, second = (stage(db, [batch(n, 10)], topic="t") for n in (0, 10))
+    conn.execute("delete from trunkline.staged where attempt = %s", (second.attempt,))
     with pytest.raises(StageLost, match="10 of 20 staged rows"):
         commit(db, "w", 0, [first, second])
     assert (payloads(conn, "t"), newest_version(db, "w")) == ([], None)
-    discard(db, "w")
+    discard(db, [first])
     with pytest.raises(StageLost):
         commit(db, "w", 0, [first])
-    again = [stage(db, "w", [batch(n, 10)], topic="t") for n in (0, 10)]
+    again = [stage(db, [batch(n, 10)], topic="t") for n in (0, 10)]
     assert commit(db, "w", 0, again).rows == 20
+    discard(db, again)
+    assert payloads(conn, "t") == list(range(20)), "what is published is out of reach"
 
 
 def test_two_drivers_with_the_same_version(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:
     conn.execute("select trunkline.create_topic('t')")
-    staged = [stage(db, "w", [batch(0, 50)], topic="t") for _ in range(4)]
+    staged = [stage(db, [batch(0, 50)], topic="t") for _ in range(4)]
     done: list[Committed] = []
     threads = [threading.Thread(target=lambda one=one: done.append(commit(db, "w", 7, [one]))) for one in staged]
     for thread in threads:
@@ -116,73 +123,178 @@ def test_two_drivers_with_the_same_version(db: str, conn: Connection, connect: C
 def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t', p_max_payload => 100)")
     with pytest.raises(InvalidArgument, match="value of a row is null"):
-        stage(db, "w", [pa.record_batch({"payload": pa.array([b"x", None])})], topic="t")
+        stage(db, [pa.record_batch({"payload": pa.array([b"x", None])})], topic="t")
     with pytest.raises(InvalidArgument, match="key has 1001 characters"):
-        stage(db, "w", [batch(0, 1, key=pa.array(["x" * 1001]))], topic="t")
+        stage(db, [batch(0, 1, key=pa.array(["x" * 1001]))], topic="t")
     with pytest.raises(InvalidArgument, match="not a uuid"):
-        stage(db, "w", [batch(0, 1, id=pa.array(["x"]))], topic="t")
+        stage(db, [batch(0, 1, id=pa.array(["x"]))], topic="t")
     with pytest.raises(InvalidArgument, match="no topic"):
-        stage(db, "w", [batch(0, 1)])
+        stage(db, [batch(0, 1)])
     with pytest.raises(InvalidArgument, match="a row has no topic"):
-        stage(db, "w", [batch(0, 2, topic=pa.array(["t", None]))])
-
-    def refused(kind: type[Exception], said: str, rows: pa.RecordBatch, topic: str | None = "t") -> None:
-        made = stage(db, "w", [batch(0, 3), rows], topic=topic)
-        with pytest.raises(kind, match=said):
-            commit(db, "w", 0, [made])
+        stage(db, [batch(0, 2, topic=pa.array(["t", None]))])
 
     plain = pa.record_batch({"payload": pa.array([b"x" * 101]), "key": pa.array(["k"])})
-    refused(PayloadTooLarge, "101 bytes", plain)
-    refused(TopicNotFound, "nobody", batch(0, 1), topic="nobody")
-    for rows, said in [
-        (batch(0, 1, partition=pa.array([1], pa.int32())), "partition is 1"),
-        (batch(0, 1, partition=pa.array([-1], pa.int32())), "partition is -1"),
-        (batch(0, 1, headers=pa.array(["[1]"])), "not a JSON object"),
+    for rows, topic, kind, said in [
+        (plain, "t", PayloadTooLarge, "101 bytes"),
+        (batch(0, 1), "nobody", TopicNotFound, "nobody"),
+        (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition is 1"),
+        (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition is -1"),
+        (batch(0, 1, headers=pa.array(["[1]"])), "t", InvalidArgument, "not a JSON object"),
     ]:
-        made = stage(db, "w", [rows], topic="t")
-        with pytest.raises(InvalidArgument, match=said):
-            commit(db, "w", 0, [made])
+        with pytest.raises(kind, match=said):
+            stage(db, [rows], topic=topic)
+    assert waiting(conn) == 0
     assert (payloads(conn, "t"), newest_version(db, "w")) == ([], None)
 
 
 def test_nothing_staged_still_counts_as_done(db: str, conn: Connection) -> None:
-    empty = stage(db, "w", [batch(0, 0)], topic="t")
-    assert empty == Staged("w", empty.attempt, 0, ())
+    empty = stage(db, [batch(0, 0)], topic="t")
+    assert empty == Staged(empty.attempt, 0)
     assert commit(db, "w", 3, [empty]) == Committed(True, 0)
     assert commit(db, "w", 3, [empty]) == Committed(False, 0)
 
 
-def test_a_large_stage_is_emptied_and_an_old_one_dropped(db: str, conn: Connection, clock: Clock) -> None:
+def test_a_commit_stops_no_publisher(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:
+    """Nor does a stage; and what was published before the commit comes before it."""
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 64)")
+    committer, publisher = connect(), connect()
+    made = stage(db, [batch(0, 500)], topic="t")
+    publisher.execute("set lock_timeout = '2s'")
+    publisher.execute("select trunkline.publish('t', '-2')")
+    committer.execute("begin")
+    committer.execute("select trunkline.commit_stage('w', 0, array[%s::uuid], '{500}')", (made.attempt,))
+    publisher.execute("select trunkline.publish('t', '-1')")
+    committer.execute("commit")
+    assert payloads(conn, "t") == [-2, *range(500), -1]
+
+
+def test_only_rows_that_are_there_get_offsets(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
-    commit(db, "w", 0, [stage(db, "w", [batch(0, 10)], topic="t")])
-    assert staged_rows(conn) == 10, "a few rows are not worth new files"
-    large = pa.record_batch({"payload": pa.array([b"x" * 900_000] * 1)})
-    rows = pa.record_batch({"payload": pa.array([bytes(1500)] * 7000)})
-    commit(db, "w", 1, [stage(db, "w", [large, rows], topic="t")])
-    assert staged_rows(conn) == 0
-    clock.advance(timedelta(days=2))
-    commit(db, "w", 2, [stage(db, "w", [batch(0, 1)], topic="t")])
-    stage(db, "left behind", [batch(0, 1)], topic="t")
-    clock.advance(timedelta(hours=23))
-    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (0,)
+    attempt, other = uuid.uuid4(), uuid.uuid4()
+    first = f"select * from trunkline.open_stage('t', '{attempt}', '{{0}}', '{{2}}')"
+    _, table, first_id, _, at = conn.execute(first.encode()).fetchone() or ()
+    insert = f"insert into trunkline.{table} (id, message_id, payload, created_at) values (%s, %s, 'x', %s)"
+    conn.execute(insert.encode(), (first_id, uuid.uuid4(), at))
+
+    def refused(said: str, call: str, *args: object) -> None:
+        with pytest.raises(psycopg.Error, match=said):
+            conn.execute(f"select trunkline.{call}".encode(), args)
+
+    refused("1 of 2 staged rows are there", "close_stage(%s)", attempt)
+    refused("0 of 2 staged rows are left", "commit_stage('w', 0, array[%s], '{2}')", attempt)
+    conn.execute(insert.encode(), (first_id + 1, uuid.uuid4(), at + timedelta(days=1)))
+    refused("created_at is in the future", "close_stage(%s)", attempt)
+    conn.execute(f"update trunkline.{table} set created_at = %s".encode(), (at,))
+    assert conn.execute("select trunkline.close_stage(%s)", (attempt,)).fetchone() == (2,)
+    refused("2 of 4 staged rows are left", "commit_stage('w', 0, array[%s, %s], '{2, 2}')", attempt, other)
+    refused("2 of 4 staged rows are left", "commit_stage('w', 0, array[%s, %s], '{2, 2}')", attempt, attempt)
+    assert conn.execute("select trunkline.commit_stage('w', 0, array[%s], '{2}')", (attempt,)).fetchone() == (2,)
+    refused("0 of 2 staged rows are left", "commit_stage('w', 1, array[%s], '{2}')", attempt)
+    refused("partition is 1", "open_stage('t', %s, '{1}', '{2}')", other)
+    refused("rows is 0", "open_stage('t', %s, '{0}', '{0}')", other)
+    assert conn.execute("select count(*) from trunkline.read('t', 0, 1)").fetchone() == (2,)
+
+
+def test_publishers_and_commits_in_turn(db: str, conn: Connection) -> None:
+    """Ids jump to and fro; offsets, also after the ticks were merged in another slot, do not."""
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 100), trunkline.create_group('t', 'g')")
+    expected: list[int] = []
+    for turn in range(30):
+        conn.execute(
+            "select trunkline.publish('t', to_jsonb(n)) from generate_series(%s::int, %s) n",
+            (len(expected), len(expected) + turn),
+        )
+        expected += range(len(expected), len(expected) + turn + 1)
+        commit(db, "w", turn, [stage(db, [batch(len(expected), 7 * turn + 1)], topic="t")])
+        expected += range(len(expected), len(expected) + 7 * turn + 1)
+        if turn % 5 == 0:
+            conn.execute("select trunkline.run_duty('rotate')")
+    assert payloads(conn, "t") == expected
+    for _ in range(3):
+        assert conn.execute("select trunkline.run_duty('rotate')").fetchone() == (1,)
+        assert payloads(conn, "t") == expected
+    fetched: list[int] = []
+    while rows := conn.execute("select payload, generation, log_offset from trunkline.fetch('t', 'g', 'm', 500)").fetchall():
+        fetched += [int(row[0]) for row in rows]
+        conn.execute("select trunkline.commit('t', 'g', 0, %s, %s)", (rows[-1][1], rows[-1][2]))
+    assert fetched == expected
+
+
+def test_retention_drops_what_was_staged(db: str, conn: Connection, clock: Clock) -> None:
+    conn.execute("select trunkline.create_topic('t', p_retention => '8 hours', p_segment_rows => 100)")
+    conn.execute("select trunkline.publish('t', '-1')")
+    commit(db, "w", 0, [stage(db, [batch(0, 250)], topic="t")])
+    discard(db, [stage(db, [batch(0, 150)], topic="t")])
+    left = stage(db, [batch(250, 10)], topic="t")
+
+    def upkeep() -> list[tuple[int, int | None]]:
+        for duty in ("stages", "segments", "segments", "retention"):
+            conn.execute("select trunkline.run_duty(%s)", (duty,))
+        return conn.execute("select segment - (1 << 30), last_offset from trunkline.staged_segments order by 1").fetchall()
+
+    assert upkeep() == [(0, 101), (1, 201), (2, 251), (4, None)], "a segment that holds only what was given up is gone"
+    assert commit(db, "w", 1, [left]).rows == 10
     clock.advance(timedelta(hours=2))
-    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (2,)
-    assert conn.execute("select count(*) from pg_class where relname like 'stage\\_%'").fetchone() == (0,)
+    assert upkeep() == [(0, 101), (1, 201), (2, 251), (4, 261)]
+    assert payloads(conn, "t") == [-1, *range(260)]
+    clock.advance(timedelta(hours=7))
+    assert upkeep() == [(4, 261)]
+    assert conn.execute("select lowest_offset, head from trunkline.topic_stats('t')").fetchone() == (252, 261)
+    commit(db, "w", 2, [stage(db, [batch(260, 5)], topic="t")])
+    rows = conn.execute("select payload from trunkline.read('t', 0, 252)").fetchall()
+    assert [int(row[0]) for row in rows] == list(range(250, 265))
+    old = stage(db, [batch(0, 1)], topic="t")
+    clock.advance(timedelta(days=4))
+    conn.execute("select trunkline.run_duty('stages')")
+    with pytest.raises(StageLost):
+        commit(db, "w", 3, [old])
+    clock.advance(timedelta(hours=9))
+    assert upkeep() == []
     # what was published is remembered by its newest version
     assert conn.execute("select version from trunkline.sink_commits").fetchall() == [(2,)]
-    assert newest_version(db, "w") == 2
+    conn.execute("select trunkline.delete_topic('t')")
+    assert conn.execute("select count(*) from pg_class where relname like 'topic\\_%'").fetchone() == (0,)
 
 
-def test_a_commit_stops_no_publisher(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:
-    """Also not where it goes over the border of a segment."""
-    conn.execute("select trunkline.create_topic('t', p_segment_rows => 64)")
-    made = stage(db, "w", [batch(0, 500)], topic="t")
-    conn.execute("select trunkline.make_room('{t}', '{500}')")
-    committer, publisher = connect(), connect()
+def test_a_sealed_segment_takes_no_late_commit(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:
+    """Nor is one sealed under a commit that is not finished."""
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    made = stage(db, [batch(0, 16)], topic="t")
+    committer = connect()
     committer.execute("begin")
-    committer.execute("select trunkline.commit_stage('w', 'w', 0, '{t}', array[%s::uuid], '{500}')", (made.attempt,))
-    publisher.execute("set lock_timeout = '2s'")
-    publisher.execute("select trunkline.publish('t', '-1')")
-    assert payloads(conn, "t") == [-1]
+    committer.execute("select trunkline.commit_stage('w', 0, array[%s::uuid], '{16}')", (made.attempt,))
+    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (0,)
     committer.execute("commit")
-    assert sorted(payloads(conn, "t")) == list(range(-1, 500))
+    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (1,)
+    assert conn.execute("select last_offset from trunkline.staged_segments").fetchone() == (16,)
+    late = stage(db, [batch(16, 16)], topic="t")
+    conn.execute("update trunkline.staged_segments set sealed_at = now(), last_offset = 0 where sealed_at is null")
+    with pytest.raises(StageLost, match="given up"):
+        commit(db, "w", 1, [late])
+
+
+def test_hashes_are_those_of_the_database(conn: Connection) -> None:
+    texts = ["", PROBE, "ä", "€uro", *("x" * n for n in range(60)), "y" * 4000, *(str(n) for n in range(1000))]
+    found = conn.execute(
+        "select array(select hashtextextended(k, 0) from unnest(%s::text[]) with ordinality u(k, o) order by o)", (texts,)
+    )
+    assert hashes(pa.array(texts)).tolist() == (found.fetchone() or ([],))[0]
+    assert hashes(pa.array(["a", *texts]).slice(1)).tolist() == hashes(pa.array(texts)).tolist()
+    assert hashes(pa.array([], pa.string())).tolist() == []
+
+
+def test_a_publisher_may_write_and_nothing_else(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t', 2)")
+    name = f"spark_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {name} login password 'x' in role trunkline_publisher".encode())
+    try:
+        url = make_conninfo(db, user=name, password="x")
+        assert commit(url, "w", 0, [stage(url, [batch(0, 50)], topic="t")]).rows == 50
+        close_all()
+        with psycopg.connect(url, autocommit=True) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            other.execute(
+                "insert into trunkline.topic_1 (partition, id, message_id, payload, content_type, created_at)"
+                " values (0, 7, gen_random_uuid(), 'x', 'x', now())"
+            )
+    finally:
+        conn.execute(f"drop role {name}".encode())

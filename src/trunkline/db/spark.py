@@ -187,33 +187,40 @@ def deliveries_statement(queue: str | None, since: str) -> str:
 # Writing
 
 
-def open_stage_statement(writer: str) -> str:
-    return f"select trunkline.open_stage({quoted(writer)}) as stage, trunkline.clock() as at"
+# A crash that loses a stage is found out by the commit, which flushes everything before it too.
+_RELAXED = "set_config('synchronous_commit', 'off', true)"
 
 
-def drop_stage(conn: Connection, writer: str) -> None:
-    _rows(conn, "select trunkline.drop_stage(%b)", (writer,))
+def stage_target_statement(topic: str) -> str:
+    return f"select * from trunkline.stage_target({quoted(topic)})"  # noqa: S608
 
 
-def make_room(conn: Connection, topics: Sequence[str], rows: Sequence[int]) -> None:
-    _rows(conn, "select trunkline.make_room(%b, %b::bigint[])", (list(topics), list(rows)))
+def open_stage_statement(topic: str, attempt: UUID, rows: Mapping[int, int]) -> str:
+    """Ids for so many rows of each partition."""
+    partitions = ",".join(str(int(partition)) for partition in rows)
+    counts = ",".join(str(int(count)) for count in rows.values())
+    return (
+        f"select o.*, {_RELAXED} as relaxed from"  # noqa: S608
+        f" trunkline.open_stage({quoted(topic)}, '{attempt}', '{{{partitions}}}', '{{{counts}}}') o"
+    )
+
+
+def close_stage_statement(attempt: UUID) -> str:
+    return f"select trunkline.close_stage('{attempt}') as rows, {_RELAXED} as relaxed"
+
+
+def drop_stage(conn: Connection, attempts: Sequence[UUID]) -> None:
+    _rows(conn, "select trunkline.drop_stage(%b::uuid[])", (list(attempts),))
 
 
 def commit_stage(
-    conn: Connection,
-    stage: str,
-    writer: str,
-    version: int,
-    *,
-    topics: Sequence[str],
-    attempts: Sequence[UUID],
-    rows: Sequence[int],
+    conn: Connection, writer: str, version: int, *, attempts: Sequence[UUID], rows: Sequence[int]
 ) -> int | None:
     """How many rows were published; None when this version was published before."""
     answer = _rows(
         conn,
-        "select trunkline.commit_stage(%b, %b, %b::bigint, %b::text[], %b::uuid[], %b::bigint[])",
-        (stage, writer, version, list(topics), list(attempts), list(rows)),
+        "select trunkline.commit_stage(%b, %b::bigint, %b::uuid[], %b::bigint[])",
+        (writer, version, list(attempts), list(rows)),
         writing=True,
     )[0][0]
     return None if answer is None else int(answer)

@@ -114,24 +114,24 @@ class BatchSink(DataSourceArrowWriter):
             raise InvalidOption("the mode is overwrite", hint="messages are only ever added: use append")
         checked(schema, options)
         self._options = options
-        # a stage of its own for each write: two at the same time must not empty each other's
-        self._stage = f"once:{uuid.uuid4()}"
+        # a name of its own for a write that has none
+        self._writer, self._version = f"once:{uuid.uuid4()}", 0
+        if options.app_id is not None and options.version is not None:
+            self._writer, self._version = options.app_id, options.version
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         target = self._options.target
-        made = stage(self._options.url.reveal(), self._stage, staged_form(iterator, target), topic=target)
+        made = stage(self._options.url.reveal(), staged_form(iterator, target), topic=target)
         return Message(_context()[0], "", made)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        url = self._options.url.reveal()
-        writer, version = self._stage, 0
-        if self._options.app_id is not None and self._options.version is not None:
-            writer, version = self._options.app_id, self._options.version
-        commit(url, writer, version, [message.staged for message in _found(messages)])
-        discard(url, self._stage)
+        url, staged = self._options.url.reveal(), [message.staged for message in _found(messages)]
+        if not commit(url, self._writer, self._version, staged).done:
+            discard(url, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        discard(self._options.url.reveal(), self._stage)
+        # it may come after a commit that succeeded: what has got its offsets is out of reach
+        discard(self._options.url.reveal(), [message.staged for message in _found(messages)])
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -148,14 +148,15 @@ class StreamSink(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         task, query = _context()
         target = self._options.target
-        made = stage(self._options.url.reveal(), f"query:{query}", staged_form(iterator, target), topic=target)
+        made = stage(self._options.url.reveal(), staged_form(iterator, target), topic=target)
         return Message(task, query, made)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         found = _found(messages)
         if any(message.staged.rows for message in found):
-            commit(self._options.url.reveal(), f"query:{found[0].query}", batchId, [message.staged for message in found])
+            url, staged = self._options.url.reveal(), [message.staged for message in found]
+            if not commit(url, f"query:{found[0].query}", batchId, staged).done:
+                discard(url, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        # It may come after a commit that succeeded. What is staged counts for nothing; the next commit empties the stage.
-        return
+        discard(self._options.url.reveal(), [message.staged for message in _found(messages)])

@@ -1,4 +1,4 @@
-"""Writing exactly once, without Spark: tasks copy rows to a stage, one transaction publishes what they brought.
+"""Writing exactly once, without Spark: tasks copy rows to the log, unseen; one transaction gives them offsets.
 
 A task that runs twice stages twice under two attempts; only the attempts that a commit names are published. The commit
 writes down its version in the same transaction, so a repeat of it finds that out and changes nothing.
@@ -6,20 +6,25 @@ writes down its version in the same transaction, so a repeat of it finds that ou
 
 from __future__ import annotations
 
+import random
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trunkline.db import spark as calls
-from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown
+from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown, PayloadTooLarge
+from trunkline.spark import keys
 from trunkline.spark.connections import arrow, plain
+
+if TYPE_CHECKING:
+    from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
 
 _TIME = pa.timestamp("us", "UTC")
 STAGE_SCHEMA = pa.schema(
@@ -39,16 +44,17 @@ STAGE_SCHEMA = pa.schema(
     ]
 )
 _LONGEST = {"key": 1000, "routing_key": 1000, "label": 200, "content_type": 200}
+# Copied at once: enough to make the statements around it cheap, little enough for the memory of a task.
+_ROWS = 100_000
+_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What one attempt of a task has staged, and for which topics."""
+    """What one attempt of a task has staged."""
 
-    stage: str
     attempt: str
     rows: int
-    topics: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -59,46 +65,32 @@ class Committed:
     rows: int
 
 
-def stage(url: str, writer: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None) -> Staged:
-    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the writer's stage. Runs in a task.
+def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None) -> Staged:
+    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for a commit to publish. Runs in a task.
 
     All rows go to `topic` (or `queue:<name>`); without it each row's column `topic` says where.
     """
     attempt = uuid.uuid4()
-    counts: dict[str, int] = {}
-    nonempty = (batch for batch in batches if batch.num_rows)
-    first = next(nonempty, None)
-    if first is None:
-        return Staged(writer, str(attempt), 0, ())
-    with arrow(url) as conn:
-        with conn.cursor() as cursor:
-            cursor.execute(calls.open_stage_statement(writer))
-            opened = cursor.fetch_arrow_table()
-        # the table must be there for good before rows are copied to it
-        conn.commit()
-        at = opened.column("at")[0].as_py()
-        rows = (_staged(batch, attempt, topic, counts, at) for batch in chain([first], nonempty))
-        head = next(rows)
-        reader = pa.RecordBatchReader.from_batches(head.schema, chain([head], rows))
-        with conn.cursor() as cursor:
-            cursor.adbc_ingest(opened.column("stage")[0].as_py(), reader, mode="append", db_schema_name="trunkline")
-    return Staged(writer, str(attempt), sum(counts.values()), tuple(counts.items()))
+    targets: dict[str, _Target] = {}
+    rows = 0
+    for chunk in _chunks(batches):
+        with arrow(url) as conn:
+            for name, part in _by_topic(chunk, topic):
+                if name not in targets:
+                    targets[name] = _Target.found(conn, name)
+                _copy(conn, attempt, targets[name], part)
+        rows += chunk.num_rows
+    return Staged(str(attempt), rows)
 
 
 def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Committed:
     """Publish what was staged, in this order, once for each version of the writer."""
-    topics, attempts, rows = [], [], []
-    for one in staged:
-        for topic, count in one.topics:
-            topics.append(topic)
-            attempts.append(uuid.UUID(one.attempt))
-            rows.append(count)
-    name = next((one.stage for one in staged), writer)
+    attempts = [uuid.UUID(one.attempt) for one in staged if one.rows]
+    rows = [one.rows for one in staged if one.rows]
 
     def publish() -> int | None:
         with plain(url) as conn:
-            calls.make_room(conn, topics, rows)
-            return calls.commit_stage(conn, name, writer, version, topics=topics, attempts=attempts, rows=rows)
+            return calls.commit_stage(conn, writer, version, attempts=attempts, rows=rows)
 
     try:
         answer = publish()
@@ -117,59 +109,44 @@ def newest_version(url: str, writer: str) -> int | None:
         return calls.newest_commit(conn, writer)
 
 
-def discard(url: str, writer: str) -> None:
-    """Drop the writer's stage, with everything in it that was not published."""
+def discard(url: str, staged: Sequence[Staged]) -> None:
+    """Give up what these attempts have staged and nobody has published."""
     try:
         with plain(url) as conn:
-            calls.drop_stage(conn, writer)
+            calls.drop_stage(conn, [uuid.UUID(one.attempt) for one in staged])
     except DatabaseUnavailable:
-        # upkeep drops it when it has not been used for a day
+        # upkeep does it after three days
         return
 
 
-def _staged(
-    batch: pa.RecordBatch, attempt: uuid.UUID, topic: str | None, counts: dict[str, int], at: datetime
-) -> pa.RecordBatch:
-    """The batch as the stage takes it: numbered in the order of its topic, with ids."""
-    names = [name for name in batch.schema.names if name in STAGE_SCHEMA.names]
-    _refuse(batch, names)
-    rows = batch.num_rows
-    columns: dict[str, Any] = {
-        "attempt": pa.ExtensionArray.from_storage(
-            pa.uuid(), pa.array([attempt.bytes], pa.binary(16)).take(pa.array(np.zeros(rows, np.int8)))
-        ),
-        "idx": pa.array(_numbers(batch, topic, counts)),
-        "id": _ids(batch, rows, at),
-    }
-    for name in names:
-        if name != "id" and not (name == "topic" and topic is not None):
-            columns[name] = batch.column(name).cast(STAGE_SCHEMA.field(name).type)
-    return pa.record_batch(columns)
+# Chunks
 
 
-def _numbers(batch: pa.RecordBatch, topic: str | None, counts: dict[str, int]) -> Any:
-    """Each row's number among those of this attempt and its topic."""
-    if topic is not None:
-        before = counts.get(topic, 0)
-        counts[topic] = before + batch.num_rows
-        return np.arange(before, before + batch.num_rows)
-    if "topic" not in batch.schema.names:
-        raise InvalidArgument("there is no topic for the rows", hint="give the option topic, or a column topic")
-    encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
-    if encoded.null_count:
-        raise InvalidArgument("a row has no topic", hint="fill the column topic, or give the option topic")
-    codes = encoded.indices.to_numpy()
-    numbers = np.zeros(batch.num_rows, np.int64)
-    for code, name in enumerate(encoded.dictionary.to_pylist()):
-        rows = np.flatnonzero(codes == code)
-        before = counts.get(name, 0)
-        numbers[rows] = np.arange(before, before + len(rows))
-        counts[name] = before + len(rows)
-    return numbers
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        _refuse(batch)
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _ROWS or size >= _BYTES:
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _joined(held)
 
 
-def _refuse(batch: pa.RecordBatch, names: Sequence[str]) -> None:
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _refuse(batch: pa.RecordBatch) -> None:
     """What no topic takes is refused before it travels; the rest is up to the database."""
+    names = batch.schema.names
     if "payload" not in names:
         raise InvalidArgument("there is no payload", hint="give a column value")
     if batch.column("payload").null_count:
@@ -179,6 +156,159 @@ def _refuse(batch: pa.RecordBatch, names: Sequence[str]) -> None:
             found = pc.max(pc.utf8_length(batch.column(name).cast(pa.string()))).as_py()
             if found is not None and found > longest:
                 raise InvalidArgument(f"{name} has {found} characters", hint=f"the limit is {longest}")
+
+
+def _by_topic(chunk: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if topic is not None:
+        yield topic, chunk
+        return
+    if "topic" not in chunk.schema.names:
+        raise InvalidArgument("there is no topic for the rows", hint="give the option topic, or a column topic")
+    encoded = chunk.column("topic").cast(pa.string()).dictionary_encode()
+    if encoded.null_count:
+        raise InvalidArgument("a row has no topic", hint="fill the column topic, or give the option topic")
+    names = encoded.dictionary.to_pylist()
+    if len(names) == 1:
+        yield names[0], chunk
+        return
+    codes = encoded.indices.to_numpy()
+    for code, name in enumerate(names):
+        yield name, chunk.take(pa.array(np.flatnonzero(codes == code)))
+
+
+# Copying
+
+
+class _Target:
+    """A topic as far as rows are shared out by it."""
+
+    def __init__(self, name: str, partitions: int, all_partitions: int, max_payload: int) -> None:
+        self.name = name
+        self._partitions = partitions
+        self._all = all_partitions
+        self._max_payload = max_payload
+        # Rows without a key stay together with those of their task.
+        self._any = random.randrange(partitions)  # noqa: S311  # nosec B311
+
+    @classmethod
+    def found(cls, conn: ArrowConnection, name: str) -> _Target:
+        row = _answer(conn, calls.stage_target_statement(name)).to_pylist()[0]
+        if row["partitions"] > 1 and int(keys.hashes(pa.array([keys.PROBE]))[0]) != row["probe"]:
+            raise InvalidArgument(
+                "the database hashes keys in another way than this program", hint="write to topics of one partition"
+            )
+        return cls(name, row["partitions"], row["all_partitions"], row["max_payload"])
+
+    def shares(self, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
+        """The rows of each partition, in their order."""
+        longest = pc.max(pc.binary_length(rows.column("payload"))).as_py()
+        if longest > self._max_payload:
+            raise PayloadTooLarge(
+                f"a payload has {longest} bytes, the limit of {self.name} is {self._max_payload}",
+                hint="store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic",
+            )
+        chosen = self._chosen(rows)
+        found = np.unique(chosen)
+        if found[0] < 0 or found[-1] >= self._all:
+            bad = found[0] if found[0] < 0 else found[-1]
+            raise InvalidArgument(f"partition is {bad}", hint=f"{self.name} has partitions 0 to {self._all - 1}")
+        if len(found) == 1:
+            return {int(found[0]): rows}
+        return {int(partition): rows.take(pa.array(np.flatnonzero(chosen == partition))) for partition in found}
+
+    def _chosen(self, rows: pa.RecordBatch) -> Any:
+        chosen = np.full(rows.num_rows, self._any, np.int32)
+        if self._partitions > 1 and "key" in rows.schema.names:
+            texts = rows.column("key").cast(pa.string())
+            chosen = np.where(_there(texts), keys.partitions(texts, self._partitions), chosen)
+        if "partition" in rows.schema.names:
+            given = rows.column("partition").cast(pa.int32())
+            chosen = np.where(_there(given), pc.fill_null(given, 0).to_numpy(), chosen)
+        return chosen
+
+
+def _there(column: pa.Array) -> Any:
+    return column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _answer(conn: ArrowConnection, statement: str) -> pa.Table:
+    with conn.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetch_arrow_table()
+
+
+def _copy(conn: ArrowConnection, attempt: uuid.UUID, target: _Target, rows: pa.RecordBatch) -> None:
+    """Get ids, copy the rows to them, and have that checked."""
+    shares = target.shares(rows)
+    counts = {partition: share.num_rows for partition, share in shares.items()}
+    places = _answer(conn, calls.open_stage_statement(target.name, attempt, counts)).to_pylist()
+    # a transaction of its own: others wait for it, and the tables must be there for good
+    conn.commit()
+    taken = dict.fromkeys(shares, 0)
+    for place in places:
+        partition, count = place["partition"], place["n"]
+        share = shares[partition].slice(taken[partition], count)
+        taken[partition] += count
+        made = _log_rows(share, place["first_id"], place["at"])
+        with conn.cursor() as cursor:
+            cursor.adbc_ingest(place["segment"], made, mode="append", db_schema_name="trunkline")
+    _answer(conn, calls.close_stage_statement(attempt))
+    conn.commit()
+
+
+def _log_rows(batch: pa.RecordBatch, first_id: int, at: datetime) -> pa.RecordBatch:
+    """The batch as the log has it."""
+    rows = batch.num_rows
+    columns: dict[str, Any] = {
+        "id": pa.array(np.arange(first_id, first_id + rows)),
+        "message_id": _ids(batch, rows, at),
+        "created_at": pa.repeat(pa.scalar(at, _TIME), rows),
+    }
+    for name in ("payload", "key", "routing_key", "label", "occurred_at"):
+        if name in batch.schema.names:
+            columns[name] = batch.column(name).cast(STAGE_SCHEMA.field(name).type)
+    if "content_type" in batch.schema.names:
+        columns["content_type"] = pc.fill_null(batch.column("content_type").cast(pa.string()), "application/json")
+    headers = _headers(batch)
+    if headers is not None:
+        columns["headers"] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), headers)
+    return pa.record_batch(columns)
+
+
+# Headers
+
+
+def _headers(batch: pa.RecordBatch) -> pa.Array | None:
+    """As JSON text: given so, or as lists of names and values."""
+    text = batch.column("headers").cast(pa.string()) if "headers" in batch.schema.names else None
+    if "header_keys" not in batch.schema.names:
+        return text
+    pairs = zip(batch.column("header_keys").to_pylist(), batch.column("header_values").to_pylist(), strict=True)
+    made = pa.array(
+        [
+            msgspec.json.encode(dict(zip(names, values or [], strict=True))).decode() if names else None
+            for names, values in pairs
+        ],
+        pa.string(),
+    )
+    return made if text is None else pc.coalesce(text, made)
+
+
+def header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Kafka's headers, a list of structs, as two lists of text."""
+    items = column.flatten()
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    try:
+        values = items.field("value").cast(pa.string())
+    except pa.ArrowInvalid as exc:
+        raise InvalidArgument("the value of a header is not UTF-8 text", hint="encode it, for example as base64") from exc
+    lists = (
+        pa.ListArray.from_arrays(offsets, part, mask=column.is_null())
+        for part in (items.field("key").cast(pa.string()), values)
+    )
+    keys, found = lists
+    return keys, found
 
 
 # Ids
@@ -212,20 +342,3 @@ def _parsed(texts: pa.Array) -> Any:
     if not pc.all(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$")).as_py():
         raise InvalidArgument("the id of a row is not a uuid", hint="leave the column out, and ids are made")
     return np.frombuffer(bytes.fromhex("".join(plain_hex.to_pylist())), np.uint8).reshape(len(texts), 16)
-
-
-def header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Kafka's headers, a list of structs, as two lists of text."""
-    items = column.flatten()
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-    try:
-        values = items.field("value").cast(pa.string())
-    except pa.ArrowInvalid as exc:
-        raise InvalidArgument("the value of a header is not UTF-8 text", hint="encode it, for example as base64") from exc
-    lists = (
-        pa.ListArray.from_arrays(offsets, part, mask=column.is_null())
-        for part in (items.field("key").cast(pa.string()), values)
-    )
-    keys, found = lists
-    return keys, found

@@ -132,7 +132,7 @@ begin
     for r in select l.* from trunkline.logs l where l.topic_id = t.topic_id order by l.log loop
         partition := r.partition;
         first_offset := greatest(trunkline._archived_upto(t.topic_id, r.partition) + 1, r.base_offset);
-        v_end := coalesce((select max(s.last_offset) from trunkline.segments s where s.log = r.log and s.sealed_at is not null), 0);
+        v_end := coalesce((select max(s.last_offset) from trunkline._all_segments() s where s.log = r.log and s.sealed_at is not null), 0);
         if p_open then
             v_end := greatest(v_end, trunkline._tick(t.topic_id, r.partition, t.segment_rows, 1000000));
         end if;
@@ -141,7 +141,7 @@ begin
             select max(s.last_offset) filter (where s.last_offset < plan_archive.first_offset + p_rows),
                    min(s.last_offset) filter (where s.last_offset >= plan_archive.first_offset)
               into v_last, last_offset
-            from trunkline.segments s
+            from trunkline._all_segments() s
             where s.log = r.log and s.sealed_at is not null and s.last_offset >= plan_archive.first_offset;
             if v_last is null then
                 last_offset := least(coalesce(last_offset, v_end), v_end);

@@ -147,11 +147,12 @@ declare
 begin
     select * into l from trunkline.logs where log = p_log;
     select * into k from trunkline.ticks where log = p_log order by first_offset desc limit 1;
-    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 order by id limit 100000) x where message_id = $4)
+    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 and id < $5 order by id limit 100000) x where message_id = $4)
                         or exists (select from unnest($3) r cross join lateral
                                    (select message_id from trunkline.topic_%1$s where partition = $1 and id >= lower(r) and id < upper(r) limit 10000) x where message_id = $4)',
                    l.topic_id)
-        into v_found using l.partition, coalesce(k.next_id, 1), coalesce(k.old_gaps + k.new_gaps, '{}'), p_id;
+        into v_found using l.partition, coalesce(k.next_id, 1), coalesce(k.old_gaps + k.new_gaps, '{}'), p_id,
+                           (select trunkline._staged_from(t.segment_rows) from trunkline.topics t where t.topic_id = l.topic_id);
     return v_found;
 end
 $$;

@@ -9,6 +9,12 @@ begin
 end
 $$;
 
+-- Ids from here on are those of rows that Spark's tasks stage (docs/adr/0018). The sequence of a log does not get there, so the sequencer
+-- never looks at them; the numbers of their segments still are integers.
+create or replace function trunkline._staged_from(p_segment_rows int) returns bigint
+language sql immutable
+as $$ select 1073741824::bigint * p_segment_rows $$;
+
 -- A number above that of every transaction that has one now.
 -- The xmax of a snapshot is not: it is one above the newest *finished* transaction, and an open one may be higher
 -- (docs/adr/0003). So we finish one first: a subtransaction that gets a number by locking a row and is rolled back.
@@ -254,7 +260,7 @@ begin
                     using p_partition, s::bigint, v_lo, v_hi, v_next - v_lo;
                 get diagnostics v_rows = row_count;
             else
-                v_part := v_ids * int8multirange(int8range(s * p_segment_rows, (s + 1) * p_segment_rows));
+                v_part := v_ids * int8multirange(int8range(s::bigint * p_segment_rows, (s + 1)::bigint * p_segment_rows));
                 if isempty(v_part) then
                     continue;
                 end if;
@@ -262,7 +268,7 @@ begin
                     'select $3 + row_number() over (order by id) - 1, message_id, key, routing_key, label, headers, payload,
                             content_type, occurred_at, created_at
                      from trunkline.topic_%s_%s_%s where id >= lower($1) and id < upper($1) and id <@ $1 order by id', p_topic_id, p_partition, s)
-                    using v_part, null, v_next + trunkline._size(v_ids * int8multirange(int8range(null, s * p_segment_rows)));
+                    using v_part, null, v_next + trunkline._size(v_ids * int8multirange(int8range(null, s::bigint * p_segment_rows)));
                 get diagnostics v_rows = row_count;
             end if;
             v_got := v_got + v_rows;

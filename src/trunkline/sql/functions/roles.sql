@@ -8,7 +8,7 @@ as $$
     values
     ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
         publish_messages,enqueue_job,enqueue_unique,enqueue_after,job_results,cancel_job,clock,new_id,
-        open_stage,make_room,commit_stage,newest_commit,drop_stage,report_pipeline}'::text[]),
+        stage_target,open_stage,close_stage,commit_stage,newest_commit,drop_stage,report_pipeline}'::text[]),
     ('trunkline_consumer', '{poll,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,list_subscriptions,get_queue,read,head,
         init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,receive,

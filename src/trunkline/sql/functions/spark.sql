@@ -156,57 +156,7 @@ begin
 end
 $$;
 
--- Writing: tasks copy rows to a stage; one transaction publishes them and notes that it did.
-
--- The name of the table where this writer stages rows; it is made when first asked for. Not logged: a crash empties it, which the
--- count in commit_stage finds out. Ids come with the rows, because random numbers are the dearest part of an insert here.
-create or replace function trunkline.open_stage(p_writer text) returns text
-language plpgsql
-as $$
-declare
-    v_id  int;
-    v_now timestamptz := trunkline.clock();
-    v_at  timestamptz;
-begin
-    if p_writer is null or length(p_writer) not between 1 and 300 then
-        perform trunkline._fail('TL001', 'the name of the writer is empty or longer than 300 characters', 'use a short fixed name');
-    end if;
-    select stage_id, used_at into v_id, v_at from trunkline.stages where writer = p_writer;
-    if not found then
-        perform pg_advisory_xact_lock(778008, hashtext(p_writer));
-        insert into trunkline.stages (writer, used_at) values (p_writer, v_now) on conflict (writer) do nothing returning stage_id into v_id;
-        if not found then
-            select stage_id into v_id from trunkline.stages where writer = p_writer;
-            return format('stage_%s', v_id);
-        end if;
-        execute format($x$create unlogged table trunkline.stage_%s (
-            attempt uuid not null, idx bigint not null, topic text, partition int, id uuid not null, key text check (length(key) <= 1000),
-            routing_key text check (length(routing_key) <= 1000), label text check (length(label) <= 200), headers text,
-            header_keys text[], header_values text[], payload bytea not null, content_type text check (length(content_type) <= 200),
-            occurred_at timestamptz) with (autovacuum_enabled = off)$x$, v_id);
-        if trunkline._has_role('trunkline_publisher') then
-            execute format('grant insert on trunkline.stage_%s to trunkline_publisher', v_id);
-        end if;
-    elsif v_at < v_now - interval '1 hour' then
-        update trunkline.stages set used_at = v_now where stage_id = v_id;
-    end if;
-    return format('stage_%s', v_id);
-end
-$$;
-
--- Drops what a writer has staged and not committed, with its table.
-create or replace function trunkline.drop_stage(p_writer text) returns void
-language plpgsql
-as $$
-declare
-    v_id int;
-begin
-    delete from trunkline.stages where writer = p_writer returning stage_id into v_id;
-    if found then
-        execute format('drop table if exists trunkline.stage_%s', v_id);
-    end if;
-end
-$$;
+-- Writing: tasks copy rows to staged segments of the log; one transaction gives them offsets and notes that it did (docs/adr/0018).
 
 -- A topic by its name, or a queue's own inbox by 'queue:<name>'.
 create or replace function trunkline._target(p_name text) returns trunkline.topics
@@ -215,186 +165,283 @@ as $$
     select trunkline._topic(case when p_name like 'queue:%' then 'inbox' else 'topic' end, case when p_name like 'queue:%' then substr(p_name, 7) else p_name end)
 $$;
 
--- Makes the segments that so many more rows will need, in a transaction of its own: who publishes meanwhile would wait for a
--- segment that a long commit makes.
-create or replace function trunkline.make_room(p_topics text[], p_rows bigint[]) returns void
+-- What a task must know to share out rows: into how many partitions (1 where keys do not matter), and how long a payload may be. The probe is
+-- the hash of a known text: a task that gets another one cannot tell where keys belong.
+create or replace function trunkline.stage_target(p_topic text, out partitions int, out all_partitions int, out max_payload int, out probe bigint)
 language plpgsql
 as $$
 declare
-    t      trunkline.topics;
-    r      record;
-    v_last bigint;
+    t trunkline.topics := trunkline._target(p_topic);
 begin
-    for r in select u.topic, sum(u.rows)::bigint as rows from unnest(p_topics, p_rows) u(topic, rows) group by u.topic loop
-        t := trunkline._target(r.topic);
-        for p in 0 .. t.partitions - 1 loop
-            v_last := trunkline._last_id(t.topic_id, p);
-            for s in v_last / t.segment_rows .. (v_last + least(r.rows, 2 * r.rows / t.partitions)) / t.segment_rows + 1 loop
-                perform trunkline._make_segment(t.topic_id, p, s, t.segment_rows);
-            end loop;
+    partitions := case when t.priorities is null then t.partitions else 1 end;
+    all_partitions := t.partitions;
+    max_payload := t.max_payload;
+    probe := hashtextextended('trunkline', 0);
+end
+$$;
+
+-- Ids for rows of an attempt: so many for each of these partitions, and the tables to copy them to. They are the attempt's alone. This is a
+-- short transaction of its own: until it ends, nobody else gets ids of these logs.
+create or replace function trunkline.open_stage(p_topic text, p_attempt uuid, p_partitions int[], p_rows int[])
+returns table (partition int, segment text, first_id bigint, n int, at timestamptz)
+language plpgsql
+as $$
+declare
+    t      trunkline.topics := trunkline._target(p_topic);
+    r      record;
+    v_left int;
+begin
+    perform trunkline._need_read_committed('open_stage');
+    if p_attempt is null then
+        perform trunkline._fail('TL001', 'the attempt is null', 'give each attempt a uuid of its own');
+    end if;
+    for r in select u.partition, u.rows from unnest(p_partitions, p_rows) u(partition, rows) order by u.partition loop
+        perform trunkline._check_partition(t, r.partition);
+        perform trunkline._check_range('rows', r.rows, 1, 16777216);
+        partition := r.partition;
+        v_left := r.rows;
+        while v_left > 0 loop
+            select x.first_id, x.n into first_id, n from trunkline._reserve(t.topic_id, r.partition, t.segment_rows, v_left) x;
+            segment := trunkline._make_staged_segment(t.topic_id, r.partition, first_id / t.segment_rows, t.segment_rows);
+            at := trunkline.clock();
+            insert into trunkline.staged values (t.topic_id * 64 + r.partition, first_id, n, p_attempt, false, at);
+            return next;
+            v_left := v_left - n;
         end loop;
     end loop;
 end
 $$;
+
+-- The next ids of a log's staged rows: as many as wanted, or as there are left in the segment.
+create or replace function trunkline._reserve(p_topic_id int, p_partition int, p_segment_rows int, p_wanted int, out first_id bigint, out n int)
+language plpgsql
+as $$
+declare
+    v_name text := format('trunkline.topic_%s_%s_staged', p_topic_id, p_partition);
+begin
+    perform pg_advisory_xact_lock(778011, p_topic_id * 64 + p_partition);
+    perform trunkline._catch_up();
+    if to_regclass(v_name) is null then
+        execute format('create sequence %s minvalue %s', v_name, trunkline._staged_from(p_segment_rows));
+    end if;
+    first_id := nextval(v_name::regclass);
+    n := least(p_wanted, p_segment_rows - first_id % p_segment_rows);
+    if n > 1 then
+        perform setval(v_name::regclass, first_id + n - 1);
+    end if;
+end
+$$;
+
+-- Who calls this holds the lock of _reserve, and so sees what others have made. The limits of a message are constraints here, because those
+-- who publish may copy rows to it.
+create or replace function trunkline._make_staged_segment(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
+language plpgsql
+as $$
+declare
+    v_parent text := format('topic_%s', p_topic_id);
+    v_name   text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
+    v_role   text;
+begin
+    if exists (select from trunkline.staged_segments g where g.log = p_topic_id * 64 + p_partition and g.segment = p_segment) then
+        return v_name;
+    end if;
+    perform pg_advisory_xact_lock(778003, p_topic_id);
+    perform trunkline._catch_up();
+    execute format('create table trunkline.%I (like trunkline.%I including defaults,
+        check (length(key) <= 1000), check (length(routing_key) <= 1000), check (length(label) <= 200), check (length(content_type) <= 200))', v_name, v_parent);
+    execute format('alter table trunkline.%I alter partition set default %s, alter content_type set default %L, add primary key (id)',
+                   v_name, p_partition, 'application/json');
+    execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
+                   v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
+    for v_role in select rolname from pg_roles where rolname in ('trunkline_publisher', 'trunkline_owner') loop
+        execute format('grant insert on trunkline.%I to %I', v_name, v_role);
+    end loop;
+    insert into trunkline.staged_segments (log, segment, created_at) values (p_topic_id * 64 + p_partition, p_segment, trunkline.clock());
+    return v_name;
+end
+$$;
+
+-- Says that an attempt has copied its rows. What a publish would refuse is refused here, and so are ids without a row: a commit trusts
+-- what is complete, and these rows cannot be changed any more. Answers how many they are.
+create or replace function trunkline.close_stage(p_attempt uuid) returns bigint
+language plpgsql
+as $$
+declare
+    s       record;
+    f       record;
+    v_count bigint := 0;
+begin
+    for s in
+        select x.*, l.topic_id, l.partition, x.first_id / t.segment_rows as segment, t.name, t.max_payload
+        from trunkline.staged x join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
+        where x.attempt = p_attempt and not x.complete order by x.log, x.first_id
+    loop
+        execute format('select count(*) as n, max(octet_length(payload)) as longest, max(created_at) as newest,
+                               count(*) filter (where jsonb_typeof(headers) <> ''object'') as odd
+                        from trunkline.topic_%s_%s_%s where id >= $1 and id < $2', s.topic_id, s.partition, s.segment)
+            into f using s.first_id, s.first_id + s.n;
+        if f.n <> s.n then
+            perform trunkline._fail('TL024', format('%s of %s staged rows are there', f.n, s.n), 'copy them all before the stage is closed');
+        elsif f.longest > s.max_payload then
+            perform trunkline._fail('TL003', format('a payload has %s bytes, the limit of %s is %s', f.longest, s.name, s.max_payload),
+                                    'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic');
+        elsif f.odd > 0 then
+            perform trunkline._fail('TL001', format('%s messages have headers that are not a JSON object', f.odd), 'write them as {"name": "value"}');
+        elsif f.newest > trunkline.clock() then
+            perform trunkline._fail('TL001', 'created_at is in the future', 'take the time that open_stage answers');
+        end if;
+        v_count := v_count + s.n;
+    end loop;
+    update trunkline.staged set complete = true where attempt = p_attempt and not complete;
+    return v_count;
+end
+$$;
+
+-- Gives up what these attempts have staged: it can get no offsets any more, and goes with its segment.
+create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
+language sql
+as $$ delete from trunkline.staged where attempt = any (p_attempts) $$;
 
 -- The newest version that a writer has published; null for none.
 create or replace function trunkline.newest_commit(p_writer text) returns bigint
 language sql
 as $$ select version from trunkline.sink_commits where writer = p_writer order by version desc limit 1 $$;
 
--- Publishes staged rows, once for each version of a writer: answers how many, or null when this version (or a later one) was published
--- before. The arrays name what belongs to it, in order: so many rows for a topic, staged by an attempt. A stage that has other rows
--- than these lost them in a crash: nothing is published, and the tasks have to run again.
-create or replace function trunkline.commit_stage(
-    p_stage text, p_writer text, p_version bigint, p_topics text[], p_attempts uuid[], p_rows bigint[])
-returns bigint
+-- Publishes what attempts have staged, in their order, once for each version of a writer: answers how many rows, or null when this version
+-- (or a later one) was published before. If there are others than p_rows of each attempt, they were lost in a crash or given up: nothing is
+-- published, and the tasks have to run again.
+create or replace function trunkline.commit_stage(p_writer text, p_version bigint, p_attempts uuid[], p_rows bigint[]) returns bigint
 language plpgsql
 as $$
 declare
-    v_id    int;
-    v_count bigint := 0;
-    r       record;
+    v_found    bigint;
+    v_expected bigint := (select coalesce(sum(r), 0) from unnest(p_rows) r);
+    v_ords     bigint[];
+    v_logs     int[];
+    v_ids      bigint[];
+    v_ns       int[];
+    l          record;
 begin
     perform trunkline._need_read_committed('commit_stage');
-    perform pg_current_xact_id();
+    if p_writer is null or length(p_writer) not between 1 and 300 then
+        perform trunkline._fail('TL001', 'the name of the writer is empty or longer than 300 characters', 'use a short fixed name');
+    end if;
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778008, hashtext(p_writer));
     if coalesce(trunkline.newest_commit(p_writer) >= p_version, false) then
         return null;
     end if;
-    select stage_id into v_id from trunkline.stages where writer = p_stage;
-    for r in
-        select u.topic, array_agg(u.attempt order by u.ord) as attempts, array_agg(u.rows order by u.ord) as rows
-        from unnest(p_topics, p_attempts, p_rows) with ordinality u(topic, attempt, rows, ord) where u.rows > 0 group by u.topic order by u.topic
-    loop
-        if v_id is null then
-            perform trunkline._fail('TL024', 'the staged rows are gone', 'run the write again');
-        end if;
-        v_count := v_count + trunkline._publish_stage(v_id, trunkline._target(r.topic), r.topic, r.attempts, r.rows);
-    end loop;
-    insert into trunkline.sink_commits (writer, version, rows, at) values (p_writer, p_version, v_count, trunkline.clock());
-    if v_id is not null then
-        perform trunkline._empty_stage(v_id);
+    -- what leaves this table here gets its offsets here: it cannot get them twice
+    with taken as (
+        delete from trunkline.staged s using unnest(p_attempts) with ordinality a(attempt, ord)
+        where s.attempt = a.attempt and s.complete returning a.ord, s.log, s.first_id, s.n)
+    select coalesce(sum(k.n), 0), array_agg(k.ord), array_agg(k.log), array_agg(k.first_id), array_agg(k.n)
+      into v_found, v_ords, v_logs, v_ids, v_ns from taken k;
+    if v_found <> v_expected then
+        perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'the server was restarted meanwhile: run the write again');
     end if;
-    return v_count;
+    perform trunkline._keep_staged(v_logs, v_ids);
+    for l in
+        select x.log, x.topic_id, x.partition, t.segment_rows,
+               array_agg(u.first_id order by u.ord, u.first_id) as ids, array_agg(u.n order by u.ord, u.first_id) as ns
+        from unnest(v_ords, v_logs, v_ids, v_ns) u(ord, log, first_id, n)
+        join trunkline.logs x using (log) join trunkline.topics t using (topic_id)
+        group by x.log, x.topic_id, x.partition, t.segment_rows order by x.log
+    loop
+        perform trunkline._give_offsets(l.topic_id, l.partition, l.segment_rows, l.ids, l.ns);
+    end loop;
+    insert into trunkline.sink_commits (writer, version, rows, at) values (p_writer, p_version, v_found, trunkline.clock());
+    return v_found;
 end
 $$;
 
--- An emptied stage costs two new files and dead rows in the catalogue: not worth it for a few rows. A task that is still at it (its
--- attempt counts no more) must not keep a commit waiting.
-create or replace function trunkline._empty_stage(p_stage_id int) returns void
+-- Segments that get offsets now must not be sealed before this transaction ends.
+create or replace function trunkline._keep_staged(p_logs int[], p_ids bigint[]) returns void
 language plpgsql
 as $$
 declare
-    v_wait text := current_setting('lock_timeout');
+    v_open bigint;
 begin
-    if pg_relation_size(format('trunkline.stage_%s', p_stage_id)) < 8388608 then
-        return;
+    select count(*) into v_open from (
+        select from trunkline.staged_segments g
+        where g.sealed_at is null and (g.log, g.segment) in (
+            select u.log, u.first_id / t.segment_rows from unnest(p_logs, p_ids) u(log, first_id)
+            join trunkline.logs l using (log) join trunkline.topics t using (topic_id))
+        for share) x;
+    if v_open <> (select count(distinct (u.log, u.first_id / t.segment_rows)) from unnest(p_logs, p_ids) u(log, first_id)
+                  join trunkline.logs l using (log) join trunkline.topics t using (topic_id)) then
+        perform trunkline._fail('TL024', 'the staged rows were given up', 'they were staged more than three days ago: run the write again');
     end if;
-    begin
-        perform set_config('lock_timeout', '50ms', true);
-        execute format('truncate trunkline.stage_%s', p_stage_id);
-        perform set_config('lock_timeout', v_wait, true);
-    exception when lock_not_available then
-        null;
-    end;
 end
 $$;
 
--- Rows get their ids by their place in the write and not by sorting them: a row's place is that of its attempt's first row plus its
--- own number there. So the wide rows are read once, in the order they lie in.
-create or replace function trunkline._publish_stage(p_stage_id int, t trunkline.topics, p_topic text, p_attempts uuid[], p_rows bigint[]) returns bigint
+-- Runs of staged ids get the next offsets of their log, in this order, in ticks of 1,000 as _tick makes them. The rows are committed, and
+-- nobody else knows their ids; so all that _tick has to find out is known here. What others published before comes before them.
+create or replace function trunkline._give_offsets(p_topic_id int, p_partition int, p_segment_rows int, p_ids bigint[], p_ns int[]) returns void
 language plpgsql
-set enable_seqscan = on
-set enable_hashjoin = on
-set jit = off
-set work_mem = '64MB'
 as $$
 declare
-    v_bases   bigint[];
-    v_n       bigint;
-    v_any     int := floor(random() * t.partitions);
-    v_seqs    regclass[];
-    v_parts   int[];
-    v_ids     bigint[];
-    v_found   bigint;
-    v_longest bigint;
-    v_range   int4range;
-    s         record;
+    v_log   int := p_topic_id * 64 + p_partition;
+    v_waits boolean;
+    t       trunkline.ticks;
 begin
-    select array_agg(x.base order by x.ord), max(x.base + x.rows) into v_bases, v_n
-    from (select u.ord, u.rows, (sum(u.rows) over (order by u.ord))::bigint - u.rows as base from unnest(p_rows) with ordinality u(rows, ord)) x;
-
-    -- A key goes where publish puts it. Rows without one stay together with those of their task.
-    execute format($x$
-        select count(*), max(length(s.payload)), int4range(min(s.partition), max(s.partition), '[]'),
-               case when %2$s > 1 then array_agg(coalesce(s.partition, %3$s) order by a.base + s.idx) end
-        from trunkline.stage_%1$s s join unnest($1, $2) with ordinality a(attempt, base, ord) on s.attempt = a.attempt
-        where s.topic is not distinct from $3 or s.topic is null$x$,
-        p_stage_id, t.partitions,
-        case when t.priorities is not null then '0'
-             else format('case when s.key is null then (%s + a.ord::int) %% %s else trunkline._partition_of(s.key, %2$s) end', v_any, t.partitions) end)
-        into v_found, v_longest, v_range, v_parts using p_attempts, v_bases, p_topic;
-    if v_found <> v_n then
-        perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_n), 'the server was restarted meanwhile: run the write again');
-    elsif v_longest > t.max_payload then
-        perform trunkline._fail('TL003', format('a payload has %s bytes, the limit of %s is %s', v_longest, p_topic, t.max_payload),
-                                'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic');
-    elsif lower(v_range) < 0 or upper(v_range) > t.partitions then
-        perform trunkline._fail('TL001', format('partition is %s', case when lower(v_range) < 0 then lower(v_range) else upper(v_range) - 1 end),
-                                format('%s has partitions 0 to %s', p_topic, t.partitions - 1));
+    v_waits := trunkline._wait_ten_seconds();
+    perform pg_advisory_xact_lock(778001, v_log);
+    perform trunkline._wait_as_before(v_waits);
+    perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
+    perform set_config('trunkline.sequencing', v_log::text, true);
+    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
+    if t.log is null then
+        t := row(null, v_log, 1, 0, '{}', 1, '{}', null, null, '{}', null, null)::trunkline.ticks;
     end if;
-
-    -- the caller has a transaction id by now: see publish
-    select array_agg(format('trunkline.topic_%s_%s_ids', t.topic_id, p)::regclass order by p) into v_seqs from generate_series(0, t.partitions - 1) p;
-    if t.partitions = 1 then
-        v_ids := array(select nextval(v_seqs[1]) from generate_series(1, v_n));
-        v_parts := '{}';
-    else
-        select array_agg(u.row_id order by u.ord) into v_ids
-        from (select nextval(v_seqs[p.part + 1]) as row_id, p.ord from unnest(v_parts) with ordinality p(part, ord) offset 0) u;
-    end if;
-    for s in
-        select distinct coalesce(u.part, 0) as part, u.row_id / t.segment_rows as segment from unnest(v_parts, v_ids) u(part, row_id)
-    loop
-        if to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, s.part, s.segment)) is null then
-            perform trunkline._make_segment(t.topic_id, s.part, s.segment, t.segment_rows);
-        end if;
-    end loop;
-
-    execute format($x$
-        insert into trunkline.topic_%1$s (partition, id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at)
-        select coalesce($4[x.place], 0), $5[x.place], x.id, x.key, x.routing_key, x.label,
-               coalesce(x.headers::jsonb, nullif(jsonb_object(x.header_keys, x.header_values), '{}')), x.payload, coalesce(x.content_type, 'application/json'), x.occurred_at, $6
-        from (select s.*, a.base + s.idx + 1 as place
-              from trunkline.stage_%2$s s join unnest($1, $2) a(attempt, base) on s.attempt = a.attempt
-              where s.topic is not distinct from $3 or s.topic is null) x
-        where x.headers is null or jsonb_typeof(x.headers::jsonb) = 'object'$x$, t.topic_id, p_stage_id)
-        using p_attempts, v_bases, p_topic, v_parts, v_ids, trunkline.clock();
-    get diagnostics v_found = row_count;
-    if v_found <> v_n then
-        perform trunkline._fail('TL001', format('%s messages have headers that are not a JSON object', v_n - v_found), 'write them as {"name": "value"}');
-    end if;
-    return v_n;
+    -- only the newest tick of a log says where the sequencer goes on; what it knew before stays as it was
+    insert into trunkline.ticks
+    select (select slot from trunkline.epoch), v_log, t.first_offset + t.n + x.before + k, least(1000, x.n - k),
+           int8multirange(int8range(x.first_id + k, x.first_id + least(x.n, k + 1000))), t.next_id,
+           case when y.last then t.old_gaps else '{}' end, case when y.last then t.old_horizon end, case when y.last then t.old_since end,
+           case when y.last then t.new_gaps else '{}' end, case when y.last then t.new_horizon end, trunkline.clock()
+    from (select u.first_id, u.n, u.ord, sum(u.n) over (order by u.ord) - u.n as before
+          from unnest(p_ids, p_ns) with ordinality u(first_id, n, ord)) x
+    cross join generate_series(0, x.n - 1, 1000) k
+    cross join lateral (select x.ord = cardinality(p_ids) and k + 1000 >= x.n as last) y
+    order by x.ord, k;
 end
 $$;
 
--- Drops stages that nobody has used for a day, and forgets what was published by versions that are long past.
+-- Gives up what was staged more than three days ago, seals staged segments that are full or old once nothing in them waits for a commit, and
+-- forgets what was published by versions that are long past.
 create or replace function trunkline._duty_stages() returns int
 language plpgsql
 as $$
 declare
-    v_writer text;
-    v_count  int := 0;
+    s       record;
+    v_seq   regclass;
+    v_end   bigint;
+    v_count int := 0;
 begin
-    for v_writer in select writer from trunkline.stages where used_at < trunkline.clock() - interval '1 day' loop
-        begin
-            perform set_config('lock_timeout', '50ms', true);
-            perform trunkline.drop_stage(v_writer);
-            v_count := v_count + 1;
-        exception when lock_not_available then
-            null;
-        end;
+    delete from trunkline.staged where at < trunkline.clock() - interval '3 days';
+    for s in
+        select g.log, g.segment, g.created_at, l.topic_id, l.partition, t.segment_rows, t.retention
+        from trunkline.staged_segments g join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
+        -- a commit that has it is not waited for: it may be waiting for us
+        where g.sealed_at is null order by g.log, g.segment for update of g skip locked
+    loop
+        v_seq := format('trunkline.topic_%s_%s_staged', s.topic_id, s.partition)::regclass;
+        v_end := (s.segment + 1) * s.segment_rows - 1;
+        if pg_sequence_last_value(v_seq) < v_end then
+            continue when s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second')
+                       or not pg_try_advisory_xact_lock(778011, s.log);
+            -- the rest of its ids goes to nobody
+            if pg_sequence_last_value(v_seq) < v_end then
+                perform setval(v_seq, v_end);
+            end if;
+        end if;
+        continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
+        update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (
+            select coalesce(max(k.first_offset + trunkline._size(k.ids * int8multirange(int8range(null, v_end, '[]'))) - 1), 0)
+            from trunkline.ticks k where k.log = s.log and k.ids && int8range(s.segment * s.segment_rows, v_end, '[]'))
+        where g.log = s.log and g.segment = s.segment;
+        v_count := v_count + 1;
     end loop;
     delete from trunkline.sink_commits c where c.at < trunkline.clock() - interval '1 day'
        and (c.writer like 'once:%' or c.version < trunkline.newest_commit(c.writer));

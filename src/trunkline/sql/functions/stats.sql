@@ -42,7 +42,7 @@ begin
             exit when head is null;
             select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
             select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
-              into segments, bytes from trunkline.segments s where s.log = t.topic_id * 64 + p;
+              into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
             rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
             select count(*) into scheduled from (select from trunkline.scheduled c where c.topic_id = t.topic_id limit 100000) x;
             return next;

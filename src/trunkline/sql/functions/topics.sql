@@ -449,8 +449,9 @@ begin
     execute format('drop function if exists trunkline.topic_%s_read', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_scan', p_topic_id);
     execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));
-    for v_table in select format('topic_%s_%s_ids', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id loop
-        execute format('drop sequence trunkline.%I', v_table);
+    for v_table in select format('topic_%s_%s', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id loop
+        execute format('drop sequence trunkline.%I', v_table || '_ids');
+        execute format('drop sequence if exists trunkline.%I', v_table || '_staged');
     end loop;
     delete from trunkline.topics where topic_id = p_topic_id;
     perform set_config('lock_timeout', v_wait, true);

@@ -239,17 +239,18 @@ declare
 begin
     for r in
         select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
-               s.segment, s.sealed_at, s.last_offset,
+               s.segment, s.sealed_at, s.last_offset, s.staged,
                sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))))
-                   over (partition by l.log order by s.segment desc) as bytes_from_here
-        from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline.segments s using (log)
-        order by l.log, s.segment
+                   over (partition by l.log order by s.last_offset desc nulls first, s.segment desc) as bytes_from_here
+        from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
+        order by l.log, s.last_offset, s.segment
     loop
         select base_offset into v_base from trunkline.logs where log = r.log;
         continue when r.sealed_at is null or r.last_offset < v_base;
         continue when not (r.sealed_at < trunkline.clock() - r.retention or coalesce(r.bytes_from_here > r.retention_bytes, false));
-        -- only a prefix may go
-        continue when exists (select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
+        -- Only a prefix may go. What is staged needs no look at others: every offset up to its last one was given before it was sealed.
+        continue when not r.staged and exists (
+            select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
         continue when trunkline._archive_waits(r.topic_id, r.partition, r.last_offset);
         v_needed := coalesce(trunkline._needed_from(r.log), 9223372036854775807);
         v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
@@ -295,20 +296,30 @@ declare
     r record;
 begin
     for r in
-        select l.topic_id, l.partition, s.log, s.segment from trunkline.segments s join trunkline.logs l using (log)
+        select l.topic_id, l.partition, s.log, s.segment from trunkline._all_segments() s join trunkline.logs l using (log)
         where s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
-          and exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment)
+          and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
     loop
         begin
             perform set_config('lock_timeout', '20ms', true);
             execute format('drop table if exists trunkline.topic_%s_%s_%s', r.topic_id, r.partition, r.segment);
             delete from trunkline.segments where log = r.log and segment = r.segment;
+            delete from trunkline.staged_segments where log = r.log and segment = r.segment;
         exception when lock_not_available then
             null;
         end;
     end loop;
 end
+$$;
+
+-- Segments of both kinds: of what was published, and of what Spark's tasks have written.
+create or replace function trunkline._all_segments() returns table (log int, segment bigint, sealed_at timestamptz, last_offset bigint, staged boolean)
+language sql stable
+as $$
+    select s.log, s.segment, s.sealed_at, s.last_offset, false from trunkline.segments s
+    union all
+    select g.log, g.segment, g.sealed_at, g.last_offset, true from trunkline.staged_segments g
 $$;
 
 -- Readers that the hard limit overtook go on at the lowest offset left; a queue counts what it lost as expired.
@@ -371,18 +382,22 @@ declare
     r      record;
     v_upto bigint;
 begin
-    for r in select l.* from trunkline.logs l where exists (select from trunkline.ticks k where k.slot = p_from and k.log = l.log) loop
+    for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id)
+             where exists (select from trunkline.ticks k where k.slot = p_from and k.log = l.log) loop
         select max(first_offset) - 1 into v_upto from trunkline.ticks where log = r.log;
         continue when v_upto <= r.carried_upto;
         insert into trunkline.ticks
         select p_to, r.log, min(first_offset), sum(n), range_agg(ids), max(next_id), '{}', null, null, '{}', null, max(cut_at)
         from (
-            -- offsets of one tick go up with the ids: a tick that fills an old gap starts a new run
+            -- offsets of one tick go up with the ids: a tick that fills an old gap starts a new run. So does a staged segment: those before it
+            -- may be far away, or gone.
             select *, count(*) filter (where breaks) over (order by first_offset) as run
-            from (select *, coalesce(lower(ids) < max(upper(ids)) over (order by first_offset rows between unbounded preceding and 1 preceding), false) as breaks
-                  from trunkline.ticks k
-                  where k.slot = p_from and k.log = r.log and k.first_offset > r.carried_upto and k.first_offset <= v_upto
-                    and k.first_offset + k.n > r.base_offset) x
+            from (select *, coalesce(lower(ids) < before or lower(ids) >= trunkline._staged_from(r.segment_rows)
+                                     and lower(ids) / r.segment_rows <> (before - 1) / r.segment_rows, false) as breaks
+                  from (select *, lag(upper(ids)) over (order by first_offset) as before
+                        from trunkline.ticks k
+                        where k.slot = p_from and k.log = r.log and k.first_offset > r.carried_upto and k.first_offset <= v_upto
+                          and k.first_offset + k.n > r.base_offset) w) x
         ) y
         group by run, first_offset / 1000;
         update trunkline.logs set carried_upto = v_upto where log = r.log;
