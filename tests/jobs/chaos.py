@@ -69,6 +69,8 @@ class Crew:
         self._log = (folder / "workers.log").open("ab")
         self.all = [self._start() for _ in range(WORKERS)]
         self.paused: list[tuple[float, subprocess.Popen[bytes]]] = []
+        self.struck: set[int] = set()
+        self.crashes: list[float] = []
         self.replaced = 0
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -89,7 +91,9 @@ class Crew:
 
     def victim(self, source: random.Random) -> subprocess.Popen[bytes]:
         awake = [worker for worker in self.all if worker not in [paused for _, paused in self.paused]]
-        return source.choice(awake or self.all)
+        chosen = source.choice(awake or self.all)
+        self.struck.add(chosen.pid)
+        return chosen
 
     def stop(self) -> None:
         for worker in self.all:
@@ -137,6 +141,7 @@ async def _run(plan: Plan, server: EmbeddedServer, folder: Path, say: Any) -> Re
     report.done["replaced workers"] = crew.replaced
     await _poison_among_innocents(url, folder, plan)
     _check(url, folder, plan, list(booked), list(sent), report)
+    _check_poison(url, folder, plan, crew, report)
     report.seconds = time.monotonic() - began
     return report
 
@@ -149,6 +154,7 @@ async def _strike(plan: Plan, server: EmbeddedServer, crew: Crew, report: Report
     for number, fault in enumerate(faults, start=1):
         crew.tend()
         if fault == "crash":
+            crew.crashes.append(time.time())
             crash(server, _Silent())  # type: ignore[arg-type]
         elif fault == "kill":
             crew.victim(source).kill()
@@ -239,17 +245,41 @@ def _check(url: str, folder: Path, plan: Plan, booked: list[int], sent: list[int
     spared = {int(line) for line in _lines(folder / "innocent")}
     if spared != {10 * n + each for n in _among(plan) for each in range(10)}:
         report.problems.append("not every innocent job was done")
-    seen: dict[int, list[int]] = {n: [] for n in range(2 * plan.poisons)}
+
+
+def _check_poison(url: str, folder: Path, plan: Plan, crew: Crew, report: Report) -> None:
+    """Each was seen in every attempt, but where its worker died in another way before it could begin; and each is dead."""
+    begun: dict[int, dict[int, set[int]]] = {n: {} for n in range(2 * plan.poisons)}
     for line in _lines(folder / "poison"):
-        n, attempt = map(int, line.split())
-        seen[n].append(attempt)
-    # the same attempt twice: a crash of Postgres forgot the claim, or a paused worker began what was no longer its own
-    wrong = {n: attempts for n, attempts in seen.items() if sorted(set(attempts)) != [*range(1, POISON_ATTEMPTS + 1)]}
+        n, attempt, pid = map(int, line.split())
+        # the same attempt twice: a crash of Postgres forgot the claim, or a paused worker began what was no longer its own
+        begun[n].setdefault(attempt, set()).add(pid)
+    with psycopg.connect(url, autocommit=True) as conn:
+        claims = conn.execute(
+            "with done as materialized (select * from trunkline.list_deliveries(null, '1 day', 1000000))"
+            " select (convert_from(l.payload, 'UTF8')::jsonb ->> 'n')::int, d.attempt, d.consumer,"
+            " extract(epoch from d.claimed_at)::float8"
+            " from trunkline.dead_letters l join trunkline.queues q using (queue_id) join done d on d.queue = q.name"
+            " and d.partition = l.partition and l.log_offset between d.first_offset and d.last_offset"
+            " where l.label like 'poison%' and d.outcome = 'expired'"
+        ).fetchall()
+    attempts = {n: sorted({attempt for m, attempt, *_ in claims if m == n}) for n in begun}
+    wrong = {n: found for n, found in attempts.items() if found != [*range(1, POISON_ATTEMPTS + 1)]}
     if wrong:
-        report.problems.append(f"poison jobs were seen in other attempts than 1 to {POISON_ATTEMPTS}: {wrong}")
-    if sum(label.startswith("poison") for label, *_ in letters) != 2 * plan.poisons:
-        report.problems.append("a poison job is not a dead letter")
-    report.done["poison seen"] = sum(map(len, seen.values()))
+        report.problems.append(f"poison jobs were not tried {POISON_ATTEMPTS} times and then dead: {wrong}")
+    for n, attempt, consumer, at in claims:
+        pid = int(consumer.rsplit("-", 2)[1])
+        others = {pid for m, starts in begun.items() if m != n for pids in starts.values() for pid in pids}
+        crashed = any(moment - 10 < at < moment + 1 for moment in crew.crashes)
+        if attempt not in begun[n]:
+            report.done["attempts that could not begin"] += 1
+            if pid not in crew.struck | others and not crashed:
+                report.problems.append(
+                    f"poison job {n}: attempt {attempt} did not begin, and nothing else killed its worker"
+                )
+    if any(attempt > POISON_ATTEMPTS for starts in begun.values() for attempt in starts):
+        report.problems.append("a poison job was tried too often")
+    report.done["poison seen"] = sum(len(starts) for starts in begun.values())
 
 
 def _lines(path: Path) -> list[str]:

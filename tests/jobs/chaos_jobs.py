@@ -49,14 +49,14 @@ async def send(ctx: Context, n: int) -> None:
 @app.job(max_attempts=POISON_ATTEMPTS)
 async def poison(ctx: Context, n: int) -> None:
     """Kills its worker. The extension is on disk when it returns, and with it the claim: no crash forgets this attempt."""
-    _write("poison", f"{n} {ctx.attempt}")
+    _write("poison", f"{n} {ctx.attempt} {os.getpid()}")
     if await ctx.extend("3s") == "done":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.job(max_attempts=POISON_ATTEMPTS)
 async def poison_at_once(ctx: Context, n: int) -> None:
-    _write("poison", f"{n} {ctx.attempt}")
+    _write("poison", f"{n} {ctx.attempt} {os.getpid()}")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
