@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trunkline"
 TWINS = {
-    "db": ("pool", "calls", "push", "jobs", "wakeup"),
+    "db": ("pool", "querying", "calls", "push", "jobs", "wakeup"),
     "client": (
         "runtime",
         "renewals",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
+from trunkline.db.sync.querying import fetch_records
 from trunkline.errors import from_psycopg
 
 S = TypeVar("S")
@@ -98,24 +99,17 @@ class ArchiveStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(query.encode(), args, binary=True)
-    names = [column.name for column in cursor.description or ()]
-    return [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
-
-
 def require_archive(conn: Connection, topic: str, *, required: bool = True) -> Archive:
     """Retention of the topic waits for its archive, or no longer."""
-    return _records(conn, Archive, "select * from trunkline.require_archive(%b, %b)", (topic, required))[0]
+    return fetch_records(conn, Archive, "select * from trunkline.require_archive(%b, %b)", (topic, required))[0]
 
 
 def ensure_archive(conn: Connection, topic: str, location: str) -> Archive:
-    return _records(conn, Archive, "select * from trunkline.ensure_archive(%b, %b)", (topic, location))[0]
+    return fetch_records(conn, Archive, "select * from trunkline.ensure_archive(%b, %b)", (topic, location))[0]
 
 
 def move_archive(conn: Connection, topic: str, location: str) -> Archive:
-    return _records(conn, Archive, "select * from trunkline.move_archive(%b, %b)", (topic, location))[0]
+    return fetch_records(conn, Archive, "select * from trunkline.move_archive(%b, %b)", (topic, location))[0]
 
 
 def lock_archive(conn: Connection, topic: str) -> bool:
@@ -126,7 +120,7 @@ def lock_archive(conn: Connection, topic: str) -> bool:
 
 def plan_archive(conn: Connection, topic: str, *, rows: int, open: bool) -> list[ArchiveRange]:
     """What is to be archived next, in the order of partitions and offsets."""
-    return _records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
+    return fetch_records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
 
 
 def add_archive_files(conn: Connection, topic: str, files: Sequence[NewFile]) -> int:
@@ -145,15 +139,15 @@ def archive_tiers(
 ) -> list[Tier]:
     """Where offsets `first` to `last` can be read, in order; `prefer` decides where they are in both places."""
     query = "select * from trunkline.archive_tiers(%b, %b::int, %b::bigint, %b::bigint, %b)"
-    return _records(conn, Tier, query, (topic, partition, first, last, prefer))
+    return fetch_records(conn, Tier, query, (topic, partition, first, last, prefer))
 
 
 def list_archive_files(conn: Connection, topic: str | None = None) -> list[ArchiveFile]:
-    return _records(conn, ArchiveFile, "select * from trunkline.list_archive_files(%b)", (topic,))
+    return fetch_records(conn, ArchiveFile, "select * from trunkline.list_archive_files(%b)", (topic,))
 
 
 def archive_stats(conn: Connection, topic: str | None = None) -> list[ArchiveStats]:
-    return _records(conn, ArchiveStats, "select * from trunkline.archive_stats(%b)", (topic,))
+    return fetch_records(conn, ArchiveStats, "select * from trunkline.archive_stats(%b)", (topic,))
 
 
 def keep_plan(conn: Connection, name: str, plan: dict[str, Any]) -> dict[str, Any]:

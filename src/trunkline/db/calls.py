@@ -22,6 +22,7 @@ from trunkline.db.codec import Encoded, decoder, headers_json
 from trunkline.db.copying import COLUMNS, new_ids
 from trunkline.db.copying import rows as copy_rows
 from trunkline.db.pool import Connection
+from trunkline.db.querying import Row, fetch_records, fetch_rows, fetch_value
 from trunkline.types import (
     DeadLetter,
     Explanation,
@@ -43,27 +44,7 @@ from trunkline.types import (
 )
 
 S = TypeVar("S")
-Row = tuple[Any, ...]
 _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
-
-
-async def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    return await cursor.fetchall()
-
-
-async def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    return (await _rows(conn, query, args))[0][0]
-
-
-async def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    """Rows as records, by the names of the columns; columns that this version does not know are left out."""
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    known = set(kind.__struct_fields__)  # type: ignore[attr-defined]
-    names = [(number, column.name) for number, column in enumerate(cursor.description or ()) if column.name in known]
-    return [kind(**{name: row[number] for number, name in names}) for row in await cursor.fetchall()]
 
 
 def _named(settings: Mapping[str, Any], types: Mapping[str, str]) -> tuple[str, list[Any]]:
@@ -103,34 +84,34 @@ _TOPIC_SETTINGS = {
 
 async def create_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (await _records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (await fetch_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 async def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (await _records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (await fetch_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 async def get_topic(conn: Connection, name: str) -> Topic:
-    return (await _records(conn, Topic, "select * from trunkline.get_topic(%b)", (name,)))[0]
+    return (await fetch_records(conn, Topic, "select * from trunkline.get_topic(%b)", (name,)))[0]
 
 
 async def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (await _records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (await fetch_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 async def list_topics(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Topic]:
-    return await _records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
+    return await fetch_records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
 
 
 async def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
-    await _rows(conn, "select trunkline.delete_topic(%b, %b)", (name, force))
+    await fetch_rows(conn, "select trunkline.delete_topic(%b, %b)", (name, force))
 
 
 async def topic_number(conn: Connection, kind: str, name: str) -> int:
     """The number that the topic's own publish functions carry in their names."""
-    return int(await _value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
+    return int(await fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
 # Publishing
@@ -138,7 +119,7 @@ async def topic_number(conn: Connection, kind: str, name: str) -> int:
 
 async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
     """The fast path for one plain message: the topic's own function, whose insert is a cached plan."""
-    value = await _value(
+    value = await fetch_value(
         conn,
         f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
         (
@@ -168,7 +149,7 @@ async def publish_many(conn: Connection, kind: str, name: str, messages: Sequenc
     if priorities is not None and kind == "topic":
         raise TypeError("a topic has no priorities; queues have")
     lanes = "" if priorities is None else ", p_priorities => %b::int[]"
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
         " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
@@ -202,7 +183,7 @@ class CopyTarget(NamedTuple):
 
 async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
     number = await topic_number(conn, kind, name)
-    if not await _value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
+    if not await fetch_value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
         return None
     return CopyTarget(number, (await get_topic(conn, name) if kind == "topic" else await get_queue(conn, name)).max_payload)
 
@@ -211,7 +192,7 @@ async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Enc
     """Stream plain messages into a topic's table. Only inside a transaction: it draws the row ids and writes them apart."""
     keys = [message.key for message in messages]
     partitions, row_ids, at = (
-        await _rows(
+        await fetch_rows(
             conn,
             f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608
             "(%b::int, %b::text[]) d",
@@ -231,13 +212,13 @@ async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Enc
 
 
 async def head(conn: Connection, topic: str, partition: int) -> int:
-    return int(await _value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
+    return int(await fetch_value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
 
 
 async def read(
     conn: Connection, topic: str, partition: int, *, start: int, limit: int = 100, type: Any = None
 ) -> list[Message[Any]]:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
         (topic, partition, start, limit),
@@ -247,12 +228,12 @@ async def read(
 
 
 async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int:
-    return int(await _value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
+    return int(await fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
 async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
     """The next offset from a place on: 'earliest', 'latest', an offset or a time."""
-    return int(await _value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
 
 
 # Groups
@@ -271,14 +252,14 @@ async def create_group(
     named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
     verb = "ensure_group" if ensure else "create_group"
     query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608
-    name, kept, filter, created_at = (await _rows(conn, query, (topic, group, start, *values)))[0]
+    name, kept, filter, created_at = (await fetch_rows(conn, query, (topic, group, start, *values)))[0]
     return Group(topic=topic, name=name, pattern=kept, headers=filter, created_at=created_at)
 
 
 async def list_groups(
     conn: Connection, topic: str | None = None, *, after: str | None = None, limit: int | None = None
 ) -> list[Group]:
-    return await _records(
+    return await fetch_records(
         conn,
         Group,
         "select topic, name, pattern, filter as headers, created_at from trunkline.list_groups(%b::text, %b::text, %b::int)",
@@ -287,7 +268,7 @@ async def list_groups(
 
 
 async def delete_group(conn: Connection, topic: str, group: str) -> None:
-    await _rows(conn, "select trunkline.delete_group(%b, %b)", (topic, group))
+    await fetch_rows(conn, "select trunkline.delete_group(%b, %b)", (topic, group))
 
 
 async def fetch(
@@ -306,7 +287,7 @@ async def fetch(
 
     Asks for a relaxed commit: it is always a statement of its own.
     """
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_FIELDS}, generation, deadline"  # noqa: S608
         " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
@@ -324,7 +305,7 @@ async def commit(
 ) -> tuple[Result, str]:
     """The answer, and the number of the transaction it was given in."""
     row = (
-        await _rows(
+        await fetch_rows(
             conn,
             "select trunkline.commit(%b, %b, %b::int, %b, %b::bigint), pg_current_xact_id()::text",
             (topic, group, partition, generation, offset),
@@ -334,15 +315,15 @@ async def commit(
 
 
 async def leave(conn: Connection, topic: str, group: str, *, member: str) -> int:
-    return int(await _value(conn, "select trunkline.leave(%b, %b, %b)", (topic, group, member)))
+    return int(await fetch_value(conn, "select trunkline.leave(%b, %b, %b)", (topic, group, member)))
 
 
 async def heartbeat(conn: Connection, topic: str, group: str, *, member: str, lease: timedelta) -> int:
-    return int(await _value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
+    return int(await fetch_value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
 
 
 async def claim_range(conn: Connection, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select partition, first_offset, last_offset from trunkline.claim_range(%b, %b, %b::bigint)",
         (topic, group, max_messages),
@@ -352,7 +333,7 @@ async def claim_range(conn: Connection, topic: str, group: str, *, max_messages:
 
 async def seek(conn: Connection, topic: str, group: str, to: str, *, partition: int | None = None) -> dict[int, int]:
     """The next offset of each partition moved."""
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select partition, next_offset from trunkline.seek(%b, %b, %b, %b::int)",
         (topic, group, to, partition),
@@ -383,52 +364,52 @@ _QUEUE_SETTINGS = {
 
 async def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    await _rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
+    await fetch_rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
     return await get_queue(conn, name)
 
 
 async def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    await _rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
+    await fetch_rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
     return await get_queue(conn, name)
 
 
 async def ensure_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    await _rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
+    await fetch_rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
     return await get_queue(conn, name)
 
 
 async def get_queue(conn: Connection, name: str) -> Queue:
-    return (await _records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
+    return (await fetch_records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
 
 
 async def list_queues(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Queue]:
-    return await _records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
+    return await fetch_records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
 
 
 async def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:
-    await _rows(conn, "select trunkline.delete_queue(%b, %b)", (name, force))
+    await fetch_rows(conn, "select trunkline.delete_queue(%b, %b)", (name, force))
 
 
 async def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
     verb = "pause_queue" if paused else "resume_queue"
-    await _rows(conn, f"select trunkline.{verb}(%b)", (name,))
+    await fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
 async def purge_queue(conn: Connection, name: str, *, limit: int = 10_000) -> int:
     """One bounded step: how many were removed."""
-    return int(await _value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
+    return int(await fetch_value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
 
 
 async def cleanup_queue(conn: Connection, name: str) -> int:
     """Gives back the disk of finished messages: how many segments were emptied."""
-    return int(await _value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
+    return int(await fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
 
 
 async def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = None) -> list[Waiting[Any]]:
     """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608
         (queue, limit),
@@ -442,7 +423,7 @@ async def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any
 
 async def queue_number(conn: Connection, queue: str) -> int:
     """The number that the queue's own claim function carries in its name."""
-    return int(await _value(conn, "select trunkline.queue_number(%b)", (queue,)))
+    return int(await fetch_value(conn, "select trunkline.queue_number(%b)", (queue,)))
 
 
 async def claim(
@@ -457,7 +438,7 @@ async def claim(
     type: Any = None,
 ) -> list[S]:
     """Asks for a relaxed commit: it is always a statement of its own."""
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608
         f" from trunkline.queue_{int(queue_number)}_take(%b::int, %b::interval, %b::text[], %b::text, true)",
@@ -498,18 +479,18 @@ async def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
     if offset.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
         offsets = [receipt.partition(".")[0] for receipt in receipts]
         if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in offsets):
-            answers = await _value(
+            answers = await fetch_value(
                 conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in offsets])
             )
             return ["done"] * len(receipts) if answers is None else answers
-    rows = await _rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
+    rows = await fetch_rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
 
 async def nack(
     conn: Connection, receipts: Sequence[str], *, delay: timedelta | None = None, error: str | None = None
 ) -> list[Result]:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select result from trunkline.nack(%b::text[], %b::interval, %b::text)",
         (list(receipts), delay, error),
@@ -518,23 +499,23 @@ async def nack(
 
 
 async def bury(conn: Connection, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-    rows = await _rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
+    rows = await fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
     return [row[0] for row in rows]
 
 
 async def release(conn: Connection, receipts: Sequence[str]) -> list[Result]:
-    rows = await _rows(conn, "select result from trunkline.release(%b::text[])", (list(receipts),))
+    rows = await fetch_rows(conn, "select result from trunkline.release(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
 
 async def extend(conn: Connection, receipts: Sequence[str], *, lease: timedelta) -> list[Result]:
-    rows = await _rows(conn, "select result from trunkline.extend(%b::text[], %b)", (list(receipts), lease))
+    rows = await fetch_rows(conn, "select result from trunkline.extend(%b::text[], %b)", (list(receipts), lease))
     return [row[0] for row in rows]
 
 
 async def transaction_number(conn: Connection) -> str:
     """Which transaction this is: to see whether it still is the same one later."""
-    return str(await _value(conn, "select pg_current_xact_id()::text"))
+    return str(await fetch_value(conn, "select pg_current_xact_id()::text"))
 
 
 # Subscriptions
@@ -550,7 +531,7 @@ async def subscribe(
     start: str = "latest",
     name: str | None = None,
 ) -> None:
-    await _rows(
+    await fetch_rows(
         conn,
         "select from trunkline.subscribe(%b, %b, %b, %b::jsonb, %b, %b)",
         (queue, topic, pattern, headers_json(headers), start, name),
@@ -558,11 +539,11 @@ async def subscribe(
 
 
 async def unsubscribe(conn: Connection, queue: str, name: str) -> None:
-    await _rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
+    await fetch_rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
 
 
 async def list_subscriptions(conn: Connection, queue: str | None, topic: str | None) -> list[Subscription]:
-    return await _records(
+    return await fetch_records(
         conn,
         Subscription,
         "select queue, name, topic, pattern, filter as headers, created_at from trunkline.list_subscriptions(%b::text)"
@@ -573,7 +554,7 @@ async def list_subscriptions(conn: Connection, queue: str | None, topic: str | N
 
 async def readers(conn: Connection, topic: str, *, routing_key: str | None, headers: Headers | None) -> list[Reader]:
     """Who reads the topic, and whether a message with this routing key and these headers would be for them."""
-    return await _records(
+    return await fetch_records(
         conn,
         Reader,
         "select kind, name, subscription, pattern, filter as headers, matches"
@@ -604,7 +585,7 @@ _DEAD = f"{_FIELDS}, dead_id, topic, attempts, error, reason, dead_at"
 async def list_dead_letters(
     conn: Connection, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
 ) -> list[DeadLetter[Any]]:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608
         (queue, after, limit),
@@ -613,7 +594,7 @@ async def list_dead_letters(
 
 
 async def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None) -> DeadLetter[Any]:
-    rows = await _rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
+    rows = await fetch_rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
     return _dead_letter(rows[0], decoder(type))
 
 
@@ -622,7 +603,7 @@ async def redrive(
 ) -> int:
     """One bounded step: how many went back."""
     return int(
-        await _value(
+        await fetch_value(
             conn,
             "select trunkline.redrive(%b, %b::uuid[], %b::text, %b::int)",
             (queue, None if ids is None else list(ids), to, limit),
@@ -632,7 +613,7 @@ async def redrive(
 
 async def purge_dead_letters(conn: Connection, queue: str, *, ids: Sequence[UUID] | None = None, limit: int = 1000) -> int:
     return int(
-        await _value(
+        await fetch_value(
             conn,
             "select trunkline.purge_dead_letters(%b, %b::uuid[], %b::int)",
             (queue, None if ids is None else list(ids), limit),
@@ -659,30 +640,30 @@ async def create_schedule(conn: Connection, name: str, cron: str, *, ensure: boo
     named, values = _named(settings, _SCHEDULE_SETTINGS)
     verb = "ensure_schedule" if ensure else "create_schedule"
     query = f"select * from trunkline.{verb}(%b, %b{named})"  # noqa: S608
-    return (await _records(conn, Schedule, query, (name, cron, *values)))[0]
+    return (await fetch_records(conn, Schedule, query, (name, cron, *values)))[0]
 
 
 async def list_schedules(conn: Connection) -> list[Schedule]:
-    return await _records(conn, Schedule, "select * from trunkline.list_schedules()")
+    return await fetch_records(conn, Schedule, "select * from trunkline.list_schedules()")
 
 
 async def pause_schedule(conn: Connection, name: str, *, paused: bool) -> None:
     verb = "pause_schedule" if paused else "resume_schedule"
-    await _rows(conn, f"select trunkline.{verb}(%b)", (name,))
+    await fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
 async def delete_schedule(conn: Connection, name: str) -> None:
-    await _rows(conn, "select trunkline.delete_schedule(%b)", (name,))
+    await fetch_rows(conn, "select trunkline.delete_schedule(%b)", (name,))
 
 
 async def run_schedule(conn: Connection, name: str) -> UUID:
-    return UUID(str(await _value(conn, "select trunkline.run_schedule(%b)", (name,))))
+    return UUID(str(await fetch_value(conn, "select trunkline.run_schedule(%b)", (name,))))
 
 
 async def next_runs(
     conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
 ) -> list[datetime]:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
     )
     return [row[0] for row in rows]
@@ -692,25 +673,25 @@ async def next_runs(
 
 
 async def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
-    return [TopicStats(*row) for row in await _rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
+    return [TopicStats(*row) for row in await fetch_rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
 
 
 async def group_stats(conn: Connection, topic: str | None = None, group: str | None = None) -> list[GroupStats]:
-    rows = await _rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
+    rows = await fetch_rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
     return [GroupStats(*row) for row in rows]
 
 
 async def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
-    return [QueueStats(*row) for row in await _rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
+    return [QueueStats(*row) for row in await fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
 
 
 async def explain_message(conn: Connection, id: UUID) -> Explanation:
-    return Explanation(await _value(conn, "select trunkline.explain_message(%b)", (id,)))
+    return Explanation(await fetch_value(conn, "select trunkline.explain_message(%b)", (id,)))
 
 
 async def explain_offset(conn: Connection, topic: str, partition: int, offset: int) -> Explanation:
     return Explanation(
-        await _value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset))
+        await fetch_value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset))
     )
 
 
@@ -730,7 +711,7 @@ async def listen(conn: Connection) -> None:
 
 async def notify(conn: Connection, payload: str = "") -> None:
     """Tell all listeners that there is something new. A hint: it need not be on disk."""
-    await _rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
+    await fetch_rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
 
 
 class Poll(NamedTuple):
@@ -753,7 +734,7 @@ async def poll(
     topics: Sequence[str],
 ) -> Poll:
     """One statement for all waiting consumers of a process; it also ends overdue leases and lets in what is due for them."""
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select kind, name, group_name, member, head, seconds"
         " from trunkline.poll(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[])",

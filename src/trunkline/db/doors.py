@@ -7,12 +7,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import tuple_row
-
 from trunkline.db.calls import message_fields
 from trunkline.db.codec import decoder, headers_json
 from trunkline.db.pool import Connection
+from trunkline.db.querying import fetch_rows
 from trunkline.types import Headers, Message
 
 _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
@@ -32,31 +30,25 @@ class Pulled(NamedTuple):
     messages: list[Message[Any]]
 
 
-async def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    return await cursor.fetchall()
-
-
 async def delivery_of(conn: Connection, queue: str, id: UUID) -> Held | None:
     """None: the queue never saw this message."""
-    rows = await _rows(conn, "select state, receipt from trunkline._delivery_of(%b, %b)", (queue, id))
+    rows = await fetch_rows(conn, "select state, receipt from trunkline._delivery_of(%b, %b)", (queue, id))
     return Held(*rows[0]) if rows else None
 
 
 async def drop_leases(conn: Connection, queue: str) -> int:
-    return int((await _rows(conn, "select trunkline._drop_leases(%b)", (queue,)))[0][0])
+    return int((await fetch_rows(conn, "select trunkline._drop_leases(%b)", (queue,)))[0][0])
 
 
 async def queues_of_cursors(conn: Connection, cursors: Sequence[int]) -> dict[int, str]:
-    rows = await _rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
+    rows = await fetch_rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
     return {row[0]: row[1] for row in rows}
 
 
 async def subscribe_once(
     conn: Connection, name: str, *, queue: str, topic: str, pattern: str, headers: Headers | None, start: str
 ) -> None:
-    await _rows(
+    await fetch_rows(
         conn,
         "select from trunkline._subscribe_once(%b, %b, %b, %b, %b::jsonb, %b)",
         (name, queue, topic, pattern, headers_json(headers), start),
@@ -66,7 +58,7 @@ async def subscribe_once(
 async def pull(
     conn: Connection, topic: str, group: str, *, member: str, max_messages: int, lease: timedelta
 ) -> Pulled | None:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b)",  # noqa: S608
         (topic, group, member, max_messages, lease),
@@ -78,15 +70,15 @@ async def pull(
 
 
 async def ack_upto(conn: Connection, topic: str, group: str, offset: int) -> int:
-    return int((await _rows(conn, "select trunkline._ack_upto(%b, %b, %b::bigint)", (topic, group, offset)))[0][0])
+    return int((await fetch_rows(conn, "select trunkline._ack_upto(%b, %b, %b::bigint)", (topic, group, offset)))[0][0])
 
 
 async def committed(conn: Connection, topic: str, group: str) -> int:
-    return int((await _rows(conn, "select trunkline._committed(%b, %b)", (topic, group)))[0][0])
+    return int((await fetch_rows(conn, "select trunkline._committed(%b, %b)", (topic, group)))[0][0])
 
 
 async def offset_of(conn: Connection, topic: str, id: UUID) -> int | None:
-    value = (await _rows(conn, "select trunkline._offset_of(%b, %b)", (topic, id)))[0][0]
+    value = (await fetch_rows(conn, "select trunkline._offset_of(%b, %b)", (topic, id)))[0][0]
     return None if value is None else int(value)
 
 
@@ -98,10 +90,10 @@ class Ages(NamedTuple):
 
 
 async def ages(conn: Connection) -> Ages:
-    rows = await _rows(conn, "select * from trunkline._ages()")
+    rows = await fetch_rows(conn, "select * from trunkline._ages()")
     return Ages(*rows[0])
 
 
 async def answers(conn: Connection) -> bool:
     """Whether the database answers and has the schema."""
-    return int((await _rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0
+    return int((await fetch_rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0

@@ -7,21 +7,21 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from trunkline.db.calls import _records, _rows, _value
 from trunkline.db.codec import Encoded, to_json
 from trunkline.db.job_records import Ending, JobResult, JobRow, WorkerRow
 from trunkline.db.pool import Connection
+from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
 
 
 async def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> list[Result]:
-    answers = await _value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
+    answers = await fetch_value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
     return ["done"] * len(offsets) if answers is None else answers
 
 
 async def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
     """Settle jobs together with their results, unique keys and the jobs that wait for them."""
-    answers: list[Result] = await _value(
+    answers: list[Result] = await fetch_value(
         conn,
         "select trunkline.finish_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
         (
@@ -38,29 +38,29 @@ async def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, er
 
 
 async def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta) -> list[Result]:
-    rows = await _rows(conn, "select result from trunkline.snooze(%b::text[], %b::interval)", (list(receipts), delay))
+    rows = await fetch_rows(conn, "select result from trunkline.snooze(%b::text[], %b::interval)", (list(receipts), delay))
     return [row[0] for row in rows]
 
 
 async def lost_before(conn: Connection, receipts: Sequence[str]) -> list[bool]:
     """For each delivery, whether the attempt before it ended without an answer."""
-    answers: list[bool] = await _value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
+    answers: list[bool] = await fetch_value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
     return answers
 
 
 async def store_result(conn: Connection, id: UUID, result: bytes | None) -> None:
-    await _rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
+    await fetch_rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
 
 
 async def job_results(conn: Connection, ids: Sequence[UUID]) -> list[JobResult]:
-    return await _records(conn, JobResult, "select * from trunkline.job_results(%b::uuid[])", (list(ids),))
+    return await fetch_records(conn, JobResult, "select * from trunkline.job_results(%b::uuid[])", (list(ids),))
 
 
 # Enqueuing
 
 
 async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: str, hold: timedelta) -> Published:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_unique(%b, %b, %b, %b, %b::text, %b::jsonb, %b::uuid, %b::interval,"
         " %b::timestamptz, %b::int, %b)",
@@ -82,7 +82,7 @@ async def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, uniq
 
 
 async def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequence[UUID]) -> Published:
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_after(%b, %b::uuid[], %b, %b, %b::text, %b::jsonb, %b::uuid, %b::int)",
         (
@@ -100,7 +100,7 @@ async def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after
 
 
 async def start_waiting(conn: Connection) -> int:
-    return int(await _value(conn, "select trunkline.start_waiting()"))
+    return int(await fetch_value(conn, "select trunkline.start_waiting()"))
 
 
 # Effects that must not happen twice
@@ -108,28 +108,28 @@ async def start_waiting(conn: Connection) -> int:
 
 async def begin_once(conn: Connection, scope: str, key: str, *, rerun: bool = False) -> tuple[str, bytes | None]:
     """`start`, `done` with the stored result, or `unknown`."""
-    rows = await _rows(conn, "select state, result from trunkline.begin_once(%b, %b, %b)", (scope, key, rerun))
+    rows = await fetch_rows(conn, "select state, result from trunkline.begin_once(%b, %b, %b)", (scope, key, rerun))
     return rows[0][0], rows[0][1]
 
 
 async def end_once(conn: Connection, scope: str, key: str, *, done: bool, result: bytes | None = None) -> None:
-    await _rows(conn, "select trunkline.end_once(%b, %b, %b, %b::bytea)", (scope, key, done, result))
+    await fetch_rows(conn, "select trunkline.end_once(%b, %b, %b, %b::bytea)", (scope, key, done, result))
 
 
 # Cancelling and retrying
 
 
 async def cancel_job(conn: Connection, id: UUID, reason: str | None) -> str:
-    return str(await _value(conn, "select trunkline.cancel_job(%b, %b::text)", (id, reason)))
+    return str(await fetch_value(conn, "select trunkline.cancel_job(%b, %b::text)", (id, reason)))
 
 
 async def list_cancels(conn: Connection, after: int) -> list[tuple[int, UUID, str]]:
-    rows = await _rows(conn, "select n, job_id, reason from trunkline.list_cancels(%b::bigint)", (after,))
+    rows = await fetch_rows(conn, "select n, job_id, reason from trunkline.list_cancels(%b::bigint)", (after,))
     return [(row[0], row[1], row[2]) for row in rows]
 
 
 async def retry_job(conn: Connection, id: UUID) -> str:
-    return str(await _value(conn, "select trunkline.retry_job(%b)", (id,)))
+    return str(await fetch_value(conn, "select trunkline.retry_job(%b)", (id,)))
 
 
 # Limits over all processes
@@ -138,14 +138,16 @@ async def retry_job(conn: Connection, id: UUID) -> str:
 async def ensure_limit(
     conn: Connection, name: str, *, max_running: int | None, rate: float | None, burst: float | None
 ) -> None:
-    await _rows(conn, "select trunkline.ensure_limit(%b, %b::int, %b::float8, %b::float8)", (name, max_running, rate, burst))
+    await fetch_rows(
+        conn, "select trunkline.ensure_limit(%b, %b::int, %b::float8, %b::float8)", (name, max_running, rate, burst)
+    )
 
 
 async def hold_slots(
     conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta
 ) -> list[int]:
     """Asks for a relaxed commit: what a crash forgets is asked for again a second later."""
-    grants: list[int] = await _value(
+    grants: list[int] = await fetch_value(
         conn,
         "select trunkline.hold_slots(%b, %b::text[], %b::int[], %b, true)",
         (worker, list(limits), list(wants), span),
@@ -155,7 +157,7 @@ async def hold_slots(
 
 async def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
     """How many, and the seconds until there is another one."""
-    rows = await _rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
+    rows = await fetch_rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
     return rows[0][0], rows[0][1]
 
 
@@ -163,21 +165,21 @@ async def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, flo
 
 
 async def register_worker(conn: Connection, worker: str, info: dict[str, Any]) -> None:
-    await _rows(conn, "select trunkline.register_worker(%b, %b::jsonb)", (worker, to_json(info).decode()))
+    await fetch_rows(conn, "select trunkline.register_worker(%b, %b::jsonb)", (worker, to_json(info).decode()))
 
 
 async def forget_worker(conn: Connection, worker: str) -> None:
-    await _rows(conn, "select trunkline.forget_worker(%b)", (worker,))
+    await fetch_rows(conn, "select trunkline.forget_worker(%b)", (worker,))
 
 
 async def list_workers(conn: Connection, within: timedelta) -> list[WorkerRow]:
-    return await _records(conn, WorkerRow, "select * from trunkline.list_workers(%b)", (within,))
+    return await fetch_records(conn, WorkerRow, "select * from trunkline.list_workers(%b)", (within,))
 
 
 async def list_jobs(
     conn: Connection, queue: str | None = None, *, state: str | None = None, limit: int = 100
 ) -> list[JobRow]:
-    return await _records(
+    return await fetch_records(
         conn,
         JobRow,
         "select * from trunkline.list_jobs(%b::text, %b::text, %b::int)",

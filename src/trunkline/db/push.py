@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
-import psycopg
-from psycopg.rows import tuple_row
 
 from trunkline.db.calls import message_fields
 from trunkline.db.codec import decoder
 from trunkline.db.pool import Connection
+from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
 
 S = TypeVar("S")
-Row = tuple[Any, ...]
 _SETTINGS = {
     "url": "text",
     "rate": "float8",
@@ -29,23 +27,6 @@ _SETTINGS = {
     "batch_size": "int",
     "secret": "text",  # nosec B105
 }
-
-
-async def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    return await cursor.fetchall()
-
-
-async def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    return (await _rows(conn, query, args))[0][0]
-
-
-async def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    names = [column.name for column in cursor.description or ()]
-    return [kind(**dict(zip(names, row, strict=True))) for row in await cursor.fetchall()]
 
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -61,64 +42,64 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
 async def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
     named, values = _named(settings)
     query = f"select name, secret from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
-    return NewEndpoint(*(await _rows(conn, query, (name, *values)))[0])
+    return NewEndpoint(*(await fetch_rows(conn, query, (name, *values)))[0])
 
 
 async def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
     named, values = _named(settings)
-    await _rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
+    await fetch_rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
 
 
 async def list_endpoints(conn: Connection) -> list[Endpoint]:
-    return await _records(conn, Endpoint, "select * from trunkline.list_endpoints()")
+    return await fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints()")
 
 
 async def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement refuses a name that is not there
-    await _rows(conn, "select from trunkline._endpoint(%b)", (name,))
-    return (await _records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
+    await fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
+    return (await fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
 
 
 async def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
-    await _rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
+    await fetch_rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
 
 
 async def pause_endpoint(conn: Connection, name: str, *, reason: str | None = None) -> None:
-    await _rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
+    await fetch_rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
 
 
 async def resume_endpoint(conn: Connection, name: str) -> None:
-    await _rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
+    await fetch_rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
 
 
 async def disable_endpoint(conn: Connection, name: str, *, reason: str) -> None:
-    await _rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
+    await fetch_rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
 
 
 async def bind_queue(conn: Connection, queue: str, endpoint: str) -> None:
-    await _rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
+    await fetch_rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
 
 
 async def unbind_queue(conn: Connection, queue: str) -> None:
-    await _rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
+    await fetch_rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
 
 
 async def rotate_secret(conn: Connection, name: str, *, secret: str | None = None, keep: bool = True) -> str:
-    return str(await _value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
+    return str(await fetch_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
 
 
 async def endpoint_secrets(conn: Connection, name: str) -> list[str]:
-    return list(await _value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
+    return list(await fetch_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
 
 
 async def test_endpoint(conn: Connection, name: str) -> UUID:
-    return UUID(str(await _value(conn, "select trunkline.test_endpoint(%b)", (name,))))
+    return UUID(str(await fetch_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
 
 
 async def list_attempts(
     conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int
 ) -> list[Attempt]:
-    return await _records(
+    return await fetch_records(
         conn,
         Attempt,
         "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int)",
@@ -126,7 +107,7 @@ async def list_attempts(
     )
 
 
-class EndpointStats(NamedTuple):
+class EndpointStats(msgspec.Struct, frozen=True):
     """How an endpoint fared in the last minute; numbers of its newest thousand requests."""
 
     endpoint: str
@@ -144,7 +125,7 @@ class EndpointStats(NamedTuple):
 
 
 async def endpoint_stats(conn: Connection, *, limit: int = 500) -> list[EndpointStats]:
-    return await _records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
+    return await fetch_records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
 
 
 async def replay(
@@ -157,7 +138,7 @@ async def replay(
     limit: int,
 ) -> int:
     return int(
-        await _value(
+        await fetch_value(
             conn,
             "select trunkline.replay(%b, %b::uuid[], %b::timestamptz, %b::timestamptz, %b::int)",
             (queue, None if ids is None else list(ids), start, end, limit),
@@ -198,18 +179,18 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return await _records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+    return await fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 async def leave_dispatch(conn: Connection, dispatcher: str) -> None:
-    await _rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
+    await fetch_rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
 
 
 async def claim_many(
     conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """What these queues hold, by their ids, and those that have nothing more. Asks for a relaxed commit, as a claim does."""
-    rows = await _rows(
+    rows = await fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
         (list(queue_ids), max_messages, consumer),
@@ -237,7 +218,9 @@ class Permits(NamedTuple):
 
 
 async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
-    rows = await _rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
+    rows = await fetch_rows(
+        conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want)
+    )
     return Permits(*rows[0])
 
 
@@ -276,7 +259,7 @@ async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Set
         *map(_array, (attempts, ages, seconds, statuses)),
     )
     return list(
-        await _value(
+        await fetch_value(
             conn,
             "select trunkline.settle_attempts(%b, %t::int[], %t::int[], %b::text[], %t::uuid[], %t::int[], %t::float8[],"
             " %t::float8[], %t::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
@@ -286,24 +269,24 @@ async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Set
 
 
 async def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
-    value = await _value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
+    value = await fetch_value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
     return 0.0 if value is None else float(value)
 
 
 async def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(await _value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+    return bool(await fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
 
 
 async def close_breaker(conn: Connection, endpoint_id: int) -> None:
-    await _rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
+    await fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
 async def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    await _rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+    await fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
 # Receiving
 
 
 async def receive(conn: Connection, receiver: str, id: str) -> bool:
-    return bool(await _value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))
+    return bool(await fetch_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import psycopg
-from psycopg.rows import tuple_row
 
 from trunkline.db.pool import Connection
+from trunkline.db.querying import fetch_records, fetch_value
 
 S = TypeVar("S")
 PREFIX = "tl"
@@ -51,26 +50,12 @@ def _new_secret() -> str:
     return secrets.token_hex(32)
 
 
-async def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    names = [column.name for column in cursor.description or ()]
-    return [kind(**dict(zip(names, row, strict=True))) for row in await cursor.fetchall()]
-
-
-async def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    await cursor.execute(query.encode(), args, binary=True)
-    row = await cursor.fetchone()
-    return None if row is None else row[0]
-
-
 async def create_token(
     conn: Connection, name: str, scopes: Sequence[str], *, expires_at: datetime | None = None
 ) -> tuple[str, Token]:
     """The token to hand out, which is shown once, and what is stored of it."""
     id, secret = secrets.token_hex(8), _new_secret()
-    rows = await _records(
+    rows = await fetch_records(
         conn,
         Token,
         "select * from trunkline._create_token(%b, %b, %b, %b::text[], %b::timestamptz)",
@@ -84,7 +69,7 @@ async def rotate_token(
 ) -> tuple[str, Token]:
     """A new secret for a token; the former one is good for `grace`."""
     secret = _new_secret()
-    rows = await _records(
+    rows = await fetch_records(
         conn,
         Token,
         "select * from trunkline._rotate_token(%b, %b, %b, %b::timestamptz)",
@@ -94,28 +79,28 @@ async def rotate_token(
 
 
 async def revoke_token(conn: Connection, name: str) -> None:
-    await _value(conn, "select trunkline._revoke_token(%b)", (name,))
+    await fetch_value(conn, "select trunkline._revoke_token(%b)", (name,))
 
 
 async def list_tokens(conn: Connection) -> list[Token]:
-    return await _records(conn, Token, "select * from trunkline._list_tokens()")
+    return await fetch_records(conn, Token, "select * from trunkline._list_tokens()")
 
 
 async def now(conn: Connection) -> datetime:
     """The database's clock, which decides about expiry."""
-    moment: datetime = await _value(conn, "select trunkline.clock()")
+    moment: datetime = await fetch_value(conn, "select trunkline.clock()")
     return moment
 
 
 async def record_audit(conn: Connection, *, actor: str, address: str | None, action: str, object: str | None) -> None:
-    await _value(conn, "select trunkline._record_audit(%b, %b::text, %b, %b::text)", (actor, address, action, object))
+    await fetch_value(conn, "select trunkline._record_audit(%b, %b::text, %b, %b::text)", (actor, address, action, object))
 
 
 async def list_audit(conn: Connection, *, after: int = 0, limit: int = 100) -> list[AuditEntry]:
-    return await _records(conn, AuditEntry, "select * from trunkline._list_audit(%b::bigint, %b::int)", (after, limit))
+    return await fetch_records(conn, AuditEntry, "select * from trunkline._list_audit(%b::bigint, %b::int)", (after, limit))
 
 
 async def verify_audit(conn: Connection) -> int | None:
     """The first entry that was tampered with, or None."""
-    value = await _value(conn, "select trunkline._verify_audit()")
+    value = await fetch_value(conn, "select trunkline._verify_audit()")
     return None if value is None else int(value)

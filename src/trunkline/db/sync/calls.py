@@ -23,6 +23,7 @@ from trunkline.db.codec import Encoded, decoder, headers_json
 from trunkline.db.copying import COLUMNS, new_ids
 from trunkline.db.copying import rows as copy_rows
 from trunkline.db.sync.pool import Connection
+from trunkline.db.sync.querying import Row, fetch_records, fetch_rows, fetch_value
 from trunkline.types import (
     DeadLetter,
     Explanation,
@@ -44,27 +45,7 @@ from trunkline.types import (
 )
 
 S = TypeVar("S")
-Row = tuple[Any, ...]
 _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
-
-
-def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(query.encode(), args, binary=True)
-    return cursor.fetchall()
-
-
-def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    return (_rows(conn, query, args))[0][0]
-
-
-def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    """Rows as records, by the names of the columns; columns that this version does not know are left out."""
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(query.encode(), args, binary=True)
-    known = set(kind.__struct_fields__)  # type: ignore[attr-defined]
-    names = [(number, column.name) for number, column in enumerate(cursor.description or ()) if column.name in known]
-    return [kind(**{name: row[number] for number, name in names}) for row in cursor.fetchall()]
 
 
 def _named(settings: Mapping[str, Any], types: Mapping[str, str]) -> tuple[str, list[Any]]:
@@ -104,34 +85,34 @@ _TOPIC_SETTINGS = {
 
 def create_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (fetch_records(conn, Topic, f"select * from trunkline.create_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 def alter_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (fetch_records(conn, Topic, f"select * from trunkline.alter_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 def get_topic(conn: Connection, name: str) -> Topic:
-    return (_records(conn, Topic, "select * from trunkline.get_topic(%b)", (name,)))[0]
+    return (fetch_records(conn, Topic, "select * from trunkline.get_topic(%b)", (name,)))[0]
 
 
 def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     named, values = _named(settings, _TOPIC_SETTINGS)
-    return (_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
+    return (fetch_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
 def list_topics(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Topic]:
-    return _records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
+    return fetch_records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
 
 
 def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
-    _rows(conn, "select trunkline.delete_topic(%b, %b)", (name, force))
+    fetch_rows(conn, "select trunkline.delete_topic(%b, %b)", (name, force))
 
 
 def topic_number(conn: Connection, kind: str, name: str) -> int:
     """The number that the topic's own publish functions carry in their names."""
-    return int(_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
+    return int(fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
 # Publishing
@@ -139,7 +120,7 @@ def topic_number(conn: Connection, kind: str, name: str) -> int:
 
 def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
     """The fast path for one plain message: the topic's own function, whose insert is a cached plan."""
-    value = _value(
+    value = fetch_value(
         conn,
         f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
         (
@@ -169,7 +150,7 @@ def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Enco
     if priorities is not None and kind == "topic":
         raise TypeError("a topic has no priorities; queues have")
     lanes = "" if priorities is None else ", p_priorities => %b::int[]"
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
         " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
@@ -203,7 +184,7 @@ class CopyTarget(NamedTuple):
 
 def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
     number = topic_number(conn, kind, name)
-    if not _value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
+    if not fetch_value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
         return None
     return CopyTarget(number, (get_topic(conn, name) if kind == "topic" else get_queue(conn, name)).max_payload)
 
@@ -212,7 +193,7 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
     """Stream plain messages into a topic's table. Only inside a transaction: it draws the row ids and writes them apart."""
     keys = [message.key for message in messages]
     partitions, row_ids, at = (
-        _rows(
+        fetch_rows(
             conn,
             f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608
             "(%b::int, %b::text[]) d",
@@ -232,13 +213,13 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
 
 
 def head(conn: Connection, topic: str, partition: int) -> int:
-    return int(_value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
+    return int(fetch_value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
 
 
 def read(
     conn: Connection, topic: str, partition: int, *, start: int, limit: int = 100, type: Any = None
 ) -> list[Message[Any]]:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
         (topic, partition, start, limit),
@@ -248,12 +229,12 @@ def read(
 
 
 def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int:
-    return int(_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
+    return int(fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
 
 
 def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
     """The next offset from a place on: 'earliest', 'latest', an offset or a time."""
-    return int(_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+    return int(fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
 
 
 # Groups
@@ -272,14 +253,14 @@ def create_group(
     named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
     verb = "ensure_group" if ensure else "create_group"
     query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608
-    name, kept, filter, created_at = (_rows(conn, query, (topic, group, start, *values)))[0]
+    name, kept, filter, created_at = (fetch_rows(conn, query, (topic, group, start, *values)))[0]
     return Group(topic=topic, name=name, pattern=kept, headers=filter, created_at=created_at)
 
 
 def list_groups(
     conn: Connection, topic: str | None = None, *, after: str | None = None, limit: int | None = None
 ) -> list[Group]:
-    return _records(
+    return fetch_records(
         conn,
         Group,
         "select topic, name, pattern, filter as headers, created_at from trunkline.list_groups(%b::text, %b::text, %b::int)",
@@ -288,7 +269,7 @@ def list_groups(
 
 
 def delete_group(conn: Connection, topic: str, group: str) -> None:
-    _rows(conn, "select trunkline.delete_group(%b, %b)", (topic, group))
+    fetch_rows(conn, "select trunkline.delete_group(%b, %b)", (topic, group))
 
 
 def fetch(
@@ -307,7 +288,7 @@ def fetch(
 
     Asks for a relaxed commit: it is always a statement of its own.
     """
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select {_FIELDS}, generation, deadline"  # noqa: S608
         " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
@@ -323,7 +304,7 @@ def fetch(
 def commit(conn: Connection, topic: str, group: str, *, partition: int, generation: UUID, offset: int) -> tuple[Result, str]:
     """The answer, and the number of the transaction it was given in."""
     row = (
-        _rows(
+        fetch_rows(
             conn,
             "select trunkline.commit(%b, %b, %b::int, %b, %b::bigint), pg_current_xact_id()::text",
             (topic, group, partition, generation, offset),
@@ -333,15 +314,15 @@ def commit(conn: Connection, topic: str, group: str, *, partition: int, generati
 
 
 def leave(conn: Connection, topic: str, group: str, *, member: str) -> int:
-    return int(_value(conn, "select trunkline.leave(%b, %b, %b)", (topic, group, member)))
+    return int(fetch_value(conn, "select trunkline.leave(%b, %b, %b)", (topic, group, member)))
 
 
 def heartbeat(conn: Connection, topic: str, group: str, *, member: str, lease: timedelta) -> int:
-    return int(_value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
+    return int(fetch_value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
 
 
 def claim_range(conn: Connection, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select partition, first_offset, last_offset from trunkline.claim_range(%b, %b, %b::bigint)",
         (topic, group, max_messages),
@@ -351,7 +332,7 @@ def claim_range(conn: Connection, topic: str, group: str, *, max_messages: int =
 
 def seek(conn: Connection, topic: str, group: str, to: str, *, partition: int | None = None) -> dict[int, int]:
     """The next offset of each partition moved."""
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select partition, next_offset from trunkline.seek(%b, %b, %b, %b::int)",
         (topic, group, to, partition),
@@ -382,52 +363,52 @@ _QUEUE_SETTINGS = {
 
 def create_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    _rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
+    fetch_rows(conn, f"select from trunkline.create_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def alter_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    _rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
+    fetch_rows(conn, f"select from trunkline.alter_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def ensure_queue(conn: Connection, name: str, **settings: Any) -> Queue:
     named, values = _named(settings, _QUEUE_SETTINGS)
-    _rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
+    fetch_rows(conn, f"select from trunkline.ensure_queue(%b{named})", (name, *values))
     return get_queue(conn, name)
 
 
 def get_queue(conn: Connection, name: str) -> Queue:
-    return (_records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
+    return (fetch_records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
 
 
 def list_queues(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Queue]:
-    return _records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
+    return fetch_records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
 
 
 def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:
-    _rows(conn, "select trunkline.delete_queue(%b, %b)", (name, force))
+    fetch_rows(conn, "select trunkline.delete_queue(%b, %b)", (name, force))
 
 
 def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
     verb = "pause_queue" if paused else "resume_queue"
-    _rows(conn, f"select trunkline.{verb}(%b)", (name,))
+    fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
 def purge_queue(conn: Connection, name: str, *, limit: int = 10_000) -> int:
     """One bounded step: how many were removed."""
-    return int(_value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
+    return int(fetch_value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
 
 
 def cleanup_queue(conn: Connection, name: str) -> int:
     """Gives back the disk of finished messages: how many segments were emptied."""
-    return int(_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
+    return int(fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
 
 
 def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = None) -> list[Waiting[Any]]:
     """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608
         (queue, limit),
@@ -441,7 +422,7 @@ def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = Non
 
 def queue_number(conn: Connection, queue: str) -> int:
     """The number that the queue's own claim function carries in its name."""
-    return int(_value(conn, "select trunkline.queue_number(%b)", (queue,)))
+    return int(fetch_value(conn, "select trunkline.queue_number(%b)", (queue,)))
 
 
 def claim(
@@ -456,7 +437,7 @@ def claim(
     type: Any = None,
 ) -> list[S]:
     """Asks for a relaxed commit: it is always a statement of its own."""
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608
         f" from trunkline.queue_{int(queue_number)}_take(%b::int, %b::interval, %b::text[], %b::text, true)",
@@ -497,16 +478,18 @@ def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
     if offset.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
         offsets = [receipt.partition(".")[0] for receipt in receipts]
         if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in offsets):
-            answers = _value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in offsets]))
+            answers = fetch_value(
+                conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in offsets])
+            )
             return ["done"] * len(receipts) if answers is None else answers
-    rows = _rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
+    rows = fetch_rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
 
 def nack(
     conn: Connection, receipts: Sequence[str], *, delay: timedelta | None = None, error: str | None = None
 ) -> list[Result]:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select result from trunkline.nack(%b::text[], %b::interval, %b::text)",
         (list(receipts), delay, error),
@@ -515,23 +498,23 @@ def nack(
 
 
 def bury(conn: Connection, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-    rows = _rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
+    rows = fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
     return [row[0] for row in rows]
 
 
 def release(conn: Connection, receipts: Sequence[str]) -> list[Result]:
-    rows = _rows(conn, "select result from trunkline.release(%b::text[])", (list(receipts),))
+    rows = fetch_rows(conn, "select result from trunkline.release(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
 
 def extend(conn: Connection, receipts: Sequence[str], *, lease: timedelta) -> list[Result]:
-    rows = _rows(conn, "select result from trunkline.extend(%b::text[], %b)", (list(receipts), lease))
+    rows = fetch_rows(conn, "select result from trunkline.extend(%b::text[], %b)", (list(receipts), lease))
     return [row[0] for row in rows]
 
 
 def transaction_number(conn: Connection) -> str:
     """Which transaction this is: to see whether it still is the same one later."""
-    return str(_value(conn, "select pg_current_xact_id()::text"))
+    return str(fetch_value(conn, "select pg_current_xact_id()::text"))
 
 
 # Subscriptions
@@ -547,7 +530,7 @@ def subscribe(
     start: str = "latest",
     name: str | None = None,
 ) -> None:
-    _rows(
+    fetch_rows(
         conn,
         "select from trunkline.subscribe(%b, %b, %b, %b::jsonb, %b, %b)",
         (queue, topic, pattern, headers_json(headers), start, name),
@@ -555,11 +538,11 @@ def subscribe(
 
 
 def unsubscribe(conn: Connection, queue: str, name: str) -> None:
-    _rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
+    fetch_rows(conn, "select trunkline.unsubscribe(%b, %b)", (queue, name))
 
 
 def list_subscriptions(conn: Connection, queue: str | None, topic: str | None) -> list[Subscription]:
-    return _records(
+    return fetch_records(
         conn,
         Subscription,
         "select queue, name, topic, pattern, filter as headers, created_at from trunkline.list_subscriptions(%b::text)"
@@ -570,7 +553,7 @@ def list_subscriptions(conn: Connection, queue: str | None, topic: str | None) -
 
 def readers(conn: Connection, topic: str, *, routing_key: str | None, headers: Headers | None) -> list[Reader]:
     """Who reads the topic, and whether a message with this routing key and these headers would be for them."""
-    return _records(
+    return fetch_records(
         conn,
         Reader,
         "select kind, name, subscription, pattern, filter as headers, matches"
@@ -601,7 +584,7 @@ _DEAD = f"{_FIELDS}, dead_id, topic, attempts, error, reason, dead_at"
 def list_dead_letters(
     conn: Connection, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
 ) -> list[DeadLetter[Any]]:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608
         (queue, after, limit),
@@ -610,7 +593,7 @@ def list_dead_letters(
 
 
 def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None) -> DeadLetter[Any]:
-    rows = _rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
+    rows = fetch_rows(conn, f"select {_DEAD} from trunkline.get_dead_letter(%b, %b)", (queue, id))  # noqa: S608
     return _dead_letter(rows[0], decoder(type))
 
 
@@ -619,7 +602,7 @@ def redrive(
 ) -> int:
     """One bounded step: how many went back."""
     return int(
-        _value(
+        fetch_value(
             conn,
             "select trunkline.redrive(%b, %b::uuid[], %b::text, %b::int)",
             (queue, None if ids is None else list(ids), to, limit),
@@ -629,7 +612,7 @@ def redrive(
 
 def purge_dead_letters(conn: Connection, queue: str, *, ids: Sequence[UUID] | None = None, limit: int = 1000) -> int:
     return int(
-        _value(
+        fetch_value(
             conn,
             "select trunkline.purge_dead_letters(%b, %b::uuid[], %b::int)",
             (queue, None if ids is None else list(ids), limit),
@@ -656,30 +639,32 @@ def create_schedule(conn: Connection, name: str, cron: str, *, ensure: bool = Fa
     named, values = _named(settings, _SCHEDULE_SETTINGS)
     verb = "ensure_schedule" if ensure else "create_schedule"
     query = f"select * from trunkline.{verb}(%b, %b{named})"  # noqa: S608
-    return (_records(conn, Schedule, query, (name, cron, *values)))[0]
+    return (fetch_records(conn, Schedule, query, (name, cron, *values)))[0]
 
 
 def list_schedules(conn: Connection) -> list[Schedule]:
-    return _records(conn, Schedule, "select * from trunkline.list_schedules()")
+    return fetch_records(conn, Schedule, "select * from trunkline.list_schedules()")
 
 
 def pause_schedule(conn: Connection, name: str, *, paused: bool) -> None:
     verb = "pause_schedule" if paused else "resume_schedule"
-    _rows(conn, f"select trunkline.{verb}(%b)", (name,))
+    fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
 def delete_schedule(conn: Connection, name: str) -> None:
-    _rows(conn, "select trunkline.delete_schedule(%b)", (name,))
+    fetch_rows(conn, "select trunkline.delete_schedule(%b)", (name,))
 
 
 def run_schedule(conn: Connection, name: str) -> UUID:
-    return UUID(str(_value(conn, "select trunkline.run_schedule(%b)", (name,))))
+    return UUID(str(fetch_value(conn, "select trunkline.run_schedule(%b)", (name,))))
 
 
 def next_runs(
     conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
 ) -> list[datetime]:
-    rows = _rows(conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after))
+    rows = fetch_rows(
+        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
+    )
     return [row[0] for row in rows]
 
 
@@ -687,24 +672,26 @@ def next_runs(
 
 
 def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
-    return [TopicStats(*row) for row in _rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
+    return [TopicStats(*row) for row in fetch_rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
 
 
 def group_stats(conn: Connection, topic: str | None = None, group: str | None = None) -> list[GroupStats]:
-    rows = _rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
+    rows = fetch_rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
     return [GroupStats(*row) for row in rows]
 
 
 def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
-    return [QueueStats(*row) for row in _rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
+    return [QueueStats(*row) for row in fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
 
 
 def explain_message(conn: Connection, id: UUID) -> Explanation:
-    return Explanation(_value(conn, "select trunkline.explain_message(%b)", (id,)))
+    return Explanation(fetch_value(conn, "select trunkline.explain_message(%b)", (id,)))
 
 
 def explain_offset(conn: Connection, topic: str, partition: int, offset: int) -> Explanation:
-    return Explanation(_value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset)))
+    return Explanation(
+        fetch_value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset))
+    )
 
 
 def upkeep(conn: Connection) -> None:
@@ -723,7 +710,7 @@ def listen(conn: Connection) -> None:
 
 def notify(conn: Connection, payload: str = "") -> None:
     """Tell all listeners that there is something new. A hint: it need not be on disk."""
-    _rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
+    fetch_rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
 
 
 class Poll(NamedTuple):
@@ -746,7 +733,7 @@ def poll(
     topics: Sequence[str],
 ) -> Poll:
     """One statement for all waiting consumers of a process; it also ends overdue leases and lets in what is due for them."""
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select kind, name, group_name, member, head, seconds"
         " from trunkline.poll(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[])",

@@ -10,19 +10,19 @@ from uuid import UUID
 
 from trunkline.db.codec import Encoded, to_json
 from trunkline.db.job_records import Ending, JobResult, JobRow, WorkerRow
-from trunkline.db.sync.calls import _records, _rows, _value
 from trunkline.db.sync.pool import Connection
+from trunkline.db.sync.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
 
 
 def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> list[Result]:
-    answers = _value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
+    answers = fetch_value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
     return ["done"] * len(offsets) if answers is None else answers
 
 
 def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
     """Settle jobs together with their results, unique keys and the jobs that wait for them."""
-    answers: list[Result] = _value(
+    answers: list[Result] = fetch_value(
         conn,
         "select trunkline.finish_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
         (
@@ -39,29 +39,29 @@ def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: s
 
 
 def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta) -> list[Result]:
-    rows = _rows(conn, "select result from trunkline.snooze(%b::text[], %b::interval)", (list(receipts), delay))
+    rows = fetch_rows(conn, "select result from trunkline.snooze(%b::text[], %b::interval)", (list(receipts), delay))
     return [row[0] for row in rows]
 
 
 def lost_before(conn: Connection, receipts: Sequence[str]) -> list[bool]:
     """For each delivery, whether the attempt before it ended without an answer."""
-    answers: list[bool] = _value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
+    answers: list[bool] = fetch_value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
     return answers
 
 
 def store_result(conn: Connection, id: UUID, result: bytes | None) -> None:
-    _rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
+    fetch_rows(conn, "select trunkline.store_result(%b, %b::bytea)", (id, result))
 
 
 def job_results(conn: Connection, ids: Sequence[UUID]) -> list[JobResult]:
-    return _records(conn, JobResult, "select * from trunkline.job_results(%b::uuid[])", (list(ids),))
+    return fetch_records(conn, JobResult, "select * from trunkline.job_results(%b::uuid[])", (list(ids),))
 
 
 # Enqueuing
 
 
 def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: str, hold: timedelta) -> Published:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_unique(%b, %b, %b, %b, %b::text, %b::jsonb, %b::uuid, %b::interval,"
         " %b::timestamptz, %b::int, %b)",
@@ -83,7 +83,7 @@ def enqueue_unique(conn: Connection, queue: str, message: Encoded, *, unique: st
 
 
 def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequence[UUID]) -> Published:
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select id, duplicate from trunkline.enqueue_after(%b, %b::uuid[], %b, %b, %b::text, %b::jsonb, %b::uuid, %b::int)",
         (
@@ -101,7 +101,7 @@ def enqueue_after(conn: Connection, queue: str, message: Encoded, *, after: Sequ
 
 
 def start_waiting(conn: Connection) -> int:
-    return int(_value(conn, "select trunkline.start_waiting()"))
+    return int(fetch_value(conn, "select trunkline.start_waiting()"))
 
 
 # Effects that must not happen twice
@@ -109,40 +109,40 @@ def start_waiting(conn: Connection) -> int:
 
 def begin_once(conn: Connection, scope: str, key: str, *, rerun: bool = False) -> tuple[str, bytes | None]:
     """`start`, `done` with the stored result, or `unknown`."""
-    rows = _rows(conn, "select state, result from trunkline.begin_once(%b, %b, %b)", (scope, key, rerun))
+    rows = fetch_rows(conn, "select state, result from trunkline.begin_once(%b, %b, %b)", (scope, key, rerun))
     return rows[0][0], rows[0][1]
 
 
 def end_once(conn: Connection, scope: str, key: str, *, done: bool, result: bytes | None = None) -> None:
-    _rows(conn, "select trunkline.end_once(%b, %b, %b, %b::bytea)", (scope, key, done, result))
+    fetch_rows(conn, "select trunkline.end_once(%b, %b, %b, %b::bytea)", (scope, key, done, result))
 
 
 # Cancelling and retrying
 
 
 def cancel_job(conn: Connection, id: UUID, reason: str | None) -> str:
-    return str(_value(conn, "select trunkline.cancel_job(%b, %b::text)", (id, reason)))
+    return str(fetch_value(conn, "select trunkline.cancel_job(%b, %b::text)", (id, reason)))
 
 
 def list_cancels(conn: Connection, after: int) -> list[tuple[int, UUID, str]]:
-    rows = _rows(conn, "select n, job_id, reason from trunkline.list_cancels(%b::bigint)", (after,))
+    rows = fetch_rows(conn, "select n, job_id, reason from trunkline.list_cancels(%b::bigint)", (after,))
     return [(row[0], row[1], row[2]) for row in rows]
 
 
 def retry_job(conn: Connection, id: UUID) -> str:
-    return str(_value(conn, "select trunkline.retry_job(%b)", (id,)))
+    return str(fetch_value(conn, "select trunkline.retry_job(%b)", (id,)))
 
 
 # Limits over all processes
 
 
 def ensure_limit(conn: Connection, name: str, *, max_running: int | None, rate: float | None, burst: float | None) -> None:
-    _rows(conn, "select trunkline.ensure_limit(%b, %b::int, %b::float8, %b::float8)", (name, max_running, rate, burst))
+    fetch_rows(conn, "select trunkline.ensure_limit(%b, %b::int, %b::float8, %b::float8)", (name, max_running, rate, burst))
 
 
 def hold_slots(conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta) -> list[int]:
     """Asks for a relaxed commit: what a crash forgets is asked for again a second later."""
-    grants: list[int] = _value(
+    grants: list[int] = fetch_value(
         conn,
         "select trunkline.hold_slots(%b, %b::text[], %b::int[], %b, true)",
         (worker, list(limits), list(wants), span),
@@ -152,7 +152,7 @@ def hold_slots(conn: Connection, worker: str, limits: Sequence[str], wants: Sequ
 
 def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
     """How many, and the seconds until there is another one."""
-    rows = _rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
+    rows = fetch_rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
     return rows[0][0], rows[0][1]
 
 
@@ -160,19 +160,19 @@ def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
 
 
 def register_worker(conn: Connection, worker: str, info: dict[str, Any]) -> None:
-    _rows(conn, "select trunkline.register_worker(%b, %b::jsonb)", (worker, to_json(info).decode()))
+    fetch_rows(conn, "select trunkline.register_worker(%b, %b::jsonb)", (worker, to_json(info).decode()))
 
 
 def forget_worker(conn: Connection, worker: str) -> None:
-    _rows(conn, "select trunkline.forget_worker(%b)", (worker,))
+    fetch_rows(conn, "select trunkline.forget_worker(%b)", (worker,))
 
 
 def list_workers(conn: Connection, within: timedelta) -> list[WorkerRow]:
-    return _records(conn, WorkerRow, "select * from trunkline.list_workers(%b)", (within,))
+    return fetch_records(conn, WorkerRow, "select * from trunkline.list_workers(%b)", (within,))
 
 
 def list_jobs(conn: Connection, queue: str | None = None, *, state: str | None = None, limit: int = 100) -> list[JobRow]:
-    return _records(
+    return fetch_records(
         conn,
         JobRow,
         "select * from trunkline.list_jobs(%b::text, %b::text, %b::int)",

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
-import psycopg
-from psycopg.rows import tuple_row
 
 from trunkline.db.codec import decoder
 from trunkline.db.sync.calls import message_fields
 from trunkline.db.sync.pool import Connection
+from trunkline.db.sync.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
 
 S = TypeVar("S")
-Row = tuple[Any, ...]
 _SETTINGS = {
     "url": "text",
     "rate": "float8",
@@ -30,23 +28,6 @@ _SETTINGS = {
     "batch_size": "int",
     "secret": "text",  # nosec B105
 }
-
-
-def _rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(query.encode(), args, binary=True)
-    return cursor.fetchall()
-
-
-def _value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    return (_rows(conn, query, args))[0][0]
-
-
-def _records(conn: Connection, kind: Callable[..., S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(query.encode(), args, binary=True)
-    names = [column.name for column in cursor.description or ()]
-    return [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -62,62 +43,62 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
 def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
     named, values = _named(settings)
     query = f"select name, secret from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
-    return NewEndpoint(*(_rows(conn, query, (name, *values)))[0])
+    return NewEndpoint(*(fetch_rows(conn, query, (name, *values)))[0])
 
 
 def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
     named, values = _named(settings)
-    _rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
+    fetch_rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
 
 
 def list_endpoints(conn: Connection) -> list[Endpoint]:
-    return _records(conn, Endpoint, "select * from trunkline.list_endpoints()")
+    return fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints()")
 
 
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement refuses a name that is not there
-    _rows(conn, "select from trunkline._endpoint(%b)", (name,))
-    return (_records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
+    fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
+    return (fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
 
 
 def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
-    _rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
+    fetch_rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
 
 
 def pause_endpoint(conn: Connection, name: str, *, reason: str | None = None) -> None:
-    _rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
+    fetch_rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
 
 
 def resume_endpoint(conn: Connection, name: str) -> None:
-    _rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
+    fetch_rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
 
 
 def disable_endpoint(conn: Connection, name: str, *, reason: str) -> None:
-    _rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
+    fetch_rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
 
 
 def bind_queue(conn: Connection, queue: str, endpoint: str) -> None:
-    _rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
+    fetch_rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
 
 
 def unbind_queue(conn: Connection, queue: str) -> None:
-    _rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
+    fetch_rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
 
 
 def rotate_secret(conn: Connection, name: str, *, secret: str | None = None, keep: bool = True) -> str:
-    return str(_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
+    return str(fetch_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
 
 
 def endpoint_secrets(conn: Connection, name: str) -> list[str]:
-    return list(_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
+    return list(fetch_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
 
 
 def test_endpoint(conn: Connection, name: str) -> UUID:
-    return UUID(str(_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
+    return UUID(str(fetch_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
 
 
 def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int) -> list[Attempt]:
-    return _records(
+    return fetch_records(
         conn,
         Attempt,
         "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int)",
@@ -125,7 +106,7 @@ def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, si
     )
 
 
-class EndpointStats(NamedTuple):
+class EndpointStats(msgspec.Struct, frozen=True):
     """How an endpoint fared in the last minute; numbers of its newest thousand requests."""
 
     endpoint: str
@@ -143,7 +124,7 @@ class EndpointStats(NamedTuple):
 
 
 def endpoint_stats(conn: Connection, *, limit: int = 500) -> list[EndpointStats]:
-    return _records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
+    return fetch_records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
 
 
 def replay(
@@ -156,7 +137,7 @@ def replay(
     limit: int,
 ) -> int:
     return int(
-        _value(
+        fetch_value(
             conn,
             "select trunkline.replay(%b, %b::uuid[], %b::timestamptz, %b::timestamptz, %b::int)",
             (queue, None if ids is None else list(ids), start, end, limit),
@@ -197,18 +178,18 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return _records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+    return fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 def leave_dispatch(conn: Connection, dispatcher: str) -> None:
-    _rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
+    fetch_rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
 
 
 def claim_many(
     conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """What these queues hold, by their ids, and those that have nothing more. Asks for a relaxed commit, as a claim does."""
-    rows = _rows(
+    rows = fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
         (list(queue_ids), max_messages, consumer),
@@ -236,7 +217,7 @@ class Permits(NamedTuple):
 
 
 def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
-    rows = _rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
+    rows = fetch_rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
     return Permits(*rows[0])
 
 
@@ -275,7 +256,7 @@ def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlemen
         *map(_array, (attempts, ages, seconds, statuses)),
     )
     return list(
-        _value(
+        fetch_value(
             conn,
             "select trunkline.settle_attempts(%b, %t::int[], %t::int[], %b::text[], %t::uuid[], %t::int[], %t::float8[],"
             " %t::float8[], %t::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
@@ -285,24 +266,24 @@ def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlemen
 
 
 def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
-    value = _value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
+    value = fetch_value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
     return 0.0 if value is None else float(value)
 
 
 def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+    return bool(fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
 
 
 def close_breaker(conn: Connection, endpoint_id: int) -> None:
-    _rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
+    fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
 def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    _rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+    fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
 # Receiving
 
 
 def receive(conn: Connection, receiver: str, id: str) -> bool:
-    return bool(_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))
+    return bool(fetch_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))

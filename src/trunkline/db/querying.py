@@ -1,0 +1,35 @@
+"""How a statement of ours is run and read, whatever the connection is set to: it may be the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from trunkline.db.pool import Connection
+
+S = TypeVar("S", bound=msgspec.Struct)
+Row = tuple[Any, ...]
+
+
+async def fetch_rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[Row]:
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    await cursor.execute(query.encode(), args, binary=True)
+    return await cursor.fetchall()
+
+
+async def fetch_value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
+    """The only column of the only row."""
+    return (await fetch_rows(conn, query, args))[0][0]
+
+
+async def fetch_records(conn: Connection, kind: type[S], query: str, args: Sequence[Any] = ()) -> list[S]:
+    """Rows as records, by the names of the columns; columns that this version does not know are left out."""
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    await cursor.execute(query.encode(), args, binary=True)
+    known = set(kind.__struct_fields__)
+    names = [(number, column.name) for number, column in enumerate(cursor.description or ()) if column.name in known]
+    return [kind(**{name: row[number] for number, name in names}) for row in await cursor.fetchall()]
