@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import uuid
 from collections.abc import Callable
@@ -298,3 +299,77 @@ def test_a_publisher_may_write_and_nothing_else(db: str, conn: Connection) -> No
             )
     finally:
         conn.execute(f"drop role {name}".encode())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connection, clock: Clock, seed: int) -> None:
+    """Publishes, commits of what was staged, attempts that are given up, upkeep, a queue and a group, in any order."""
+    source = random.Random(seed)
+    segment_rows = source.choice([16, 50])
+    conn.execute(
+        "select trunkline.create_topic('t', p_retention => '1 hour', p_segment_rows => %s),"
+        " trunkline.create_group('t', 'g'),"
+        " trunkline.create_queue('q', p_lease => '1 minute', p_max_attempts => 100), trunkline.subscribe('q', 't')",
+        (segment_rows,),
+    )
+    count, version = 0, 0
+    fetched: list[int] = []
+    worked: list[int] = []
+
+    def publish() -> None:
+        nonlocal count
+        n = source.randint(1, 40)
+        conn.execute(
+            "select trunkline.publish('t', to_jsonb(n)) from generate_series(%s::int, %s) n", (count, count + n - 1)
+        )
+        count += n
+
+    def write() -> None:
+        nonlocal count, version
+        attempts = []
+        for _ in range(source.randint(1, 3)):
+            n = source.randint(1, 90)
+            attempts.append(stage(db, [batch(count, n)], topic="t"))
+            count += n
+            if source.random() < 0.3:
+                stage(db, [batch(-1000, source.randint(1, 30))], topic="t")  # and is given up
+        commit(db, "w", version, attempts)
+        version += 1
+
+    def fetch() -> None:
+        rows = conn.execute(
+            "select payload, generation, log_offset from trunkline.fetch('t', 'g', 'm', %s)", (source.randint(1, 300),)
+        ).fetchall()
+        if rows:
+            fetched.extend(int(row[0]) for row in rows)
+            conn.execute("select trunkline.commit('t', 'g', 0, %s, %s)", (rows[-1][1], rows[-1][2]))
+
+    def work() -> None:
+        rows = conn.execute("select payload, receipt from trunkline.claim('q', %s)", (source.randint(1, 200),)).fetchall()
+        back = [row for row in rows if source.random() < 0.1]
+        conn.execute("select count(*) from trunkline.nack(%s, '0')", ([row[1] for row in back],))
+        done = [row for row in rows if row not in back]
+        answers = conn.execute("select result from trunkline.ack(%s)", ([row[1] for row in done],)).fetchall()
+        worked.extend(int(row[0]) for row, (answer,) in zip(done, answers, strict=True) if answer == "done")
+
+    def keep() -> None:
+        clock.advance(timedelta(minutes=source.choice([0, 5, 30])))
+        for duty in source.sample(["expire", "stages", "segments", "segments", "retention", "rotate", "sequence"], 4):
+            conn.execute("select trunkline.run_duty(%s)", (duty,))
+
+    for _ in range(150):
+        source.choices([publish, write, fetch, work, keep], [3, 2, 3, 3, 3])[0]()
+    while len(fetched) < count:
+        fetch()
+    assert fetched == list(range(count))
+    while len(worked) < count:
+        clock.advance(timedelta(minutes=2))
+        work()
+    assert sorted(worked) == list(range(count))
+    for duty in ("stages", "segments", "segments", "segments", "expire", "retention"):
+        conn.execute("select trunkline.run_duty(%s)", (duty,))
+        clock.advance(timedelta(minutes=40))
+    lowest, head = conn.execute("select lowest_offset, head from trunkline.topic_stats('t')").fetchone() or (0, 0)
+    assert head == count and lowest > 1, "retention took some of it"
+    rest = conn.execute("select payload from trunkline.read('t', 0, %s, 100000)", (lowest,)).fetchall()
+    assert [int(row[0]) for row in rest] == list(range(lowest - 1, count))
