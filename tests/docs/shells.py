@@ -33,7 +33,8 @@ def environment(conninfo: str | None, **more: str) -> dict[str, str]:
     """As a reader has it who followed the tutorial: our programs on the PATH, the database in a variable."""
     path = f"{Path(sys.executable).parent}:{psql().parent}:{os.environ['PATH']}"
     url = {**({} if conninfo is None else {"TRUNKLINE_DATABASE_URL": as_url(conninfo)}), **more}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRUNKLINE_", "PG"))}
+    ours = {"TRUNKLINE_SPARK_KEEP_CLASSES": "off"}  # no page leaves a process behind
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRUNKLINE_", "PG"))} | ours
     return {**kept, **url, "PATH": path, "PGTZ": "UTC", "PGCLIENTENCODING": "UTF8", "COLUMNS": "120", "TZ": "UTC"}
 
 

@@ -65,7 +65,10 @@ def test_page(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None
     try:
         with serving(db, "--no-upkeep") if "HTTP" in wants(page) else nullcontext() as http:
             ports = {} if http is None else {"localhost:8080": f"127.0.0.1:{http.port}"}
-            _run_page(page, Shells(environment(db, **more), tmp_path, ports=ports))
+            env = environment(db, **more)
+            if "spark" not in page:
+                env.pop("JDK_JAVA_OPTIONS", None)  # Java would tell that it has seen it
+            _run_page(page, Shells(env, tmp_path, ports=ports))
     finally:
         upkeep.stop()
 
