@@ -139,7 +139,8 @@ def test_groups_subscriptions_schedules_and_numbers(both: Both) -> None:
 
 
 def test_what_has_no_http_form_says_so(both: Both) -> None:
-    for command in (["queue", "purge", "x"], ["queue", "cleanup", "x"], ["token", "list"], ["doctor"], ["migrate"]):
+    own = (["queue", "purge", "x"], ["queue", "cleanup", "x"], ["token", "list"], ["doctor"], ["migrate"])
+    for command in (*own, ["endpoint", "list"], ["endpoint", "test", "x"], ["job", "list"], ["worker", "list"]):
         assert "has no HTTP form" in both(*command, code=2).stderr, command
 
 

@@ -45,6 +45,7 @@ def test_run_list_show_retry_cancel(shop: Cli) -> None:
     ]
     ran = shop("job", "run", module, "send", "--args", '{"n": 5}').json
     assert ran["outcome"] == "done"
+    shop("job", "show", "019a8d2e-7c1b-7000-8000-000000000000", code=3)
     shown = shop("job", "show", ran["id"]).json
     assert (shown["result_state"], shown["result"]) == ("done", 5)
     assert shop("job", "cancel", ran["id"]).json["answer"] == "finished"

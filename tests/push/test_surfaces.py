@@ -149,6 +149,7 @@ def test_command_line(db: str, conn: Connection) -> None:
     assert trunkline(db, "endpoint", "replay", "q", "--from", "1h") == {"queue": "q", "replayed": 0}
     trunkline(db, "endpoint", "replay", "q", code=2)
     assert "no dispatcher" in trunkline(db, "endpoint", "test", "e", "--wait", "200ms", code=5)
+    trunkline(db, "endpoint", "delete", "e", "--dry-run", code=4)
     trunkline(db, "endpoint", "delete", "e", "--yes", code=4)
     trunkline(db, "endpoint", "unbind", "q")
     trunkline(db, "endpoint", "delete", "e", "--yes")

@@ -9,11 +9,11 @@ from uuid import UUID
 import click
 
 from trunkline.cli import confirm
-from trunkline.cli.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session, stacked
 from trunkline.cli.output import Column
 from trunkline.cli.payloads import parse_headers
 from trunkline.cli.places import Place
-from trunkline.errors import Timeout
+from trunkline.errors import InUse, Timeout
 
 if TYPE_CHECKING:
     from trunkline import Client
@@ -59,20 +59,20 @@ def _chosen(headers: tuple[str, ...], request_timeout: timedelta | None, setting
     return settings | {"timeout": request_timeout, "headers": texts or None}
 
 
-@command.verb("list", example="trunkline endpoint list")
+@command.verb("list", example="trunkline endpoint list", http=False)
 def list_(session: Session) -> None:
     """All endpoints, with their state."""
     session.out.many(session.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
 
 
-@command.verb("show", example="trunkline endpoint show hooks")
+@command.verb("show", example="trunkline endpoint show hooks", http=False)
 @click.argument("name")
 def show(session: Session, name: str) -> None:
     """One endpoint; of its headers the names, of its secrets the number."""
     session.out.one(session.run(lambda mq: mq.endpoints.get(name)))
 
 
-@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100")
+@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100", http=False)
 @click.argument("name")
 @click.argument("url")
 @_settings
@@ -104,7 +104,7 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
     return private, {"public_key": public_key(private)}
 
 
-@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10")
+@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10", http=False)
 @click.argument("name")
 @click.option("--url", help="Where requests go.")
 @_settings
@@ -114,7 +114,7 @@ def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout
     session.out.one(session.run(lambda mq: mq.endpoints.alter(name, **chosen)))
 
 
-@command.verb("bind", example="trunkline endpoint bind mail hooks")
+@command.verb("bind", example="trunkline endpoint bind mail hooks", http=False)
 @click.argument("queue")
 @click.argument("endpoint")
 def bind(session: Session, queue: str, endpoint: str) -> None:
@@ -123,7 +123,7 @@ def bind(session: Session, queue: str, endpoint: str) -> None:
     session.say(f"queue {queue} is sent to endpoint {endpoint}")
 
 
-@command.verb("unbind", example="trunkline endpoint unbind mail")
+@command.verb("unbind", example="trunkline endpoint unbind mail", http=False)
 @click.argument("queue")
 def unbind(session: Session, queue: str) -> None:
     """Send nothing of a queue any more; what it holds stays."""
@@ -131,7 +131,7 @@ def unbind(session: Session, queue: str) -> None:
     session.say(f"queue {queue} is sent to no endpoint")
 
 
-@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance")
+@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance", http=False)
 @click.argument("name")
 @click.option("--reason", help="Why, for those who look.")
 def pause(session: Session, name: str, reason: str | None) -> None:
@@ -140,7 +140,7 @@ def pause(session: Session, name: str, reason: str | None) -> None:
     session.say(f"endpoint {name} is paused")
 
 
-@command.verb("resume", example="trunkline endpoint resume hooks")
+@command.verb("resume", example="trunkline endpoint resume hooks", http=False)
 @click.argument("name")
 def resume(session: Session, name: str) -> None:
     """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
@@ -148,18 +148,22 @@ def resume(session: Session, name: str) -> None:
     session.say(f"endpoint {name} is enabled")
 
 
-@command.verb("test", example="trunkline endpoint test hooks --wait 30s")
+@command.verb("test", example="trunkline endpoint test hooks --wait 30s", http=False)
 @click.argument("name")
 @click.option("--wait", type=Duration(), default="30s", show_default=True, help="For a dispatcher and the answer.")
-def test(session: Session, name: str, wait: timedelta) -> None:
-    """Have a dispatcher send a test request, and show what came of it."""
+def test(session: Session, name: str, wait: timedelta) -> int:
+    """Have a dispatcher send a test request, and show what came of it. Ends with 5 unless the answer is 2xx."""
     found = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
     if found is None:
         raise Timeout("no dispatcher sent the test in time", hint="start one with trunkline dispatch, or raise --wait")
     session.out.one(found)
+    good = found.status is not None and 200 <= found.status < 300
+    if not good:
+        session.say(f"endpoint {name} did not take it: {found.error or found.status}")
+    return 0 if good else CHECK_FAILED
 
 
-@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20")
+@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20", http=False)
 @click.argument("name", required=False)
 @click.option("--id", "id", type=click.UUID, help="Of one message.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="How far back.")
@@ -169,7 +173,7 @@ def attempts(session: Session, name: str | None, id: UUID | None, since: timedel
     session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=count)), _ATTEMPTS)
 
 
-@command.verb("rotate", example="trunkline endpoint rotate hooks")
+@command.verb("rotate", example="trunkline endpoint rotate hooks", http=False)
 @click.argument("name")
 @click.option("--ed25519", is_flag=True, help="To a new Ed25519 key; shows the public one too.")
 @click.option("--drop-old", is_flag=True, help="Stop signing with the former secret at once.")
@@ -180,14 +184,14 @@ def rotate(session: Session, name: str, ed25519: bool, drop_old: bool) -> None:
     session.out.one({"name": name, "secret": made, **shown})
 
 
-@command.verb("secrets", example="trunkline endpoint secrets hooks")
+@command.verb("secrets", example="trunkline endpoint secrets hooks", http=False)
 @click.argument("name")
 def secrets(session: Session, name: str) -> None:
     """The secrets in use, the newest first."""
     session.out.one({"name": name, "secrets": session.run(lambda mq: mq.endpoints.secrets(name))})
 
 
-@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run")
+@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run", http=False)
 @click.argument("queue")
 @click.option("--id", "ids", type=click.UUID, multiple=True, help="A message; may be repeated.")
 @click.option("--from", "start", type=Place(), help="Delivered since this time, or age (2h).")
@@ -223,7 +227,7 @@ def replay(
     session.out.one({"queue": queue, "replayed": session.run(work)})
 
 
-@command.verb("delete", example="trunkline endpoint delete hooks --yes")
+@command.verb("delete", example="trunkline endpoint delete hooks --yes", http=False)
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also when queues are bound to it.")
 @confirm.dry_run()
@@ -231,7 +235,10 @@ def replay(
 def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove an endpoint; its queues stay."""
     found = session.run(lambda mq: mq.endpoints.get(name))
-    what = f"delete endpoint {name} ({len(found.queues)} queues are bound to it)"
+    if found.queues and not force:
+        bound = ", ".join(found.queues)
+        raise InUse(f"queues are bound to endpoint {name}: {bound}", hint="unbind them first, or add --force")
+    what = f"delete endpoint {name}"
     if dry_run:
         session.say(f"would {what}")
         return

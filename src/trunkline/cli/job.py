@@ -12,6 +12,7 @@ import msgspec
 
 from trunkline.cli.command import Count, Duration, Noun, Session
 from trunkline.cli.output import Column
+from trunkline.errors import NotFound
 
 if TYPE_CHECKING:
     from trunkline import Client
@@ -37,7 +38,7 @@ _KINDS = (
 )
 
 
-@command.verb("list", example="trunkline job list mail --state dead")
+@command.verb("list", example="trunkline job list mail --state dead", http=False)
 @click.argument("queue", required=False)
 @click.option("--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead"]), help="Only these.")
 @click.option("--limit", type=Count(1, 10_000), default=100, show_default=True, help="Of each state and queue.")
@@ -52,7 +53,7 @@ def list_(session: Session, queue: str | None, state: str | None, limit: int) ->
     session.out.many(session.run(work), _JOBS)
 
 
-@command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000")
+@command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("id", type=click.UUID)
 def show(session: Session, id: UUID) -> None:
     """One job: where it is and why, and its result if that was kept."""
@@ -62,6 +63,8 @@ def show(session: Session, id: UUID) -> None:
         async with mq.connection() as conn:
             results = await jobs.job_results(conn, [id])
         answer: dict[str, Any] = {"id": id, **(await mq.explain(id))}
+        if answer["state"] == "unknown" and not results:
+            raise NotFound(f"there is no job {id}", hint="see trunkline job list")
         if results:
             answer["result_state"] = results[0].state
             answer["result"] = None if results[0].result is None else msgspec.json.decode(results[0].result)
@@ -71,7 +74,7 @@ def show(session: Session, id: UUID) -> None:
     session.out.one(session.run(work))
 
 
-@command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000")
+@command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("ids", type=click.UUID, nargs=-1, required=True)
 def retry(session: Session, ids: tuple[UUID, ...]) -> None:
     """Bring dead jobs back, with a fresh count of attempts; `trunkline dead redrive` does it for many."""
@@ -88,7 +91,9 @@ def retry(session: Session, ids: tuple[UUID, ...]) -> None:
     session.out.many(session.run(work), (Column("id", "id", whole=True), Column("queue", "queue")))
 
 
-@command.verb("cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'")
+@command.verb(
+    "cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'", http=False
+)
 @click.argument("id", type=click.UUID)
 @click.option("--reason", help="Kept with the dead letter.")
 def cancel(session: Session, id: UUID, reason: str | None) -> None:
@@ -102,7 +107,7 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
     session.out.one(session.run(work))
 
 
-@command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'")
+@command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'", http=False)
 @click.argument("app")
 @click.argument("kind")
 @click.option("--args", "arguments", default="{}", show_default=True, help="JSON.")

@@ -58,7 +58,7 @@ class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click
         return found
 
 
-@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4")
+@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4", http=False)
 @click.argument("app")
 @click.option(
     "--queues", type=Queues(), help="Queues, and how many jobs of each at once.  [default: all of the app, 10 each]"
@@ -119,7 +119,7 @@ def _logs() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
-@command.verb("list", example="trunkline worker list")
+@command.verb("list", example="trunkline worker list", http=False)
 @click.option("--within", type=Duration(), default="1m", show_default=True, help="Seen in this time.")
 def list_(session: Session, within: timedelta) -> None:
     """Workers that run, with their queues, kinds and counts."""
