@@ -103,6 +103,18 @@ def test_retention_never_takes_the_segment_of_an_open_publisher(
     assert main.column("select payload from trunkline.read('t', 0, 61)") == [b'"open"']
 
 
+def test_publishers_trust_only_segments_that_were_there_before(main: Session) -> None:
+    """What a transaction attaches can be seen a moment before others hear of it: its functions must not count on it."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
+    limit = "select substring(prosrc from '[{]([0-9]+)[}]')::int from pg_proc where proname = 'topic_1_publish'"
+    there = main.one("select max(segment) + 1 from trunkline.segments")
+    for _ in range(3):
+        main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[16]))")
+        assert main.one("select trunkline.run_duty('segments')") > 0
+        assert main.one(limit) == 16 * there
+        there = main.one("select max(segment) + 1 from trunkline.segments")
+
+
 def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
     main: Session, session: MakeSession, clock: Clock
 ) -> None:

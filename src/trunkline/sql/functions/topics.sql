@@ -108,9 +108,10 @@ begin
     select * into t from trunkline.topics where topic_id = p_topic_id;
     select x.xmin = v_me into v_new from trunkline.topics x where x.topic_id = p_topic_id;
     perform pg_advisory_xact_lock(778003, p_topic_id);
-    -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached: see _make_segment.
+    -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached (see _make_segment), also in its
+    -- subtransactions, whose numbers are higher than its own.
     select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s
-                                 where s.log = l.log and (s.xmin <> v_me or v_new)), 0) * t.segment_rows)::text, ',' order by l.partition)
+                                 where s.log = l.log and (age(s.xmin) > age(v_me) or v_new)), 0) * t.segment_rows)::text, ',' order by l.partition)
       into v_limits from trunkline.logs l where l.topic_id = p_topic_id;
     if t.partitions = 1 then
         v_draw := format('nextval(%L)', format('trunkline.topic_%s_0_ids', p_topic_id));
