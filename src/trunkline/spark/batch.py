@@ -11,9 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from trunkline.spark import offsets, planning, tables
 from trunkline.spark.columns import Shape
 from trunkline.spark.options import ReadOptions
-from trunkline.spark.ranges import tasks
 from trunkline.spark.reading import resolved
-from trunkline.spark.stream import Task
+from trunkline.spark.stream import Task, planned
 from trunkline.spark.tiering import Reading, read
 from trunkline.spark.workers import settle
 
@@ -32,13 +31,7 @@ class TopicReader(DataSourceReader):
         start = planning.starting(self._options, found, "earliest")
         end = planning.ending(self._options, found)
         ranges = offsets.ranges(start, end, {head.topic: head.topic_id for head in found})
-        made = tasks(
-            ranges,
-            min_tasks=self._options.min_partitions,
-            max_rows=self._options.max_records_per_partition,
-            max_tasks=self._options.max_connections,
-        )
-        return [Task(bundle) for bundle in made]
+        return planned(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle()

@@ -48,8 +48,9 @@ def tasks(
     largest = max_rows or LARGE_TASK
     smallest = SMALL_TASK
     if min_tasks is not None:
-        smallest = max(1, min(SMALL_TASK, total // min_tasks))
-        largest = max(1, min(largest, -(-total // min_tasks)))
+        # rounded down: were any task larger than this share, there could be fewer tasks than asked
+        share = max(1, total // min_tasks)
+        smallest, largest = min(smallest, share), min(largest, share)
     made = _bundled([piece for range_ in ranges for piece in _cut(range_, largest)], smallest)
     return made if max_tasks is None or len(made) <= max_tasks else _dealt(made, max_tasks)
 

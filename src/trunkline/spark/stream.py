@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,17 @@ class Task(InputPartition):
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(None)
         self.ranges = ranges
+
+
+def planned(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
+    """These ranges as tasks, as many and as large as the options say."""
+    made = tasks(
+        ranges,
+        min_tasks=options.min_partitions,
+        max_rows=options.max_records_per_partition,
+        max_tasks=options.max_connections,
+    )
+    return [Task(bundle) for bundle in made]
 
 
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -102,13 +113,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = offsets.topic_ids(end)
         before, after = offsets.from_document(start), offsets.from_document(end)
         ranges = offsets.ranges(before, after, ids, self._bases(before, after))
-        made = tasks(
-            ranges,
-            min_tasks=self._options.min_partitions,
-            max_rows=self._options.max_records_per_partition,
-            max_tasks=self._options.max_connections,
-        )
-        return [Task(bundle) for bundle in made]
+        return planned(ranges, self._options)
 
     def _bases(self, before: offsets.Positions, after: offsets.Positions) -> dict[tuple[str, int], int]:
         """Where partitions begin that the batch before did not have; in a restarted query that is looked up."""
