@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,9 +31,7 @@ class DebianServer:
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres")
             os.chown(self.home, owner.pw_uid, owner.pw_gid)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = 5432  # of no network: only the name of the socket in its directory
 
     def _run(self, *command: str) -> None:
         subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=60, **self.account)  # type: ignore[call-overload]

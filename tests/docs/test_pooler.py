@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.docs.pages import blocks
 from tests.docs.shells import Shells, environment
+from tests.http.servers import free_port
 from trunkline import SyncClient
 from trunkline.sql import catalog
 from trunkline.sql.migrate import migrate
@@ -36,9 +36,7 @@ def _version() -> tuple[int, int]:
 def pooler(db: str) -> Iterator[str]:
     """The test's database behind PgBouncer: two server connections for everybody."""
     parts = conninfo_to_dict(db)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="tl-pgbouncer-", dir="/tmp"))
     config = folder / "pgbouncer.ini"
     follows = "max_prepared_statements = 200" if _version() >= (1, 21) else ""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from trunkline.cli.ports import reserved_port
+
+_held = ExitStack()
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no other process is given as long as the tests run."""
+    return _held.enter_context(reserved_port("127.0.0.1", 0))
 
 
 class HttpServer:
@@ -51,7 +52,7 @@ class HttpServer:
         assert self.process is not None
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            with contextlib.suppress(httpx.TransportError):
+            with suppress(httpx.TransportError):
                 httpx.get(f"{self.url}/healthz", timeout=5)
                 return self
             if self.process.poll() is not None:
@@ -68,7 +69,7 @@ class HttpServer:
     def kill(self) -> None:
         """kill -9 of the process and its workers."""
         assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
@@ -77,7 +78,7 @@ class HttpServer:
         self.log.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def serving(database_url: str, *arguments: str) -> Iterator[HttpServer]:
     server = HttpServer(database_url, *arguments)
     try:

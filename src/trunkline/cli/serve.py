@@ -72,7 +72,7 @@ def command(
         from trunkline.server.run import serve
     except ModuleNotFoundError as exc:
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
-    from trunkline.cli.ports import listening_port
+    from trunkline.cli.ports import reserved_port
     from trunkline.cli.target import conninfo
     from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
@@ -87,28 +87,28 @@ def command(
     tokens = asyncio.run(_has_tokens(url)) if require_token is None else require_token
     # before anything listens there, even for a moment
     check_address(host, tokens=tokens)
-    chosen = listening_port(host, settings.port)
-    if settings.port == 0:
-        say(f"Serving http://{host}:{chosen}")
-    serve(
-        Config(
-            database_url=url,
-            host=host,
-            port=chosen,
-            workers=workers,
-            max_connections=max_connections,
-            upkeep_seconds=settings.upkeep_interval.total_seconds() if upkeep else None,
-            require_token=tokens,
-            rate=rate,
-            max_wait=max_wait,
-            metrics_port=metrics_port,
-            max_pull=max_pull,
-            max_publishing=max_publishing,
-            access_log=access_log,
-        ),
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-    )
+    with reserved_port(host, settings.port) as chosen:
+        if settings.port == 0:
+            say(f"Serving http://{host}:{chosen}")
+        serve(
+            Config(
+                database_url=url,
+                host=host,
+                port=chosen,
+                workers=workers,
+                max_connections=max_connections,
+                upkeep_seconds=settings.upkeep_interval.total_seconds() if upkeep else None,
+                require_token=tokens,
+                rate=rate,
+                max_wait=max_wait,
+                metrics_port=metrics_port,
+                max_pull=max_pull,
+                max_publishing=max_publishing,
+                access_log=access_log,
+            ),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+        )
 
 
 async def _has_tokens(url: str) -> bool:

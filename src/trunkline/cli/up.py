@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import shutil
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -59,18 +60,19 @@ def command(no_http: bool, **flags: str | None) -> None:
     """
     settings = Settings.load(flags)
     warn_about_secrets(flags["database_url"])
-    asyncio.run(_up(settings, None if no_http else _http_port(settings)))
+    with nullcontext() if no_http else _http_port(settings) as port:
+        asyncio.run(_up(settings, port))
 
 
-def _http_port(settings: Settings) -> int | None:
+def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
     """Where HTTP will be served; a port that is taken is an error before anything has started."""
     from trunkline.cli import http_service
-    from trunkline.cli.ports import listening_port
+    from trunkline.cli.ports import reserved_port
 
     if not http_service.installed():
         click.echo("HTTP is not served: it is not installed (pip install 'trunkline[server]').", err=True)
-        return None
-    return listening_port("127.0.0.1", settings.port)
+        return nullcontext()
+    return reserved_port("127.0.0.1", settings.port)
 
 
 async def _up(settings: Settings, port: int | None) -> None:
