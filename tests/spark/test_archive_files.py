@@ -23,6 +23,7 @@ from trunkline.errors import ArchiveDamaged, Busy, InvalidArgument, OffsetOutOfR
 from trunkline.spark.pipelines import files, spans, tiered
 from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.cleaning import clean
+from trunkline.spark.pipelines.export import export
 from trunkline.spark.ranges import Range
 from trunkline.spark.reading import read_range
 from trunkline.types import NewMessage
@@ -130,6 +131,18 @@ def test_location_that_cannot_be_written(db: str, conn: Connection, tmp_path: Pa
     for location in (str(tmp_path / "file" / "x"), "relative/folder", "nothing://x/y"):
         with pytest.raises(InvalidArgument):
             write_piece(db, "t", number, location, ArchiveRange(0, 1, 5))
+
+
+def test_a_location_with_settings(db: str, conn: Connection, tmp_path: Path) -> None:
+    """They stay at the end of a file's name, and tables of other programs are refused."""
+    assert files.join("s3://bucket/log/?scheme=http", "t/0/a") == "s3://bucket/log/t/0/a?scheme=http"
+    assert files.join("/srv/what?/log", "t/0/a") == "/srv/what?/log/t/0/a"
+    number = fill(db, "t", 300, conn=conn)
+    seal(conn)
+    assert archive_all(db, conn, "t", number, tmp_path)
+    calls.move_archive(conn, "t", "s3://bucket/log?scheme=http")
+    with pytest.raises(InvalidArgument, match="settings after"):
+        export(db, "t", "delta")
 
 
 def test_only_what_killed_runs_left_is_cleaned(db: str, conn: Connection, tmp_path: Path) -> None:

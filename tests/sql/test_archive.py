@@ -105,6 +105,22 @@ def test_tiers_cover_a_range_once(conn: Connection) -> None:
     assert tiers(conn, 30, 40) == [("gone", 30, 31), ("archive", 32, 40)]
 
 
+def test_tiers_of_every_range_over_a_file_that_reaches_into_the_log(conn: Connection) -> None:
+    fill(conn, "t", 40)
+    seal(conn)
+    add(conn, "t", 1, 10)
+    add(conn, "t", 11, 36)
+    value(conn, "select trunkline.run_duty('retention')")
+    assert lowest(conn, "t") == 32
+    for prefer, border in (("archive", 37), ("live", 32)):
+        for first in range(1, 41):
+            for last in range(first, 41):
+                found = tiers(conn, first, last, prefer)
+                covered = [(tier, offset) for tier, lo, hi in found for offset in range(lo, hi + 1)]
+                assert covered == [("archive" if n < border else "live", n) for n in range(first, last + 1)]
+                assert all(lo <= hi for _, lo, hi in found), "an empty part would be asked for again and again"
+
+
 def test_group_may_start_in_the_archive(conn: Connection) -> None:
     fill(conn, "t", 40)
     seal(conn)
@@ -134,3 +150,12 @@ def test_one_run_at_a_time_and_one_folder(conn: Connection, connect: Any) -> Non
     with refused("TL060", "lies in /a"):
         call(conn, "ensure_archive", "t", "/b")
     assert call(conn, "move_archive", "t", "/b")[0].location == "/b"
+
+
+def test_a_location_holds_no_password(conn: Connection) -> None:
+    fill(conn, "t", 3)
+    for secret in ("s3://key:word@bucket/log", "s3://bucket/log?region=x&secret_key=word", "hdfs://me@host/log"):
+        with refused("TL001", "a password or key in it"):
+            call(conn, "ensure_archive", "t", secret)
+    for plain in ("/srv/a@b", "s3://bucket/log?region=eu-west-1", "file:///srv/me@home/log"):
+        assert call(conn, "ensure_archive", "t", plain)[0].location == plain

@@ -42,6 +42,12 @@ def export(url: str, topic: str, format: str, *, table: str | None = None) -> Ex
         listed = archive.list_archive_files(conn, topic)
     if not listed:
         raise InvalidArgument(f"topic {topic!r} has no archive yet", hint="run trunkline pipeline archive first")
+    location = listed[0].location
+    if "://" in location and "?" in location:
+        raise InvalidArgument(
+            f"the archive's location {location} has settings after '?', which other programs do not understand",
+            hint="put them into the environment, then move_archive to the location without them",
+        )
     if format == "delta":
         name, added = _delta(listed)
     elif format == "iceberg":

@@ -55,7 +55,9 @@ def place(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def join(location: str, path: str) -> str:
-    return f"{location.rstrip('/')}/{path}"
+    """Where a file is, as people and other programs name it; what follows `?` in a URI stays at its end."""
+    folder, mark, settings = location.partition("?") if "://" in location else (location, "", "")
+    return f"{folder.rstrip('/')}/{path}{mark}{settings}"
 
 
 class Digest:

@@ -16,13 +16,14 @@ from trunkline.spark.pipelines import files
 
 @dataclass(frozen=True)
 class Piece:
-    """A file: offsets `lo` <= offset < `hi` of a partition. `path` is the whole path or URI."""
+    """A file: offsets `lo` <= offset < `hi` of a partition. `path` is its path in the location."""
 
     topic: str
     topic_id: int
     partition: int
     lo: int
     hi: int
+    location: str
     path: str
     bytes: int
 
@@ -41,7 +42,8 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
             file.partition,
             file.first_offset,
             file.last_offset + 1,
-            files.join(file.location, file.path),
+            file.location,
+            file.path,
             file.bytes,
         )
         for file in listed
@@ -50,5 +52,4 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
 
 def read_piece(piece: Piece, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Offsets `lo` <= offset < `hi` of a file, in order, with the columns and types of `read_range`; or `ArchiveDamaged`."""
-    location, _, path = piece.path.rpartition("/")
-    return files.read(location, path, piece.lo, lo, hi, columns, size=piece.bytes)
+    return files.read(piece.location, piece.path, piece.lo, lo, hi, columns, size=piece.bytes)

@@ -87,6 +87,11 @@ begin
     if coalesce(length(p_location), 0) not between 1 and 1000 then
         perform trunkline._fail('TL001', 'the location of an archive is empty or longer than 1,000 characters', 'give a folder or its URI');
     end if;
+    -- everybody who may look at the statistics sees it
+    if p_location ~* '^[a-z0-9+.-]+://([^/?]*@|.*[?&](access|secret)_key=)' then
+        perform trunkline._fail('TL001', 'the location of an archive has a password or key in it',
+                                'give credentials to the machines that read and write it, for S3 as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or by a role');
+    end if;
     if a.location is null or not exists (select from trunkline.archive_files f where f.topic_id = a.topic_id) then
         update trunkline.archives set location = p_location where topic_id = a.topic_id returning * into a;
     elsif a.location <> p_location then
@@ -230,6 +235,8 @@ begin
                                           order by y.first_offset desc limit 1), p_first)
         order by x.first_offset
     loop
+        -- the rest of a file that the log has too
+        exit when v_next >= v_live;
         continue when f.last_offset < v_next;
         if f.first_offset > v_next then
             tier := 'gone'; first_offset := v_next; last_offset := f.first_offset - 1;
