@@ -37,7 +37,7 @@ def server() -> Iterator[EmbeddedServer]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedServer) -> None:
     messages, faults = SHARES[name]

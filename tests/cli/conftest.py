@@ -69,7 +69,7 @@ class Cli:
     def process(self, *arguments: object, code: int = 0, input: bytes = b"", **options: Any) -> Answer:
         """As a process of its own, to its end."""
         started = self.start(*arguments, **options)
-        out, err = started.communicate(input if started.stdin is not None else None, timeout=60)
+        out, err = started.communicate(input if started.stdin is not None else None, timeout=180)
         answer = Answer(started.returncode, (out or b"").decode(), (err or b"").decode())
         assert answer.code == code, f"{arguments}: exit {answer.code}\n{answer.stdout}{answer.stderr}"
         assert "Traceback" not in answer.stderr

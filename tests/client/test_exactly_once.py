@@ -265,7 +265,7 @@ def drain(url: str, crew: Crew) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_effects_happen_exactly_once_under_kill_9(server: EmbeddedServer, directory: Path) -> None:
     seed = int(os.environ.get("TRUNKLINE_CHAOS_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
     begun = time.monotonic()

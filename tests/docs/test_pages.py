@@ -50,7 +50,7 @@ def up() -> Iterator[tuple[Path, Up]]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in pages() if any(block.language in RUN for block in blocks(page))])
 def test_page(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if "trunkline up" in wants(page):

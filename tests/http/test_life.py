@@ -122,7 +122,7 @@ def test_kill_9_loses_nothing_that_was_answered(db: str) -> None:
     server.end()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_database_goes_away_and_comes_back() -> None:
     database = make_server(18)
     url = database.start()

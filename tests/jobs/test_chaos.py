@@ -7,7 +7,7 @@ import pytest
 from tests.jobs.chaos import Plan, run
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_or_done_twice() -> None:
     report = run(Plan(jobs=2_000, kills=6, pauses=4, crashes=1, poisons=2))
     assert report.problems == []

@@ -90,7 +90,7 @@ async def test_t22_a_kind_without_handler_stays_for_others(db: str, app: App) ->
     assert sorted(done) == list(range(50))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_t23_the_worker_goes_on_after_a_restart_of_the_database() -> None:
     server = WheelServer(18)
     url = server.start()

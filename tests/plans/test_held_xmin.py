@@ -33,7 +33,7 @@ def _upkeep(db: str, stop: threading.Event, failed: list[BaseException]) -> None
         failed.append(exc)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_minute_of_traffic_behind_an_open_transaction_leaves_no_dead_rows(
     db: str, conn: psycopg.Connection[tuple[int]]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.push.chaos import Plan, run
 from trunkline.db.embedded import EmbeddedServer
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_bad_receivers_kills_and_a_crash_lose_and_double_nothing() -> None:
     seed = int(os.environ.get("TRUNKLINE_CHAOS_SEED", "0")) or int.from_bytes(os.urandom(3), "big")
     home = Path(tempfile.mkdtemp(prefix="tl-push-chaos-pg-", dir="/tmp"))

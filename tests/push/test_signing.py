@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import random
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -133,3 +135,25 @@ def test_inbox_windows_overlap_and_are_emptied(conn: Connection, clock: Any) -> 
     clock.advance(21 * 86400)
     conn.execute("select trunkline.run_duty('attempts')")
     assert conn.execute(first).fetchone() == (True,)
+
+
+def test_a_receiver_with_hmac_needs_only_the_core() -> None:
+    program = """
+import sys
+
+sys.modules["cryptography"] = sys.modules["aiohttp"] = None
+from trunkline.errors import NotInstalled
+from trunkline.push import Refused, Verifier
+
+try:
+    headers = {"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,YQ== v1a,YQ=="}
+    Verifier("whsec_c2VjcmV0").verify(headers, b"", now=1)
+except Refused as exc:
+    print(exc)
+try:
+    Verifier("whpk_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+except NotInstalled as exc:
+    print(exc)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["no signature matches", "cryptography is not installed (pip install 'trunkline[push]')"]

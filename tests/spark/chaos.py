@@ -184,6 +184,8 @@ class Chaos:
                 elif not faults and not publisher.is_alive() and copied >= there:
                     break
                 time.sleep(0.005)
+            else:
+                self.outcome.wrong.append(f"not finished in {limit:g} s, so what is called lost may be on its way")
         finally:
             self._driver.kill()
             neighbour.end()

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_archive_list_show_and_read(cli: Cli, tmp_path: Path) -> None:
     """One command starts a Spark of its own, as a user's would."""
     with SyncClient(cli.url) as mq:
@@ -80,7 +80,7 @@ def publish():
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_declared_pipeline_finds_its_tables_again(cli: Cli, tmp_path: Path) -> None:
     """Two commands one after the other: the second takes what is new, in a Spark of its own."""
     (tmp_path / "shop.py").write_text(DECLARED)

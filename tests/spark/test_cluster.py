@@ -166,7 +166,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection, tmp_path: Path) -> None:
     """Archive, a read over the border of the archive, and a stream during which a worker is killed."""
     conn.execute("select trunkline.create_topic('t', 2, p_retention => '0', p_segment_rows => 256)")
@@ -202,7 +202,7 @@ def test_a_worker_dies_in_the_middle(cluster: Cluster, db: str, conn: Connection
     assert in_order_of_keys(found)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_tasks_with_twins(cluster: Cluster, db: str, conn: Connection, tmp_path: Path) -> None:
     rows = 210_000
     conn.execute("select trunkline.create_topic('t', 2)")

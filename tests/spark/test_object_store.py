@@ -46,7 +46,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("settings_in", ["environment", "location"])
 def test_archive_drop_read_and_replay(cli: Cli, conn: Connection, store: str, settings_in: str) -> None:
     location = "s3://data/log"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_standby_is_read_as_far_as_it_is(spark: SparkSession, pair: Pair, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     known: list[Any] = []

@@ -100,7 +100,7 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(300)  # one run of Java to keep the classes, one to use them
+@pytest.mark.timeout(600)  # one run of Java to keep the classes, one to use them
 def test_java_takes_the_classes_that_were_kept() -> None:
     made = warm.warm()
     assert made is not None and made == warm.archive_file()

@@ -8,11 +8,13 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from trunkline.errors import InvalidArgument, NotInstalled
 
-from trunkline.errors import InvalidArgument
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 HMAC_PREFIX = "whsec_"
 PRIVATE_PREFIX = "whsk_"
@@ -40,20 +42,20 @@ def sign_all(secrets: Sequence[str], id: str, timestamp: int, body: bytes) -> st
 
 def new_private_key() -> str:
     """A new Ed25519 key, to be given to an endpoint as its secret."""
-    return PRIVATE_PREFIX + base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()).decode()
+    return PRIVATE_PREFIX + base64.b64encode(_ed25519().new_key()).decode()
 
 
 def public_key(private: str) -> str:
     """What receivers need to verify deliveries that were signed with a `whsk_` key."""
-    raw = _private_key(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    return PUBLIC_PREFIX + base64.b64encode(raw).decode()
+    return PUBLIC_PREFIX + base64.b64encode(_ed25519().public_bytes(_private_key(private))).decode()
 
 
 def read_public_key(text: str) -> Ed25519PublicKey:
     raw = decode_key(text, PUBLIC_PREFIX)
     if len(raw) != 32:
         raise InvalidArgument("the public key does not have 32 bytes", hint="copy all of whpk_...")
-    return Ed25519PublicKey.from_public_bytes(raw)
+    key: Ed25519PublicKey = _ed25519().public_key(raw)
+    return key
 
 
 def decode_key(text: str, prefix: str) -> bytes:
@@ -74,4 +76,14 @@ def _private_key(secret: str) -> Ed25519PrivateKey:
     raw = decode_key(secret, PRIVATE_PREFIX)
     if len(raw) not in (32, 64):
         raise InvalidArgument("the Ed25519 key has neither 32 nor 64 bytes", hint="copy all of whsk_...")
-    return Ed25519PrivateKey.from_private_bytes(raw[:32])
+    key: Ed25519PrivateKey = _ed25519().private_key(raw[:32])
+    return key
+
+
+def _ed25519() -> ModuleType:
+    """Imported at the first key of this kind: a receiver with HMAC secrets needs only the core."""
+    try:
+        from trunkline.push import ed25519
+    except ModuleNotFoundError as exc:
+        raise NotInstalled("cryptography is not installed", hint="pip install 'trunkline[push]'") from exc
+    return ed25519
