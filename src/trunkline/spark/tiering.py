@@ -94,7 +94,9 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
 
 
 def _pieces_of(url: str, range_: Range, how: Reading) -> list[Piece]:
-    return [] if how.tier == "live" else _pieces(url, [range_.topic]).get((range_.topic, range_.partition), [])
+    from trunkline.spark.pipelines import tiers
+
+    return [] if how.tier == "live" else tiers.archived_of(url, range_)
 
 
 def _piece_at(pieces: list[Piece], offset: int) -> Piece | None:

@@ -12,6 +12,7 @@ from trunkline.db import archive
 from trunkline.errors import from_psycopg
 from trunkline.spark.connections import plain
 from trunkline.spark.pipelines import files
+from trunkline.spark.ranges import Range
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,29 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
             file.bytes,
         )
         for file in listed
+    ]
+
+
+def archived_of(url: str, range_: Range) -> list[Piece]:
+    """The files that have offsets of this range, in order. However large the archive is, only these are asked for."""
+    try:
+        with plain(url) as conn:
+            tiers = archive.archive_tiers(conn, range_.topic, range_.partition, range_.lo, range_.hi - 1)
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+    return [
+        Piece(
+            range_.topic,
+            range_.topic_id,
+            range_.partition,
+            int(tier.file_first or 0),
+            int(tier.file_last or 0) + 1,
+            str(tier.location),
+            str(tier.path),
+            int(tier.bytes or 0),
+        )
+        for tier in tiers
+        if tier.tier == "archive"
     ]
 
 
