@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from trunkline.remedies import Words, reword
+
 
 class TrunklineError(Exception):
     """Base of all errors of this package.
@@ -31,16 +33,25 @@ class TrunklineError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self._hint = hint
         self.detail = detail
         self.sqlstate = sqlstate
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it, in Python's words."""
+        return self.hint_in("python")
+
+    def hint_in(self, words: Words) -> str | None:
+        """The same in the words of a caller of SQL, of the command line or of HTTP."""
+        return reword(self._hint, words)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross process boundaries (multiprocessing, Spark); the default would lose the keywords.
-        return _rebuild, (type(self), self.message, self.hint, self.detail, self.sqlstate)
+        return _rebuild, (type(self), self.message, self._hint, self.detail, self.sqlstate)
 
 
 def _rebuild(
@@ -149,6 +160,12 @@ class TokenNotFound(NotFound):
     """No token of the HTTP service has this name."""
 
     code = "token_not_found"
+
+
+class JobNotFound(NotFound):
+    """No such job: it was never enqueued, its transaction has not committed, retention took it, or the message is no job."""
+
+    code = "job_not_found"
 
 
 class EndpointNotFound(NotFound):
@@ -335,6 +352,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL015": ScheduleNotFound,
     "TL016": TokenNotFound,
     "TL017": EndpointNotFound,
+    "TL018": JobNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,

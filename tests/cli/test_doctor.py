@@ -37,6 +37,9 @@ def test_not_installed(cli: Cli, empty_db: str) -> None:
     assert cli("migrate", "--database-url", empty_db).json["applied"]
     assert cli("migrate", "--database-url", empty_db).json["applied"] == []
     assert "nothing to do" in cli("migrate", "--database-url", empty_db, "-o", "table").stdout
+    quiet = cli("migrate", "--database-url", empty_db, "-q")
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    assert cli("migrate", "--database-url", empty_db, "-q", "-o", "json").json["applied"] == []
     assert cli("migrate", "--dry-run", "--database-url", empty_db).json["pending"] == []
     cli("doctor", "--database-url", empty_db)
 

@@ -74,7 +74,8 @@ def test_topics(both: Both) -> None:
     listed = next(row for row in both("topic", "list").json if row["topic"] == "orders")
     assert (listed["partitions"], listed["messages"], listed["retention"]) == (2, 1502, "2d")
     both("topic", "delete", "orders", "--yes")
-    assert both("topic", "show", "orders", "-o", "json", code=3).error["code"] == "topic_not_found"
+    missing = both("topic", "show", "orders", "-o", "json", code=3).error
+    assert (missing["code"], missing["hint"]) == ("topic_not_found", "create it with trunkline topic create orders")
 
 
 def test_queues(both: Both) -> None:

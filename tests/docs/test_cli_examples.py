@@ -80,7 +80,7 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
     (folder / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
     if creates == "queue":
         return example
-    dead = mq.enqueue("mail", {"to": "nobody@example.com"}).id
+    dead = mq.enqueue("mail", {"to": "nobody@example.com"}, label="send_receipt").id
     for delivery in mq.claim("mail", max_messages=100):
         if delivery.id == dead:
             delivery.bury("ConnectTimeout")

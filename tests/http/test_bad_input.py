@@ -224,6 +224,24 @@ def test_settlements(http: httpx.Client, queue: str) -> None:
     problem(http.post("/v1/queues/nobody/ack", json={"receipts": ["x"]}), 404, "queue_not_found")
 
 
+def test_a_hint_is_a_request_that_helps(http: httpx.Client, name: str) -> None:
+    """What is missing comes with the request that makes it: it is sent as it stands."""
+    steps = [
+        (f"/v1/queues/{name}", "queue_not_found"),
+        (f"/v1/topics/{name}", "topic_not_found"),
+        (f"/v1/topics/{name}/groups/{name}", "group_not_found"),
+    ]
+    for path, code in steps:
+        hint = problem(http.get(path), 404, code)["hint"]
+        found = re.fullmatch(r"create it with (\S+) (\S+) (\{.*?\}).*", hint)
+        assert found is not None, hint
+        assert http.request(found[1], found[2], content=found[3]).status_code == 201
+        assert http.get(path).status_code == 200
+    for noun in ("queues", "topics"):
+        taken = problem(http.post(f"/v1/{noun}", json={"id": name, **QUEUE}), 400, "already_exists")
+        assert taken["hint"] == f"use POST /v1/{noun}?ensure=true if that is fine"
+
+
 def test_offsets(http: httpx.Client, topic: str) -> None:
     publish(http, topic, b'{"payload": 1}')
     path = f"/v1/topics/{topic}/messages"

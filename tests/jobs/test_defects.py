@@ -91,7 +91,11 @@ async def test_t22_a_kind_without_handler_stays_for_others(db: str, app: App) ->
 
 
 @pytest.mark.timeout(600)
-async def test_t23_the_worker_goes_on_after_a_restart_of_the_database() -> None:
+async def test_t23_the_worker_goes_on_after_a_restart_of_the_database(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says once that the database is away, and does not wait for it when it is to end."""
+    monkeypatch.setattr("trunkline.jobs.worker.LEAVE_SECONDS", 1.0)
     server = WheelServer(18)
     url = server.start()
     try:
@@ -112,6 +116,11 @@ async def test_t23_the_worker_goes_on_after_a_restart_of_the_database() -> None:
                 work.on(mq).enqueue(2)
             await until(lambda: done == [1, 2])
             await until(lambda: _acked(app, "default", 2))
+            caplog.clear()
+            await asyncio.to_thread(server.server.stop)
+            await until(lambda: "cannot be asked" in caplog.text)
+        assert caplog.text.count("cannot be asked") == 1
+        assert "could not sign off: the database did not answer" in caplog.text
     finally:
         server.stop()
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -15,8 +16,8 @@ import pytest
 from tests.conftest import Clock, Connection
 from tests.jobs.conftest import dead, stats, until
 from trunkline import SyncClient
-from trunkline.errors import IdempotencyConflict, InvalidArgument, PayloadTooLarge, QueueNotFound
-from trunkline.jobs import App, Context, InvalidArguments, UnknownKind, Worker
+from trunkline.errors import IdempotencyConflict, InvalidArgument, JobNotFound, PayloadTooLarge, QueueNotFound
+from trunkline.jobs import App, Context, InvalidArguments, JobFailed, UnknownKind, Worker
 
 
 class Struct(msgspec.Struct):
@@ -228,9 +229,15 @@ async def test_a_job_that_waits_can_be_cancelled(app: App) -> None:
 
     first = await work.enqueue(1)
     second = await work.options(after=[first]).enqueue(2)
+    assert await second.cancel("not wanted") == "cancelled"
     assert await second.cancel() == "cancelled"
+    with pytest.raises(JobNotFound, match="there is no job"):
+        await app.cancel(UUID("019a8d2e-7c1b-7000-8000-000000000000"))
     async with Worker(app):
         await first.result("10s")
+    assert await first.cancel() == "done"
+    with pytest.raises(JobFailed, match="not wanted"):
+        await second.result("10s")
     assert (await stats(app)).acked == 1
 
 

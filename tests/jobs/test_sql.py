@@ -193,3 +193,48 @@ def test_refusals(conn: Connection, queue: str, statement: str, code: str) -> No
 def test_what_is_not_dead_cannot_be_retried(conn: Connection) -> None:
     with refused("TL014"):
         call(conn, "retry_job", uuid4())
+
+
+def test_a_job_without_an_offset_is_seen_and_can_be_cancelled(conn: Connection, connect: Connect, queue: str) -> None:
+    """Just enqueued; and committed so late that the log has gone on without it."""
+    [late] = rows(conn, "select trunkline.new_id() as id")
+    other = connect()
+    with other.transaction():
+        call(other, "enqueue", queue, "{}", p_label="late", p_id=late.id)
+        fresh = call(conn, "enqueue", queue, "{}", p_label="fresh")[0]
+        with refused("TL018", "there is no job"):
+            call(conn, "cancel_job", late.id)
+        shown = call(conn, "get_job", fresh.id)[0]
+        assert (shown.state, shown.kind, shown.payload) == ("waiting", "fresh", b"{}")
+        claim(conn, queue, 1)
+    assert [tuple(call(conn, "cancel_job", id)[0]) for id in (late.id, fresh.id)] == [("requested",), ("requested",)]
+    assert call(conn, "get_job", late.id)[0].cancel == "cancelled"
+    with conn.transaction():
+        conn.execute("set transaction read only")
+        assert [row.kind for row in call(conn, "list_jobs")] == ["fresh"]
+    assert sorted((row.kind, row.state) for row in call(conn, "list_jobs")) == [("fresh", "running"), ("late", "waiting")]
+
+
+def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -> None:
+    """Where deliveries have other words than jobs: put off, paused, held back by the queue, left by a dead worker."""
+    conn.execute("select trunkline.create_queue('slow', p_delivery_delay => '1 hour')")
+    for name in ("snoozed", "nacked", "lost"):
+        call(conn, "enqueue", queue, "{}", p_label=name)
+    call(conn, "enqueue", "slow", "{}", p_label="held")
+    snoozed, nacked, _ = claim(conn, queue, 3)
+    call(conn, "snooze", [snoozed.receipt], "1 hour")
+    call(conn, "nack", [nacked.receipt], "1 hour", "no")
+    call(conn, "enqueue", queue, "{}", p_label="paused")
+    conn.execute("select trunkline.pause_queue('q')")
+    clock.advance(120)
+    listed = {row.kind: row for row in call(conn, "list_jobs")}
+    assert {kind: (row.state, row.attempt) for kind, row in listed.items()} == {
+        "snoozed": ("delayed", 0),
+        "nacked": ("delayed", 1),
+        "lost": ("running", 1),
+        "paused": ("waiting", 0),
+        "held": ("delayed", 0),
+    }
+    for row in listed.values():
+        [shown] = call(conn, "get_job", row.id)
+        assert [getattr(shown, name) for name in row._fields] == list(row)

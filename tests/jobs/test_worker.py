@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from datetime import timedelta
@@ -27,7 +26,6 @@ from trunkline.jobs import (
     SyncContext,
     Worker,
     pace,
-    running_calls,
 )
 from trunkline.jobs.pace import Pace
 
@@ -175,7 +173,7 @@ async def test_cancel_stops_a_running_job_and_keeps_a_waiting_one_from_starting(
         assert await first.cancel("no longer") == "requested"
         await stopped.wait()
         await until(lambda: _count(app, 2))
-        assert await first.cancel() == "finished"
+        assert await first.cancel() == "dead"
         letters = {letter.id: letter.error for letter in await dead(app)}
     assert ran == [1]
     assert letters[first.id] == "cancelled: no longer"
@@ -377,82 +375,6 @@ async def test_at_most_once_is_acked_before_it_starts(app: App) -> None:
         await until(lambda: _acked(app, 1))
     found = await stats(app)
     assert seen == [1] and (found.acked, found.dead, found.delayed) == (1, 0, 0)
-
-
-async def test_hostile_handlers_do_not_end_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline.jobs.worker.LEAVE_SECONDS", 0.2)
-    monkeypatch.setattr(running_calls, "LEAVE_SECONDS", 0.2)
-    me = os.getpid()
-    release = threading.Event()
-
-    @app.job(max_attempts=1)
-    async def leave() -> None:
-        raise SystemExit(3)
-
-    @app.job(max_attempts=1)
-    async def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    @app.job(max_attempts=1)
-    def leave_plain() -> None:
-        raise SystemExit(3)
-
-    @app.job(max_attempts=1, timeout="100ms")
-    async def swallow() -> None:
-        while not release.is_set():
-            try:
-                await asyncio.sleep(0.05)
-            except asyncio.CancelledError:
-                continue
-
-    @app.job(max_attempts=1, timeout="100ms")
-    def swallow_plain() -> None:
-        while not release.is_set():
-            try:
-                time.sleep(0.02)
-            except BaseException:
-                continue
-
-    @app.job(max_attempts=1, timeout="500ms")
-    async def never_yields() -> None:
-        while True:
-            pass
-
-    @app.job(result=True)
-    async def forks() -> int:
-        if os.fork() == 0:
-            return 0
-        return os.getpid()
-
-    @app.job(result=True)
-    def forks_plain() -> int:
-        if os.fork() == 0:
-            return 0
-        return os.getpid()
-
-    @app.job(result=True, max_attempts=1)
-    async def answers_nonsense() -> Any:
-        return object()
-
-    @app.job(result=True)
-    async def fine() -> str:
-        return "fine"
-
-    async with Worker(app, queues={"default": 2}):
-        for job in (leave, interrupt, leave_plain, swallow, swallow_plain, never_yields):
-            await job.enqueue()
-        assert await (await forks.enqueue()).result("20s") == me
-        assert await (await forks_plain.enqueue()).result("20s") == me
-        with pytest.raises(JobFailed, match="cannot be stored"):
-            await (await answers_nonsense.enqueue()).result("20s")
-        assert await (await fine.enqueue()).result("20s") == "fine"
-        await until(lambda: _count(app, 7))
-        errors = {letter.label: letter.error.splitlines()[0] for letter in await dead(app)}
-        release.set()
-    assert errors["leave"] == errors["leave_plain"] == "SystemExit: 3"
-    assert errors["interrupt"].startswith("KeyboardInterrupt")
-    assert "longer than 0.1 s" in errors["swallow"] and "longer than 0.1 s" in errors["swallow_plain"]
-    assert "kept the event loop" in errors["never_yields"]
 
 
 async def test_order_per_key_in_an_ordered_queue(app: App) -> None:

@@ -203,8 +203,14 @@ class Session:
 
         if self._flags.get("url"):
             raise self._needs_database()
-        warn_about_secrets(self._flags["database_url"])
+        if not self.quiet:
+            warn_about_secrets(self._flags["database_url"])
         return conninfo(self._settings)
+
+    @property
+    def names_database(self) -> bool:
+        """Whether a flag says which one."""
+        return bool(self._flags["database_url"] or self._flags["data"])
 
     def _needs_database(self) -> click.UsageError:
         name = click.get_current_context().command_path
@@ -224,6 +230,10 @@ class Session:
         else:
             with_client = functools.partial(_with_client, self.url, work)
         return asyncio.run(self._limited(with_client))
+
+    def run_alone(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`, which opens what it needs by itself, in the time that --timeout gives."""
+        return asyncio.run(self._limited(work))
 
     @contextmanager
     def limited(self) -> Iterator[None]:

@@ -38,7 +38,7 @@ COMMANDS = {
     "serve": "Serve HTTP on a database.",
     "dispatch": "Send what bound queues hold to their endpoints.",
     "token": "Tokens of the HTTP service.",  # nosec B105
-    "up": "Start everything: a private Postgres, the schema and upkeep.",
+    "up": "Start everything: a private Postgres, the schema, upkeep, HTTP and push.",
     "migrate": "Install the schema, or bring it up to date.",
     "doctor": "Look for what endangers durability or speed.",
     "bench": "Measure, next to other ways to do the same (needs a checkout).",
@@ -143,7 +143,7 @@ def _report(exc: Exception, as_json: bool) -> int:
     if error is None:
         words = f"unexpected {type(exc).__name__}: {exc}"
         return _fail(words, "error", 1, as_json, hint="TRUNKLINE_DEBUG=1 shows where")
-    return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint, detail=error.detail)
+    return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint_in("command"), detail=error.detail)
 
 
 def _from_client(exc: Exception) -> bool:

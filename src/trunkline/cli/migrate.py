@@ -22,7 +22,8 @@ from trunkline.cli.output import write_line
 def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
     """Install the schema, or bring it up to date.
 
-    Safe to repeat, to interrupt and to run twice at once; needs neither superuser nor extension.
+    Safe to repeat, to interrupt and to run twice at once; needs neither superuser nor extension. With -q it says nothing
+    unless it fails; -o json says what it did all the same.
     """
     from trunkline.sql.migrate import migrate
 
@@ -32,6 +33,8 @@ def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
     url = session.url
     with session.limited():
         report = migrate(url, extra=extra)
+    if session.quiet and not session.out.chosen:
+        return
     if not session.out.table:
         session.out.one({"applied": list(report.applied), "version": report.version})
     elif report.applied:

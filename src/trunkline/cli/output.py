@@ -49,6 +49,7 @@ class Output:
     """Writes records as `-o` says; without it a terminal gets a table and everything else gets JSON."""
 
     def __init__(self, choice: str | None) -> None:
+        self.chosen = choice is not None
         self.format = choice or ("table" if stdout_is_terminal() else "json")
 
     @property

@@ -1,4 +1,4 @@
-"""`trunkline up`: a private Postgres (or yours), the schema, upkeep and HTTP, in the foreground until Ctrl-C."""
+"""`trunkline up`: a private Postgres (or yours), the schema, upkeep, HTTP and push, in the foreground until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ A tour of 60 seconds; paste it into psql:
 @click.option("--push-allow", metavar="NETWORK,...", help="Networks that push may go to besides the public internet.")
 @click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
 def command(no_http: bool, **flags: str | None) -> None:
-    """Start everything and stay in the foreground.
+    """Start everything and stay in the foreground: Postgres, the schema, upkeep, HTTP and push.
+
+    It installs the schema or brings it up to date, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http), and sends
+    what bound queues hold to their endpoints, as `trunkline dispatch` does. HTTP and push need their packages: pip
+    install 'trunkline[server,push]'. Jobs are run by `trunkline worker`.
 
     Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
     it; the data stays. A second `up` on the same directory uses the server of the first.
@@ -109,7 +113,8 @@ async def _serve(settings: Settings, url: str, port: int | None, stop: asyncio.E
 
     report = await asyncio.to_thread(migrate, url)
     if report.applied:
-        click.echo(f"Applied {', '.join(report.applied)}.")
+        migrations = sum(name[0].isdigit() for name in report.applied)
+        click.echo(f"Applied {migrations} migrations and {len(report.applied) - migrations} files of functions.")
     http = None if port is None else HttpService(url, port)
     try:
         if http is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +39,9 @@ WORKERS = (
 )
 
 
+_PART = re.compile(r"[A-Za-z0-9._-]{1,200}(:[1-9][0-9]{0,5})?")
+
+
 class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
     """`mail:10,thumbs:4`: names of queues, each with how many jobs run at once."""
 
@@ -50,7 +53,7 @@ class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click
         found: dict[str, int] = {}
         for part in value.split(","):
             name, _, count = part.strip().partition(":")
-            if not name or (count and not count.isdecimal()) or count == "0":
+            if not _PART.fullmatch(part.strip()):
                 self.fail(f"{part!r} is not a queue, or a queue and a number as in mail:10", param, ctx)
             if name in found:
                 self.fail(f"queue {name!r} is named twice", param, ctx)
@@ -80,7 +83,11 @@ def run(
     reload: bool,
     drain: bool,
 ) -> int | None:
-    """Run the jobs of APP, written module:app, until Ctrl-C or SIGTERM; a second one does not wait for handlers."""
+    """Run the jobs of APP until Ctrl-C or SIGTERM.
+
+    APP is written module:app; its module is looked for in this directory first. The first signal lets running handlers end
+    (see --grace) and claims no more; a second one does not wait. Missing queues, limits and schedules of the app are made.
+    """
     if reload:
         from trunkline.jobs.reloading import run_and_reload
 
@@ -90,7 +97,8 @@ def run(
     from trunkline.jobs.loading import load
 
     loaded = load(app)
-    loaded.url = loaded.url or session.url
+    if session.names_database or loaded.url is None:
+        loaded.url = session.url
     settings: dict[str, Any] = {"queues": queues, "prefetch": prefetch, "lease": lease, "grace": grace, "stall": stall}
 
     async def work() -> None:
@@ -102,14 +110,15 @@ def run(
                 from trunkline.jobs.testing import Jobs
 
                 done = await Jobs(loaded).drain("1h", **settings)
-                session.say(f"ran {len(done)} attempts")
+                failed = sum(ran.outcome in ("retry", "bury", "lost") for ran in done)
+                session.say(f"ran {len(done)} {'attempt' if len(done) == 1 else 'attempts'}, {failed or 'none'} failed")
                 return
             async with Worker(loaded, **settings) as worker:
                 session.say(f"worker {worker.name} runs {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}")
                 await worker.work()
 
     _logs()
-    asyncio.run(work())
+    session.run_alone(work)
     return None
 
 
@@ -117,6 +126,8 @@ def _logs() -> None:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # says several times a second that the database is away; the worker says it once
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 @command.verb("list", example="trunkline worker list", http=False)
@@ -129,4 +140,7 @@ def list_(session: Session, within: timedelta) -> None:
         async with mq.connection() as conn:
             return list(await jobs.list_workers(conn, within))
 
-    session.out.many(session.run(work), WORKERS)
+    rows = session.run(work)
+    session.out.many(rows, WORKERS)
+    if session.out.table and not rows:
+        session.say("No worker runs: start one with trunkline worker module:app.")

@@ -43,6 +43,29 @@ class JobRow(msgspec.Struct, frozen=True):
     created_at: datetime | None
 
 
+class JobView(msgspec.Struct, frozen=True):
+    """One job, whatever its state: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
+
+    id: UUID
+    queue: str | None
+    kind: str | None
+    state: str
+    reason: str | None
+    attempt: int
+    due_at: datetime | None
+    worker: str | None
+    error: str | None
+    created_at: datetime | None
+    ended_at: datetime | None
+    key: str | None
+    headers: dict[str, Any] | None
+    payload: bytes | None
+    result: bytes | None
+    history: list[dict[str, Any]]
+    waits_for: list[UUID] | None
+    cancel: str | None
+
+
 class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as it described itself."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.db.codec import Encoded, to_json
-from trunkline.db.job_records import Ending, JobResult, JobRow, WorkerRow
+from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -185,6 +185,10 @@ async def list_jobs(
         "select * from trunkline.list_jobs(%b::text, %b::text, %b::int)",
         (queue, state, limit),
     )
+
+
+async def get_job(conn: Connection, id: UUID) -> JobView:
+    return (await fetch_records(conn, JobView, "select * from trunkline.get_job(%b)", (id,)))[0]
 
 
 # For tests

@@ -31,6 +31,7 @@ _ROW_SECONDS = 0.1
 _FEW = 4
 """So many consumers look for themselves sooner, and for the same cost, than a poll and those whom it finds."""
 _TURN_SECONDS = 0.2
+COMPLAIN_SECONDS = 30.0
 
 
 class Watch:
@@ -105,6 +106,7 @@ class Wakeup:
         self._gap = _GAP_SECONDS
         self._looked = 0.0
         self._closed = False
+        self._complained: float | None = None
         self._poller: Background | None = None
         self._listener: Background | None = None
         self._notifier: Background | None = None
@@ -206,6 +208,12 @@ class Wakeup:
             return False
         return True
 
+    def _complain(self, exc: psycopg.Error) -> None:
+        """A line when the database goes away, and one every half minute as long as it stays away."""
+        if self._complained is None or monotonic() - self._complained > COMPLAIN_SECONDS:
+            self._complained = monotonic()
+            log.warning("the database cannot be asked for messages, trying again: %s", str(exc).partition("\n")[0])
+
     async def _poll_for_ever(self) -> None:
         while not self._closed:
             await self._poke.wait(self._pause)
@@ -217,7 +225,7 @@ class Wakeup:
             try:
                 await self._poll(waiting)
             except psycopg.OperationalError as exc:
-                log.warning("a poll failed, the next one comes soon: %s", exc)
+                self._complain(exc)
                 async with self._side_lock:
                     await self._drop_side()
                 await sleep(_TURN_SECONDS)
@@ -228,6 +236,8 @@ class Wakeup:
                 for watch in waiting:
                     watch.ring()
                 await self._rest(POLL_SECONDS)
+            else:
+                self._complained = None
             # a flood of hints never takes more than half of the poller's time
             await sleep(max(self._gap, monotonic() - start))
 

@@ -41,7 +41,7 @@ class HttpQueues(Noun):
         """A new queue; `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
         queue, made = await self._make(name, settings)
         if not made:
-            raise AlreadyExists(f"queue {name!r} exists already")
+            raise AlreadyExists(f"queue {name!r} already exists", hint="use trunkline.ensure_queue if that is fine")
         return queue
 
     async def ensure(self, name: str, **settings: Any) -> Queue:

@@ -37,7 +37,8 @@ class Transport:
     """The connections to one server."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
-        headers = {"content-type": "application/json"}
+        # hints come as SQL has them: whether a command or Python asks is known only here
+        headers = {"content-type": "application/json", "x-trunkline-hints": "sql"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:

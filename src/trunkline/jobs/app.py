@@ -15,7 +15,7 @@ from trunkline.client import Client
 from trunkline.db import jobs as calls
 from trunkline.db.codec import duration
 from trunkline.db.tasks import log
-from trunkline.errors import PermissionDenied, QueueNotFound
+from trunkline.errors import InvalidArgument, PermissionDenied, QueueNotFound
 from trunkline.jobs import enqueuing
 from trunkline.jobs.arguments import Arguments, parameters, wants_context
 from trunkline.jobs.backoff import Backoff
@@ -266,20 +266,29 @@ class App:
                 for limit in self._limits().values():
                     await calls.ensure_limit(conn, limit.name, max_running=limit.running, rate=limit.rate, burst=limit.burst)
             for schedule in self.schedules.values():
-                message = schedule.call.message
-                await self.client.schedules.ensure(
-                    schedule.name,
-                    schedule.cron,
-                    queue=schedule.call.queue,
-                    body=msgspec.Raw(message.body),
-                    key=message.key,
-                    label=message.label,
-                    headers=message.headers,
-                    timezone=schedule.timezone,
-                    catch_up=schedule.catch_up,
-                )
+                await self._setup_schedule(schedule)
         except PermissionDenied as exc:
             log.warning("limits and schedules were not brought up to date: %s", exc)
+
+    async def _setup_schedule(self, schedule: Schedule) -> None:
+        message = schedule.call.message
+        try:
+            await self.client.schedules.ensure(
+                schedule.name,
+                schedule.cron,
+                queue=schedule.call.queue,
+                body=msgspec.Raw(message.body),
+                key=message.key,
+                label=message.label,
+                headers=message.headers,
+                timezone=schedule.timezone,
+                catch_up=schedule.catch_up,
+            )
+        except InvalidArgument as exc:
+            # which of them
+            raise InvalidArgument(
+                f"schedule {schedule.name!r}: {exc.message}", hint=exc.hint, sqlstate=exc.sqlstate
+            ) from exc
 
     def _limits(self) -> dict[str, Limit]:
         found: dict[str, Limit] = {}
@@ -364,7 +373,9 @@ class App:
 
     async def cancel(self, id: UUID, reason: str | None = None) -> str:
         """Ask for the end of a job. One that waits will not start, one that runs is stopped (its handler sees a
-        cancellation); it becomes a dead letter with the reason. `requested`, `cancelled` at once, or `finished`."""
+        cancellation); both become dead letters with the reason: `requested`. One that waits for others is gone at once:
+        `cancelled`. Where there is nothing to end it answers the state: `done`, `dead`, `cancelled`, `failed` or `gone`.
+        `JobNotFound` for an id that no job has."""
         async with self.client._runtime().connection(writing=True) as conn:
             return await calls.cancel_job(conn, id, reason)
 

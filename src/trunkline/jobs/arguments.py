@@ -114,8 +114,11 @@ class Arguments:
             payload = _ENCODER.encode(value)
             self._decoder.decode(payload)
         except (TypeError, ValueError, KeyError, RecursionError) as exc:
-            raise InvalidArguments(f"job {self.kind!r}: {exc}", hint="give arguments that fit its function") from exc
+            raise InvalidArguments(f"job {self.kind!r}: {exc}", hint=self._remedy()) from exc
         return payload
+
+    def _remedy(self) -> str:
+        return "give the payload that it takes" if self.whole else f"it takes {', '.join(self.names) or 'no arguments'}"
 
     def decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by place and by name; `InvalidArguments` when the message does not fit."""

@@ -72,5 +72,5 @@ class Handle(Generic[R]):
         return rows[0] if rows else None
 
     async def cancel(self, reason: str | None = None) -> str:
-        """Ask for its end: `cancelled`, `requested` or `finished`; see `App.cancel`."""
+        """Ask for its end: `requested`, `cancelled`, or the state of one that has ended; see `App.cancel`."""
         return await self._app.cancel(self.id, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trunkline.db.codec import duration
@@ -96,7 +97,7 @@ class Judge:
         if isinstance(exc, HandlerError):
             words = f"{exc}\n{exc.trace}"
         else:
-            lines = traceback.format_exception(exc, limit=-12)
+            lines = traceback.format_exception(type(exc), exc, _of_the_handler(exc.__traceback__), limit=-12)
             words = f"{type(exc).__name__}: {exc}\n{''.join(lines)}"
         log.warning(
             "job %s %s failed in attempt %s: %s",
@@ -123,3 +124,11 @@ class Judge:
                 return Verdict("bury", None, error)
             return Verdict("nack" if item.plain and not self._ordered else "bury", timedelta(0), error)
         return Verdict("nack", backoff.after(attempt) if delay is None else delay, error)
+
+
+def _of_the_handler(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins outside this package; all of it where none does."""
+    found = trace
+    while found is not None and str(found.tb_frame.f_globals.get("__name__")).startswith("trunkline."):
+        found = found.tb_next
+    return found or trace

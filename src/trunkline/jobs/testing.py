@@ -14,6 +14,7 @@ import msgspec
 from trunkline.client import SyncClient
 from trunkline.db import jobs as calls
 from trunkline.db.codec import duration
+from trunkline.db.pool import Connection
 from trunkline.db.sync import jobs as sync_calls
 from trunkline.errors import Timeout
 from trunkline.jobs.app import App
@@ -122,24 +123,49 @@ class Jobs:
 
         end = monotonic() + seconds
         async with Worker(self.app, on_finished=note, **(settings or {})) as worker:
-            while not any(ran.id == until for ran in done) if until is not None else await self._busy(worker):
-                if monotonic() > end:
-                    if until is not None:
-                        raise Timeout(
-                            f"job {until} has not ended here after {seconds:g} s",
-                            hint="give it more time; or has another worker taken it?",
-                        )
-                    raise Timeout(f"jobs still run after {seconds:g} s", hint="give drain more time")
-                await asyncio.sleep(0.01)
+            try:
+                while not any(ran.id == until for ran in done) if until is not None else await self._busy(worker, done):
+                    if monotonic() > end:
+                        raise _too_late(until, seconds)
+                    await asyncio.sleep(0.01)
+            except BaseException:
+                # somebody waits no longer: handlers get no grace either
+                worker.request_stop()
+                worker.request_stop()
+                raise
         return done
 
-    async def _busy(self, worker: Worker) -> bool:
-        """Whether something runs, waits to be settled, or is free to start."""
+    async def _busy(self, worker: Worker, done: list[Ran]) -> bool:
+        """Whether something runs, waits to be settled, or is free to start here. What the app has no function for stays for
+        others, and a paused queue gives out nothing."""
         async with self.app.client._runtime().connection(writing=True) as conn:
             await calls.start_waiting(conn)
-            queues = set(worker.queues)
-            stats = {row.queue: row for row in (await self.app.client.stats()).queues if row.queue in queues}
-        return worker.busy or any(row.ready + row.leased for row in stats.values())
+            ended, before = len(done), await self._counts(worker)
+            if worker.busy or any(leased for _, leased in before.values()):
+                return True
+            for queue, (ready, _) in before.items():
+                if ready and await self._has_work(conn, queue):
+                    return True
+        # nothing of ours: unless something moved while we looked
+        return before != await self._counts(worker) or worker.busy or ended != len(done)
+
+    async def _counts(self, worker: Worker) -> dict[str, tuple[int, int]]:
+        """What is ready and what is leased in each queue that gives something out."""
+        rows = (await self.app.client.stats()).queues
+        return {row.queue: (0 if row.paused else row.ready, row.leased) for row in rows if row.queue in worker.queues}
+
+    async def _has_work(self, conn: Connection, queue: str) -> bool:
+        waiting = await calls.list_jobs(conn, queue, state="waiting", limit=10_000)
+        runnable = {name for name, job in self.app.kinds.items() if job.function is not None}
+        return any(row.kind in runnable for row in waiting)
+
+
+def _too_late(until: UUID | None, seconds: float) -> Timeout:
+    if until is None:
+        return Timeout(f"jobs still run after {seconds:g} s", hint="give drain more time")
+    return Timeout(
+        f"job {until} has not ended here after {seconds:g} s", hint="give it more time; or has another worker taken it?"
+    )
 
 
 def _seconds(span: Duration) -> float:

@@ -190,10 +190,11 @@ class Worker:
         self.threads.end()
         self.processes.end()
         try:
-            async with self.runtime.connection(writing=True) as conn:
+            # a courtesy: who is away as long as this does not hold up the end
+            async with asyncio.timeout(LEAVE_SECONDS), self.runtime.connection(writing=True) as conn:
                 await jobs.forget_worker(conn, self.name)
-        except TrunklineError as exc:
-            log.warning("worker %s could not sign off: %s", self.name, exc)
+        except (TrunklineError, TimeoutError) as exc:
+            log.warning("worker %s could not sign off: %s", self.name, str(exc) or "the database did not answer")
         await asyncio.to_thread(self._close_threads)
 
     def _close_threads(self) -> None:

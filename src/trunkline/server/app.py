@@ -15,12 +15,13 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline import telemetry
+from trunkline.remedies import Words
 from trunkline.server import engine, logs
 from trunkline.server.addresses import is_loopback
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
 from trunkline.server.parent import end_with
-from trunkline.server.problems import MEDIA_TYPE, Problem, busy, from_any
+from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
 from trunkline.server.routes import (
     api,
     claims,
@@ -100,7 +101,8 @@ def _problem(request: Any, exc: Exception) -> Response[bytes]:
             exc_info=exc if problem.status == 500 else None,
         )
     headers = {**_SAFE, **problem.headers}
-    return Response(problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+    words: Words = "sql" if HINTS in request.headers else "route"
+    return Response(problem.body(words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def _translate(exc: Exception) -> Problem:

@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 
 from trunkline import errors
+from trunkline.remedies import Words, reword
 
 MEDIA_TYPE = "application/problem+json"
+HINTS = "x-trunkline-hints"
+"""A request with this header gets hints as SQL has them; our own client sends it and puts them into its caller's words."""
 MESSAGES = {
     1: "internal server error",
     2: "malformed request body",
@@ -64,21 +67,21 @@ class Problem(Exception):
         self.hint = hint
         self.headers = headers or {}
 
-    def details(self) -> Details:
+    def details(self, words: Words = "route") -> Details:
         return Details(
             type=f"urn:trunkline:error:{self.error}",
             title=self.error.replace("_", " "),
             status=self.status,
             error=self.error,
             detail=self.detail,
-            hint=self.hint,
+            hint=reword(self.hint, words),
             code=self.code,
             message=None if self.code is None else MESSAGES[self.code],
             details=self.detail if self.code == 3 else None,
         )
 
-    def body(self) -> bytes:
-        return msgspec.json.encode(self.details())
+    def body(self, words: Words = "route") -> bytes:
+        return msgspec.json.encode(self.details(words))
 
 
 def malformed(detail: str, error: str = "malformed_body") -> Problem:
@@ -116,7 +119,8 @@ def from_error(exc: errors.TrunklineError) -> Problem:
     # what Postgres reports about itself is for the log, not for whoever asks
     known = exc.code != "error"
     detail = exc.message if known else "something went wrong here; the log of the server has it"
-    return Problem(exc.status, exc.code if known else "internal", detail, code=code, hint=exc.hint, headers=headers)
+    hint = exc.hint_in("sql")
+    return Problem(exc.status, exc.code if known else "internal", detail, code=code, hint=hint, headers=headers)
 
 
 def from_any(exc: BaseException) -> Problem:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.db.codec import Encoded, to_json
-from trunkline.db.job_records import Ending, JobResult, JobRow, WorkerRow
+from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
@@ -178,6 +178,10 @@ def list_jobs(conn: Connection, queue: str | None = None, *, state: str | None =
         "select * from trunkline.list_jobs(%b::text, %b::text, %b::int)",
         (queue, state, limit),
     )
+
+
+def get_job(conn: Connection, id: UUID) -> JobView:
+    return (fetch_records(conn, JobView, "select * from trunkline.get_job(%b)", (id,)))[0]
 
 
 # For tests

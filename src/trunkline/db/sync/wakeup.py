@@ -32,6 +32,7 @@ _ROW_SECONDS = 0.1
 _FEW = 4
 """So many consumers look for themselves sooner, and for the same cost, than a poll and those whom it finds."""
 _TURN_SECONDS = 0.2
+COMPLAIN_SECONDS = 30.0
 
 
 class Watch:
@@ -106,6 +107,7 @@ class Wakeup:
         self._gap = _GAP_SECONDS
         self._looked = 0.0
         self._closed = False
+        self._complained: float | None = None
         self._poller: Background | None = None
         self._listener: Background | None = None
         self._notifier: Background | None = None
@@ -207,6 +209,12 @@ class Wakeup:
             return False
         return True
 
+    def _complain(self, exc: psycopg.Error) -> None:
+        """A line when the database goes away, and one every half minute as long as it stays away."""
+        if self._complained is None or monotonic() - self._complained > COMPLAIN_SECONDS:
+            self._complained = monotonic()
+            log.warning("the database cannot be asked for messages, trying again: %s", str(exc).partition("\n")[0])
+
     def _poll_for_ever(self) -> None:
         while not self._closed:
             self._poke.wait(self._pause)
@@ -218,7 +226,7 @@ class Wakeup:
             try:
                 self._poll(waiting)
             except psycopg.OperationalError as exc:
-                log.warning("a poll failed, the next one comes soon: %s", exc)
+                self._complain(exc)
                 with self._side_lock:
                     self._drop_side()
                 sleep(_TURN_SECONDS)
@@ -229,6 +237,8 @@ class Wakeup:
                 for watch in waiting:
                     watch.ring()
                 self._rest(POLL_SECONDS)
+            else:
+                self._complained = None
             # a flood of hints never takes more than half of the poller's time
             sleep(max(self._gap, monotonic() - start))
 

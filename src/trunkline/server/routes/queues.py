@@ -99,9 +99,10 @@ async def create_queue(request: Call) -> Answer:
         settings.setdefault("max_attempts", _MANY_ATTEMPTS)
     try:
         return answer(QueueView.of(await request.mq.queues.create(asked.id, **settings, **fixed)), 201)
-    except AlreadyExists:
+    except AlreadyExists as exc:
         if not ensure:
-            raise Problem(400, "already_exists", f"there is a queue {asked.id} already", code=4) from None
+            words = f"there is a queue {asked.id} already"
+            raise Problem(400, "already_exists", words, code=4, hint=exc.hint_in("sql")) from None
     return answer(QueueView.of(await request.mq.queues.ensure(asked.id, **fixed)))
 
 

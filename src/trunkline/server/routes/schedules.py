@@ -79,7 +79,7 @@ async def _find(call: Call, id: str) -> Schedule:
     for row in await call.mq.schedules.list():
         if row.name == id:
             return row
-    raise ScheduleNotFound(f"there is no schedule {id}")
+    raise ScheduleNotFound(f"there is no schedule {id}", hint="create it with trunkline.create_schedule")
 
 
 @route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))

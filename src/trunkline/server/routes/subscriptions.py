@@ -69,7 +69,7 @@ async def create_subscription(request: Call) -> Answer:
                 start=asked.start,
             )
     except AlreadyExists as exc:
-        raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint) from None
+        raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint_in("sql")) from None
     return answer(SubscriptionView.of(await _find(request, asked.id, asked.queue_id)), 201)
 
 
@@ -77,7 +77,7 @@ async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
     """Those made over HTTP have names of their own; those made in SQL may be called the same on several queues."""
     found = [row for row in await call.mq.subscriptions.list(queue) if row.name == id]
     if not found:
-        raise SubscriptionNotFound(f"there is no subscription {id}")
+        raise SubscriptionNotFound(f"there is no subscription {id}", hint="see trunkline.list_subscriptions")
     if len(found) > 1:
         raise Problem(409, "ambiguous", f"{len(found)} queues have a subscription {id}", hint="say which with ?queue=")
     return found[0]

@@ -70,9 +70,10 @@ async def create_topic(request: Call) -> Answer:
     await request.allow(asked.id)
     try:
         return answer(TopicView.of(await request.mq.topics.create(asked.id, **asked.changes())), 201)
-    except AlreadyExists:
+    except AlreadyExists as exc:
         if not ensure:
-            raise Problem(400, "already_exists", f"there is a topic {asked.id} already", code=7) from None
+            words = f"there is a topic {asked.id} already"
+            raise Problem(400, "already_exists", words, code=7, hint=exc.hint_in("sql")) from None
     return answer(TopicView.of(await request.mq.topics.ensure(asked.id, partitions=asked.partitions)))
 
 

@@ -10,7 +10,7 @@ begin
     select * into s from trunkline.subscriptions where kind = 'group' and topic_id = p_topic_id and name = p_group;
     if not found then
         perform trunkline._fail('TL012', format('group %L does not exist on topic %L', p_group, p_topic),
-                                format('create it with trunkline.create_group(%L, %L), or just fetch', p_topic, p_group));
+                                format('create it with trunkline.create_group(%L, %L), or just fetch: that makes it too', p_topic, p_group));
     end if;
     return s;
 end

@@ -253,12 +253,13 @@ end
 $$;
 
 -- Asks for the end of a job. One that waits for others goes at once ('cancelled'); one that waits in a queue will not start and one that runs is
--- stopped by its worker ('requested'), both become dead letters; 'finished': there is nothing to end.
+-- stopped by its worker ('requested'), both become dead letters. Where there is nothing to end it answers the state: 'done', 'dead', 'cancelled', 'failed' or 'gone'.
 create or replace function trunkline.cancel_job(p_id uuid, p_reason text default null) returns text
 language plpgsql
 as $$
 declare
     v_reason text := left(coalesce(p_reason, 'cancelled'), 1000);
+    v_state  text;
 begin
     if p_id is null then
         perform trunkline._fail('TL001', 'the id is null', 'give the id that enqueue answered');
@@ -266,12 +267,16 @@ begin
     delete from trunkline.job_waiting where waiting_id = p_id;
     if found then
         insert into trunkline.job_results (slot, job_id, state, error, at)
-        values (trunkline._history_slot(trunkline.clock()), p_id, 'f', v_reason, trunkline.clock());
+        values (trunkline._history_slot(trunkline.clock()), p_id, 'c', v_reason, trunkline.clock());
         return 'cancelled';
     end if;
-    if exists (select from trunkline.job_results where job_id = p_id and state = 'd') or exists (select from trunkline.dead_letters where id = p_id) then
-        return 'finished';
+    select j.state into v_state from trunkline._job(p_id) j;
+    if v_state in ('done', 'dead', 'cancelled', 'failed', 'gone') then
+        return v_state;
+    elsif v_state is null and trunkline._uuid_time(p_id) is not null then
+        perform trunkline._fail_job(p_id);
     end if;
+    -- an id that carries no time may be one that is too far back to be found
     insert into trunkline.job_cancels (job_id, reason, at) values (p_id, v_reason, trunkline.clock()) on conflict (job_id) do nothing;
     return 'requested';
 end
@@ -288,10 +293,16 @@ language plpgsql
 as $$
 declare
     v_queue text;
+    v_state text;
 begin
     select q.name into v_queue from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.id = p_id order by d.dead_id desc limit 1;
     if not found then
-        perform trunkline._fail('TL014', format('job %s is not a dead letter', p_id), 'only what failed for good can be retried; see trunkline.list_jobs');
+        v_state := (select j.state from trunkline._job(p_id) j);
+        if v_state is null and trunkline._uuid_time(p_id) is not null then
+            perform trunkline._fail_job(p_id);
+        end if;
+        perform trunkline._fail('TL014', format('job %s is not a dead letter%s', p_id, coalesce(': it is ' || v_state, '')),
+                                'only what failed for good can be retried; see trunkline.list_jobs');
     end if;
     delete from trunkline.job_cancels where job_id = p_id;
     perform trunkline.redrive(v_queue, array[p_id]);
@@ -418,16 +429,21 @@ as $$
     select w.worker, w.started_at, w.seen_at, w.info from trunkline.job_workers w where w.seen_at > trunkline.clock() - p_within order by w.started_at desc
 $$;
 
--- Looking
+-- Looking. A job is a message with a label; other messages of a queue are none. Its state is
+--   running (a worker has it), waiting (free to start), delayed (until due_at), blocked (by other jobs), dead (a dead letter),
+--   done, cancelled (while it was blocked), failed (its dead letter is gone too), gone (settled, expired or purged, longer ago than the history goes).
 
--- Jobs of a queue (of all queues: null) that have not ended well: running, waiting (free to start), delayed (until due_at), blocked (by other jobs), dead.
+-- Jobs of a queue (of all queues: null) that have not ended well: running, waiting, delayed, blocked, dead. Of those that wait in the log, it looks
+-- among the next 1,000 messages.
 create or replace function trunkline.list_jobs(p_queue text default null, p_state text default null, p_limit int default 100)
 returns table (id uuid, queue text, kind text, state text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz)
-language plpgsql stable
+language plpgsql
 as $$
 declare
-    q     trunkline.queues;
-    v_now timestamptz := trunkline.clock();
+    q       trunkline.queues;
+    v_now   timestamptz := trunkline.clock();
+    -- what was enqueued a moment ago may have no offset yet; it gets one, if this transaction may
+    v_reads boolean := current_setting('transaction_read_only') = 'on' or current_setting('transaction_isolation') <> 'read committed';
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     if p_state not in ('running', 'waiting', 'delayed', 'blocked', 'dead') then
@@ -442,29 +458,33 @@ begin
             from (select * from trunkline._live_deliveries(q.queue_id) l where l.kind is null order by l.claimed_at limit p_limit) d
             join trunkline.cursors c on c.cursor_id = d.source_id
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, least(d.last_offset, d.first_offset + p_limit - 1)) m
+            where m.label is not null
             limit p_limit;
         end if;
         if p_state is null or p_state in ('waiting', 'delayed') then
             return query
             select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error, m.created_at
-            from (select * from trunkline.pending x where x.queue_id = q.queue_id and (p_state is null or (x.due_at > v_now) = (p_state = 'delayed'))
+            from (select * from trunkline.pending x where x.queue_id = q.queue_id and x.label is not null and (p_state is null or (x.due_at > v_now) = (p_state = 'delayed'))
                   order by x.due_at limit p_limit) p
             join trunkline.cursors c on c.cursor_id = p.cursor_id
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) m;
         end if;
-        if p_state is null or p_state = 'waiting' then
+        if p_state is null or p_state in ('waiting', 'delayed') then
             return query
-            select m.id, q.name, m.label, 'waiting', 0, null::timestamptz, null::text, null::text, m.created_at
+            select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.created_at + q.delivery_delay end, null::text, null::text, m.created_at
             from trunkline.cursors c
             cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position) as position) s
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, least(trunkline._head(c.log), s.position + p_limit - 1)) m
-            where c.queue_id = q.queue_id and c.lane = 'log' and c.topic_id = q.inbox_id
+            cross join lateral (select case when v_reads then trunkline._head(c.log) else trunkline._tick(c.topic_id, c.partition, c.segment_rows) end as head offset 0) h
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
+                                               least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
+            cross join lateral (select case when m.created_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
+            where c.queue_id = q.queue_id and c.lane = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
             limit p_limit;
         end if;
         if p_state is null or p_state = 'delayed' then
             return query
             select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
-            from trunkline.scheduled s where s.topic_id = q.inbox_id order by s.due_at limit p_limit;
+            from trunkline.scheduled s where s.topic_id = q.inbox_id and s.label is not null order by s.due_at limit p_limit;
         end if;
         if p_state is null or p_state = 'blocked' then
             return query
@@ -474,9 +494,134 @@ begin
         if p_state is null or p_state = 'dead' then
             return query
             select d.id, q.name, d.label, 'dead', d.attempts, null::timestamptz, null::text, d.error, d.created_at
-            from trunkline.dead_letters d where d.queue_id = q.queue_id order by d.dead_id limit p_limit;
+            from trunkline.dead_letters d where d.queue_id = q.queue_id and d.label is not null order by d.dead_id limit p_limit;
         end if;
     end loop;
+end
+$$;
+
+-- One job, whatever its state, with its arguments, its attempts and how it ended. reason: why it is where it is; cancel: why somebody wants its end.
+create or replace function trunkline.get_job(p_id uuid)
+returns table (id uuid, queue text, kind text, state text, reason text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz,
+               ended_at timestamptz, key text, headers jsonb, payload bytea, result bytea, history jsonb, waits_for uuid[], cancel text)
+language plpgsql stable
+as $$
+begin
+    return query select * from trunkline._job(p_id);
+    if not found then
+        perform trunkline._fail_job(p_id);
+    end if;
+end
+$$;
+
+create or replace function trunkline._fail_job(p_id uuid) returns void
+language plpgsql
+as $$
+begin
+    if trunkline.explain_message(p_id) ->> 'state' = 'unknown' then
+        perform trunkline._fail('TL018', format('there is no job %s', p_id), 'see trunkline.list_jobs; it was never enqueued, not committed yet, or retention took it');
+    end if;
+    perform trunkline._fail('TL018', format('message %s is not a job: it has no label', p_id), 'see trunkline.explain_message');
+end
+$$;
+
+-- One row, or none. What explain_message says about the message, in the words of jobs.
+create or replace function trunkline._job(p_id uuid)
+returns table (id uuid, queue text, kind text, state text, reason text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz,
+               ended_at timestamptz, key text, headers jsonb, payload bytea, result bytea, history jsonb, waits_for uuid[], cancel text)
+language plpgsql stable
+as $$
+declare
+    e jsonb;
+    r jsonb;
+    m trunkline.log_row;
+    t trunkline.topics;
+    p trunkline.pending;
+    d trunkline.dead_letters;
+    a trunkline.job_results;
+begin
+    id := p_id;
+    attempt := 0;
+    history := '[]';
+    cancel := (select c.reason from trunkline.job_cancels c where c.job_id = p_id);
+    select null, w.waiting_id, w.key, null, w.label, w.headers, w.payload, null, null, w.created_at into m from trunkline.job_waiting w where w.waiting_id = p_id;
+    if found then
+        state := 'blocked';
+        queue := (select w.queue from trunkline.job_waiting w where w.waiting_id = p_id);
+        waits_for := array(select x.parent_id from trunkline.job_parents x where x.waiting_id = p_id order by x.parent_id);
+        reason := case cardinality(waits_for) when 1 then 'waits for another job' else format('waits for %s other jobs', cardinality(waits_for)) end;
+    else
+        select * into a from trunkline.job_results x where x.job_id = p_id order by x.n desc limit 1;
+        e := trunkline.explain_message(p_id);
+        queue := e ->> 'queue';
+        reason := e ->> 'reason';
+        due_at := e ->> 'until';
+        state := case e ->> 'state' when 'scheduled' then 'delayed' when 'not_sequenced' then 'waiting' when 'dead' then 'dead' else 'gone' end;
+        if e ->> 'state' = 'scheduled' then
+            select null, s.id, s.key, null, s.label, s.headers, s.payload, null, null, null into m from trunkline.scheduled s where s.id = p_id limit 1;
+        elsif e ->> 'state' = 'not_sequenced' then
+            t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
+            execute format('select null, x.message_id, x.key, null, x.label, x.headers, x.payload, null, null, x.created_at
+                            from (select * from trunkline.topic_%s where partition = $1 and id >= $2 and id < $3 order by id limit 100000) x where x.message_id = $4', t.topic_id)
+                into m using (e ->> 'partition')::int,
+                             coalesce((select k.next_id from trunkline.ticks k join trunkline.logs l using (log)
+                                       where l.topic_id = t.topic_id and l.partition = (e ->> 'partition')::int order by k.first_offset desc limit 1), 1),
+                             trunkline._staged_from(t.segment_rows), p_id;
+        elsif e ->> 'state' = 'in_log' then
+            t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
+            select * into m from trunkline._read(t.topic_id, (e ->> 'partition')::int, t.segment_rows, (e ->> 'offset')::bigint, (e ->> 'offset')::bigint);
+            -- a message of a topic is the job of the first queue that it feeds
+            r := (select x from jsonb_array_elements(e -> 'readers') x
+                  where x ->> 'kind' = 'queue' and case when t.kind = 'inbox' then x ->> 'name' = t.name else x ->> 'state' <> 'not_matched' end limit 1);
+            queue := r ->> 'name';
+            reason := r ->> 'reason';
+            due_at := r ->> 'until';
+            attempt := coalesce((r ->> 'attempt')::int, 0);
+            history := coalesce(r -> 'history', history);
+            state := case when r ->> 'state' = 'acked' then 'done' when r ->> 'state' = 'leased' then 'running'
+                         when r ->> 'state' in ('blocked', 'paused') then 'waiting' when r ->> 'state' in ('waiting', 'delayed', 'dead') then r ->> 'state' else 'gone' end;
+            select x.* into p from trunkline.pending x join trunkline.cursors c using (cursor_id) join trunkline.queues q on q.queue_id = c.queue_id
+            where q.name = r ->> 'name' and c.topic_id = t.topic_id and c.partition = (e ->> 'partition')::int and x.log_offset = m.log_offset;
+            if p.cursor_id is not null then
+                state := case when p.due_at > trunkline.clock() then 'delayed' else 'waiting' end;
+                due_at := p.due_at;
+                attempt := p.attempt;
+                error := p.error;
+            elsif state = 'running' or state = 'waiting' and history -> -1 ? 'settled_at' and history -> -1 ->> 'settled_at' is null then
+                -- it is the worker's until somebody notices that the lease has ended, here and in the list
+                state := 'running';
+                due_at := null;
+                worker := history -> -1 ->> 'consumer';
+            elsif state = 'done' then
+                ended_at := history -> -1 ->> 'settled_at';
+            end if;
+        end if;
+        if state = 'dead' then
+            select * into d from trunkline.dead_letters x where x.id = p_id order by x.dead_id desc limit 1;
+            m := row(d.log_offset, d.id, d.key, null, d.label, d.headers, d.payload, null, null, d.created_at);
+            attempt := d.attempts;
+            error := coalesce(d.error, d.reason);
+            ended_at := d.dead_at;
+        elsif state = 'gone' and a.job_id is not null then
+            state := case a.state when 'd' then 'done' when 'c' then 'cancelled' else 'failed' end;
+            reason := null;
+            error := a.error;
+        end if;
+        if state in ('done', 'cancelled', 'failed') and a.job_id is not null then
+            result := a.result;
+            ended_at := a.at;
+        end if;
+        -- a message without a label, one that no queue has, or nothing at all; one that was committed late cannot be read yet
+        if a.job_id is null and (m.label is null or queue is null) and not (e ->> 'state' = 'not_sequenced' and m.id is null) then
+            return;
+        end if;
+    end if;
+    kind := m.label;
+    key := m.key;
+    headers := m.headers;
+    payload := m.payload;
+    created_at := m.created_at;
+    return next;
 end
 $$;
 

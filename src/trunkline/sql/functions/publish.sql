@@ -15,7 +15,7 @@ begin
         perform trunkline._fail('TL001', v_where || 'the payload is null', 'publish an empty payload or the JSON value null instead');
     elsif length(p_payload) > p_max_payload then
         perform trunkline._fail('TL003', format('%sthe payload has %s bytes, the limit of this topic is %s', v_where, length(p_payload), p_max_payload),
-                                'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic');
+                                'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue');
     elsif length(p_key) > 1000 then
         perform trunkline._fail('TL001', v_where || 'the key is longer than 1,000 characters', 'use a shorter key, such as a hash');
     elsif length(p_routing_key) > 1000 then

@@ -85,7 +85,7 @@ begin
     values (p_name, e.url, e.rate, e.burst, e.max_in_flight, e.timeout, e.mode, e.batch_size, e.headers, e.secrets)
     on conflict do nothing returning x.endpoint_id into e.endpoint_id;
     if not found then
-        perform trunkline._fail('TL020', format('endpoint %L already exists', p_name), 'use another name, or alter_endpoint');
+        perform trunkline._fail('TL020', format('endpoint %L already exists', p_name), 'use another name, or trunkline.alter_endpoint');
     end if;
     execute format('create sequence trunkline.endpoint_%s_pace minvalue 0 start 0', e.endpoint_id);
     return query select p_name, e.secrets[1];

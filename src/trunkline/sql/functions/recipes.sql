@@ -10,7 +10,7 @@ declare
 begin
     if t.partitions > 1 then
         perform trunkline._fail('TL023', format('%s needs a topic with one partition, %L has %s', p_verb, p_topic, t.partitions),
-                                'use trunkline.fetch and trunkline.commit, or trunkline.claim_range and trunkline.read');
+                                'use trunkline.fetch and trunkline.commit');
     end if;
     return t;
 end

@@ -284,7 +284,7 @@ begin
             perform trunkline._fail('TL024', format('%s of %s staged rows are there', f.n, s.n), 'copy them all before the stage is closed');
         elsif f.longest > s.max_payload then
             perform trunkline._fail('TL003', format('a payload has %s bytes, the limit of %s is %s', f.longest, s.name, s.max_payload),
-                                    'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic');
+                                    'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue');
         elsif f.odd > 0 then
             perform trunkline._fail('TL001', format('%s messages have headers that are not a JSON object', f.odd), 'write them as {"name": "value"}');
         elsif f.newest > trunkline.clock() then

@@ -331,7 +331,7 @@ begin
     returning * into t;
     if not found then
         perform trunkline._fail('TL020', format('%s %L already exists', case p_kind when 'inbox' then 'queue' else 'topic' end, p_name),
-                                'use the ensure form if that is fine');
+                                case p_kind when 'inbox' then 'use trunkline.ensure_queue if that is fine' else 'use trunkline.ensure_topic if that is fine' end);
     end if;
     execute format('create table trunkline.%I (
         partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,

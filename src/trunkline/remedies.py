@@ -1,0 +1,105 @@
+"""A hint of the database names SQL functions; whoever typed a command, sent a request or called Python has other words.
+
+The database writes `trunkline.create_queue('mail')` or `p_force => true`. `reword` puts the caller's own form in its place,
+and leaves alone what is not in these tables. A test looks up every hint of the SQL sources here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+Words = Literal["sql", "command", "route", "python"]
+
+
+class Remedy(NamedTuple):
+    """What a function is called elsewhere. NAME, TOPIC and GROUP stand for its arguments; None: it has only its SQL form."""
+
+    command: str | None
+    route: str | None
+    python: str | None
+    takes: tuple[str, ...] = ("NAME",)
+
+
+FUNCTIONS = {
+    "create_topic": Remedy("trunkline topic create NAME", 'POST /v1/topics {"id": "NAME"}', "client.topics.create('NAME')"),
+    "ensure_topic": Remedy("trunkline topic create --ensure", "POST /v1/topics?ensure=true", "client.topics.ensure()"),
+    "alter_topic": Remedy("trunkline topic alter", "PATCH /v1/topics/NAME", "client.topics.alter()"),
+    "create_queue": Remedy(
+        "trunkline queue create NAME", 'POST /v1/queues?ensure=true {"id": "NAME"}', "client.queues.create('NAME')"
+    ),
+    "ensure_queue": Remedy("trunkline queue create --ensure", "POST /v1/queues?ensure=true", "client.queues.ensure()"),
+    "alter_queue": Remedy("trunkline queue alter", "PATCH /v1/queues/NAME", "client.queues.alter()"),
+    "create_group": Remedy(
+        "trunkline group create TOPIC GROUP",
+        'POST /v1/topics/TOPIC/groups {"id": "GROUP"}',
+        "client.groups.create('TOPIC', 'GROUP')",
+        takes=("TOPIC", "GROUP"),
+    ),
+    "ensure_group": Remedy(
+        "trunkline group create --ensure", "POST /v1/topics/TOPIC/groups?ensure=true", "client.groups.ensure()"
+    ),
+    "fetch": Remedy(None, "POST /v1/topics/TOPIC/groups/GROUP/fetch", "client.fetch()"),
+    "commit": Remedy(None, "POST /v1/topics/TOPIC/groups/GROUP/commit", "batch.commit()"),
+    "list_subscriptions": Remedy("trunkline subscription list", "GET /v1/subscriptions", "client.subscriptions.list()"),
+    "list_dead_letters": Remedy("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
+    "explain_message": Remedy("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
+    "list_jobs": Remedy("trunkline job list", None, None),
+    "create_schedule": Remedy(
+        "trunkline schedule create NAME", "POST /v1/schedules", "client.schedules.create('NAME', ...)"
+    ),
+    "ensure_schedule": Remedy(
+        "trunkline schedule create --ensure", "POST /v1/schedules?ensure=true", "client.schedules.ensure()"
+    ),
+    "create_endpoint": Remedy(
+        "trunkline endpoint create NAME URL",
+        'POST /v1/endpoints {"id": "NAME", "url": ...}',
+        "client.endpoints.create('NAME', url)",
+    ),
+    "alter_endpoint": Remedy("trunkline endpoint alter", "PATCH /v1/endpoints/NAME", "client.endpoints.alter()"),
+    "list_endpoints": Remedy("trunkline endpoint list", "GET /v1/endpoints", "client.endpoints.list()"),
+    "move_archive": Remedy(None, None, None),
+}
+ARGUMENTS = {
+    "p_force": Remedy("--force", "force", "force"),
+    "p_ids": Remedy("--id", "ids", "ids"),
+    "p_from": Remedy("--from", "start", "start"),
+    "p_limit": Remedy("--limit", "limit", "limit"),
+    "p_name": Remedy("--name", "id", "name"),
+    "p_topic": Remedy("--topic", "topic_id", "topic"),
+    "p_queue": Remedy("--queue", "queue_id", "queue"),
+}
+_FUNCTION = re.compile(r"trunkline\.(\w+)(?:\(([^()]*)\))?")
+_ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
+# what needs no quotes in any of the forms
+_PLAIN = re.compile(r"'([A-Za-z0-9._-]+)'")
+
+
+def reword(hint: str | None, words: Words) -> str | None:
+    """The hint, with what it names called as the caller calls it."""
+    if hint is None or words == "sql":
+        return hint
+    named = _FUNCTION.sub(lambda found: _function(found, words), hint)
+    return _ARGUMENT.sub(lambda found: _argument(found, words), named)
+
+
+def _function(found: re.Match[str], words: str) -> str:
+    remedy = FUNCTIONS.get(found[1])
+    text: str | None = None if remedy is None else getattr(remedy, words)
+    if remedy is None or text is None:
+        return found[0]
+    given = [_PLAIN.fullmatch(each.strip()) for each in (found[2] or "").split(",")]
+    for name, value in zip(remedy.takes, given, strict=False):
+        if value is not None:
+            text = text.replace(name, value[1])
+    return text
+
+
+def _argument(found: re.Match[str], words: str) -> str:
+    remedy = ARGUMENTS.get(found[1])
+    if remedy is None:
+        return found[0]
+    name: str = getattr(remedy, words)
+    if found[2] == "true" and words != "command":
+        return f"{name}={'True' if words == 'python' else 'true'}"
+    return name
