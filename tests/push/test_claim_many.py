@@ -162,3 +162,25 @@ def test_bad_arguments_are_refused(conn: Connection, arguments: str) -> None:
     assert refused.value.sqlstate == "TL001"
     # a queue that is not there has nothing
     assert conn.execute("select (delivery).receipt from trunkline.claim_many(array[999999], 1)").fetchall() == [(None,)]
+
+
+def test_a_backlog_of_others_keeps_back_neither_what_came_back_nor_ordered_queues(conn: Connection) -> None:
+    """Queues that are claimed from together have more than a call takes, again and again; so have the ordered ones."""
+    create(conn)
+    conn.execute("select count(*) from trunkline.publish_many('t', array_fill('1'::bytea, array[1000]))")
+    for number in range(4):
+        conn.execute(f"select trunkline.create_queue('o{number}', p_ordered => true)".encode())
+        conn.execute(f"select trunkline.enqueue('o{number}', '1') from generate_series(1, 50)".encode())
+        conn.execute(f"select trunkline.create_queue('all{number}')".encode())
+        conn.execute(f"select trunkline.subscribe('all{number}', 't', p_start => 'earliest')".encode())
+    poll(conn)
+    receipts = conn.execute("select receipt from trunkline.claim('all', 2)").fetchall()
+    conn.execute("select trunkline.nack(%s, '0')", ([receipt for (receipt,) in receipts],))
+    names = dict(conn.execute("select queue_id, name from trunkline.queues where name ~ '^(all|o[0-9])'").fetchall())
+    seen: set[str] = set()
+    for _ in range(60):
+        taken, _ = claim(conn, list(names), 3)
+        conn.execute("select trunkline.ack(%s)", ([receipt for _, receipt, _ in taken],))
+        seen |= {names[queue] for queue, _, _ in taken}
+    assert seen == set(names.values())
+    assert conn.execute("select count(*) from trunkline.pending").fetchone() == (0,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -103,16 +104,72 @@ def test_retention_never_takes_the_segment_of_an_open_publisher(
     assert main.column("select payload from trunkline.read('t', 0, 61)") == [b'"open"']
 
 
+def limits(session: Session) -> list[int]:
+    """Up to which id publishers take it for granted that a segment is there, in each partition."""
+    source = session.one("select prosrc from pg_proc where proname = 'topic_1_publish'")
+    return [int(one) for one in re.findall(r"'{([0-9,]+)}'", source)[0].split(",")]
+
+
 def test_publishers_trust_only_segments_that_were_there_before(main: Session) -> None:
     """What a transaction attaches can be seen a moment before others hear of it: its functions must not count on it."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
-    limit = "select substring(prosrc from '[{]([0-9]+)[}]')::int from pg_proc where proname = 'topic_1_publish'"
     there = main.one("select max(segment) + 1 from trunkline.segments")
     for _ in range(3):
         main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[16]))")
         assert main.one("select trunkline.run_duty('segments')") > 0
-        assert main.one(limit) == 16 * there
+        assert limits(main) == [16 * there]
         there = main.one("select max(segment) + 1 from trunkline.segments")
+        main.run("select trunkline.run_duty('segments')")
+        assert limits(main) == [16 * there], "a later look counts on it"
+    main.run("select trunkline.alter_topic('t', 3)")
+    assert limits(main) == [16 * there, 0, 0]
+    main.run("select trunkline.run_duty('segments')")
+    assert limits(main) == [16 * there, 32, 32]
+    written = main.one("select xmin from pg_proc where proname = 'topic_1_publish'")
+    main.run("select trunkline.run_duty('segments')")
+    assert main.one("select xmin from pg_proc where proname = 'topic_1_publish'") == written
+
+
+def test_a_topic_of_a_subtransaction_is_like_any_other(main: Session, session: MakeSession) -> None:
+    """Its publishers do not wait for somebody who changes it."""
+    with main.transaction():
+        main.run("savepoint here")
+        main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
+    assert limits(main) == [32]
+    other = session()
+    with other.transaction():
+        other.run("select trunkline.create_group('t', 'g')")
+        main.run("set lock_timeout = '2s'")
+        main.run("select trunkline.publish('t', '1')")
+    assert main.column("select log_offset from trunkline.fetch('t', 'g', 'm')") == [1]
+
+
+def test_publishers_do_not_wait_for_who_changes_the_topic(main: Session, session: MakeSession) -> None:
+    """Also where they are the first in a segment that upkeep has not told them of."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
+    main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
+    assert limits(main) == [32]
+    other = session()
+    with other.transaction():
+        other.run("select trunkline.create_group('t', 'g')")
+        main.run("set lock_timeout = '2s'")
+        main.run("select trunkline.publish('t', '1')")
+    assert main.one("select trunkline.head('t')") == 41
+
+
+def test_publishers_do_not_wait_while_a_segment_is_ended_early(main: Session, session: MakeSession, clock: Clock) -> None:
+    """Upkeep draws the rest of its ids, up to a million, and they go on in the next one at once."""
+    main.run("select trunkline.create_topic('t', p_segment_rows => 100, p_retention => '1 second')")
+    main.run("set lock_timeout = '2s'")
+    upkeep = session()
+    for _ in range(12):
+        main.run("select trunkline.publish('t', '1')")
+        clock.advance(2)
+        with upkeep.transaction():
+            upkeep.run("select trunkline.run_duty('segments')")
+            main.run("select trunkline.publish('t', '1')")
+    assert main.one("select trunkline._last_id(1, 0)") > 300
+    assert main.one("select trunkline.head('t')") == 24
 
 
 def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(

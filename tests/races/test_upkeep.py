@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.conftest import Clock
 from tests.races.sessions import Session, answer
 
 MakeSession = Callable[[], Session]
@@ -62,3 +63,35 @@ def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> Non
         main.run("select trunkline.run_duty('segments')")
     main.run("select trunkline.run_duty('segments')")
     assert main.one("select count(*) from trunkline.segments where log = 64 * %s", topic_id) == 3
+
+
+def test_a_log_that_somebody_keeps_is_passed_by(main: Session, session: MakeSession) -> None:
+    """One who asked for the head in a transaction that stays open: all other logs get their offsets."""
+    for name in ("kept", "other"):
+        main.run("select trunkline.create_topic(%s)", name)
+        main.run("select trunkline.publish(%s, '1')", name)
+    reader = session()
+    with reader.transaction():
+        assert reader.one("select trunkline.head('kept')") == 1
+        main.run("select trunkline.publish('kept', '1')")
+        assert main.one("select trunkline.run_duty('sequence')") == 1
+    assert main.one("select trunkline.run_duty('sequence')") == 1
+
+
+def test_hard_retention_does_not_wait_for_a_claim_that_stays_open(main: Session, session: MakeSession, clock: Clock) -> None:
+    """What the claim has stays; the segments of other topics go."""
+    for name in ("kept", "other"):
+        main.run("select trunkline.create_topic(%s, 1, '1 second', null, '1 second', p_segment_rows => 16)", name)
+        main.run("select trunkline.create_queue(%s), trunkline.subscribe(%s, %s)", name, name, name)
+        main.run("select trunkline.publish_many(%s, array_fill('1'::bytea, array[20]))", name)
+    for _ in range(3):
+        main.run("select trunkline.run_duty('segments')")
+    clock.advance(10)
+    worker = session()
+    lowest = "select base_offset from trunkline.logs where topic_id = trunkline.topic_number('topic', %s)"
+    with worker.transaction():
+        assert len(worker.column("select log_offset from trunkline.claim('kept')")) == 1
+        assert main.one("select trunkline.run_duty('retention')") == 1
+        assert [main.one(lowest, name) for name in ("kept", "other")] == [1, 16]
+    assert main.one("select trunkline.run_duty('retention')") == 1
+    assert main.one(lowest, "kept") == 16

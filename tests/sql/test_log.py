@@ -42,6 +42,27 @@ def test_offsets_are_dense_over_rollbacks(conn: Connection) -> None:
     assert contents(messages) == [n for n in range(20) if n % 3]
 
 
+def test_a_whole_segment_of_ids_may_be_rolled_back(conn: Connection) -> None:
+    """The segment goes with its transaction: nobody has to have it, not even where ticks of both sides are merged."""
+    call(conn, "create_topic", "t", p_segment_rows=16)
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t")
+    publish(conn, "t", *range(10))
+    assert head(conn, "t") == 10
+    conn.execute("begin")
+    conn.execute("select trunkline.publish_many('t', array_fill('1'::bytea, array[60]))")
+    conn.execute("rollback")
+    publish(conn, "t", *range(10, 15))
+    assert head(conn, "t") == 15
+    publish(conn, "t", 15)
+    assert head(conn, "t") == 16
+    assert value(conn, "select to_regclass('trunkline.topic_1_0_2') is null")
+    duty(conn, "rotate", 3)
+    assert contents(read(conn, "t")) == list(range(16))
+    assert contents(claim(conn, "q", 100)) == list(range(16))
+    assert contents(fetch(conn, "t")) == list(range(16))
+
+
 def test_late_commit_gets_later_offsets_and_no_offset_changes(conn: Connection, connect: Connect) -> None:
     call(conn, "create_topic", "t")
     slow = connect()

@@ -244,4 +244,46 @@ def test_one_failing_duty_does_not_stop_the_others(conn: Connection) -> None:
         conn.execute("call trunkline.upkeep()")
     assert told == ["duty due: division by zero"]
     assert head(conn, "t") == 1, "sequence comes after the duty that failed"
-    conn.execute("call trunkline.upkeep()")  # it waits for its next turn
+    assert value(conn, "select last_value from trunkline.duty_due") > 0, "it waits for its next turn"
+
+
+def test_a_duty_that_takes_too_long_does_not_stop_the_others(conn: Connection) -> None:
+    """A time-out of the caller ends the whole call; the next one begins with those that had no turn."""
+    conn.execute("create or replace function trunkline._duty_due() returns int language sql as 'select 1 from pg_sleep(60)'")
+    conn.execute("set statement_timeout = '500ms'")
+    for _ in range(20):
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            conn.execute("call trunkline.upkeep()")
+        # it is due again at once, as for somebody who calls once a minute
+        conn.execute("select setval('trunkline.duty_due', last_value - 1000) from trunkline.duty_due")
+        if value(conn, "select last_value from trunkline.duty_rotate") > 0:
+            return
+    raise AssertionError("the slots were never rotated")
+
+
+def test_a_run_takes_on_only_so_much(conn: Connection, clock: Clock) -> None:
+    """The locks of a run are bounded; runs that follow come to everything."""
+    conn.execute("create or replace function trunkline._duty_size() returns int language sql as 'select 10'")
+    call(conn, "create_topic", "t", 12, p_segment_rows=16, p_retention="1 second")
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t")
+    conn.execute("select trunkline.publish('t', to_jsonb(n), p_key => n::text) from generate_series(1, 120) n")
+    assert len(claim_all(conn, "q")) == 120
+
+    def run(name: str) -> None:
+        """With the cursors or logs of which it has locks."""
+        with conn.transaction():
+            duty(conn, name)
+            held = "select count(*) from pg_locks where pid = pg_backend_pid() and classid in (778001, 778002)"
+            assert value(conn, held) <= 10
+
+    clock.advance(31)
+    while value(conn, "select count(*) from trunkline.pending") < 120:
+        run("expire")
+    settle_all(conn, "ack", claim_all(conn, "q"))
+    # all but the inbox, which is empty
+    while value(conn, "select count(*) from trunkline.logs where base_offset = 1") > 1:
+        clock.advance(2)
+        for name in ("expire", "segments", "retention"):
+            run(name)
+    assert_conserved(conn, "q")

@@ -74,7 +74,8 @@ declare
     c_behind constant int := 500;
     c_moves  constant int := 200;
     c_claims constant int := 100;
-    v_left   int := p_max;
+    v_left   int;
+    v_kept   int;
     v_count  int;
     v_found  record;
     g        record;
@@ -90,9 +91,9 @@ begin
         perform set_config('synchronous_commit', 'off', true);
     end if;
     with looked as materialized (
-        select u.ord, u.queue_id, q.paused, q.ordered or q.ttl is not null or q.delivery_delay > '0' or t.priorities is not null as special,
+        select u.queue_id, q.paused, q.ordered or q.ttl is not null or q.delivery_delay > '0' or t.priorities is not null as special,
                (select due_at from trunkline.pending p where p.queue_id = u.queue_id order by due_at limit 1) <= trunkline.clock() as due, a.*
-        from unnest(p_queues) with ordinality u(queue_id, ord)
+        from unnest(p_queues) u(queue_id)
         left join trunkline.queues q on q.queue_id = u.queue_id
         left join trunkline.topics t on t.topic_id = q.inbox_id
         cross join lateral (
@@ -106,11 +107,14 @@ begin
                        else 'together' end as way
         from looked
     )
-    select array_agg(queue_id) filter (where way = 'idle') as idle, array_agg(queue_id order by ord) filter (where way = 'alone') as alone,
+    select array_agg(queue_id) filter (where way = 'idle') as idle, array_agg(queue_id) filter (where way = 'alone') as alone,
            array_agg(cursor_id) filter (where way = 'together') as cursors, array_agg(position) filter (where way = 'together') as positions,
-           count(*) filter (where way <> 'idle') as busy
+           count(*) filter (where way = 'alone') as n_alone, count(*) filter (where way <> 'idle') as busy
       into v_found from sorted;
     return query select x, null::trunkline.delivery from unnest(v_found.idle) x;
+    -- Those who come second keep their share, on average also where it is less than one message.
+    v_kept := floor(p_max * v_found.n_alone / greatest(v_found.busy, 1)::float8 + random());
+    v_left := p_max - v_kept;
 
     -- in no order, so that a long backlog does not keep back who is at the head
     for g in
@@ -156,9 +160,11 @@ begin
         return query select c.queue_id, null::trunkline.delivery from trunkline.cursors c where c.cursor_id = any (m.ended);
     end loop;
 
+    v_left := v_left + v_kept;
+    -- in no order either: those who ask name the same queues first again
     for q in
         select x.queue_id, x.lease, array(select c.cursor_id from trunkline.cursors c where c.queue_id = x.queue_id and c.lane = 'log') as cursors
-        from unnest(v_found.alone) with ordinality u(queue_id, ord) join trunkline.queues x on x.queue_id = u.queue_id order by u.ord limit c_claims
+        from unnest(v_found.alone) u(queue_id) join trunkline.queues x on x.queue_id = u.queue_id order by random() limit c_claims
     loop
         exit when v_left <= 0;
         v_count := 0;

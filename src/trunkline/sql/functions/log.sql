@@ -249,6 +249,9 @@ begin
             v_hi := upper(v_ids) - 1;
         end if;
         for s in v_lo / p_segment_rows .. v_hi / p_segment_rows loop
+            -- a segment whose ids all went to transactions that were rolled back may not be there
+            v_part := v_ids * int8multirange(int8range(s::bigint * p_segment_rows, (s + 1)::bigint * p_segment_rows));
+            continue when isempty(v_part);
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
                 perform trunkline._catch_up();
                 if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
@@ -260,10 +263,6 @@ begin
                     using p_partition, s::bigint, v_lo, v_hi, v_next - v_lo;
                 get diagnostics v_rows = row_count;
             else
-                v_part := v_ids * int8multirange(int8range(s::bigint * p_segment_rows, (s + 1)::bigint * p_segment_rows));
-                if isempty(v_part) then
-                    continue;
-                end if;
                 return query execute format(
                     'select $3 + row_number() over (order by id) - 1, message_id, key, routing_key, label, headers, payload,
                             content_type, occurred_at, created_at

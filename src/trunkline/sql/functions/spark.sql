@@ -290,9 +290,10 @@ begin
         elsif f.newest > trunkline.clock() then
             perform trunkline._fail('TL001', 'created_at is in the future', 'take the time that open_stage answers');
         end if;
+        -- only what was looked at: another session may have opened more for the same attempt
+        update trunkline.staged x set complete = true where x.log = s.log and x.first_id = s.first_id and x.attempt = p_attempt;
         v_count := v_count + s.n;
     end loop;
-    update trunkline.staged set complete = true where attempt = p_attempt and not complete;
     return v_count;
 end
 $$;
@@ -338,7 +339,7 @@ begin
     select coalesce(sum(k.n), 0), array_agg(k.ord), array_agg(k.log), array_agg(k.first_id), array_agg(k.n)
       into v_found, v_ords, v_logs, v_ids, v_ns from taken k;
     if v_found <> v_expected then
-        perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'the server was restarted meanwhile: run the write again');
+        perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'a crash, three days of waiting or the end of the topic took the others: run the write again');
     end if;
     perform trunkline._keep_staged(v_logs, v_ids);
     for l in
@@ -408,9 +409,22 @@ begin
 end
 $$;
 
--- Gives up what was staged more than three days ago, seals staged segments that are full or old once nothing in them waits for a commit, and
--- forgets what was published by versions that are long past.
+-- Gives up what was staged more than three days ago, seals staged segments, and forgets what was published by versions that are long past.
 create or replace function trunkline._duty_stages() returns int
+language plpgsql
+as $$
+begin
+    -- what a commit has in hand is the commit's, however long that takes
+    delete from trunkline.staged s using (select log, first_id from trunkline.staged where at < trunkline.clock() - interval '3 days' for update skip locked) x
+    where s.log = x.log and s.first_id = x.first_id;
+    delete from trunkline.sink_commits c where c.at < trunkline.clock() - interval '1 day'
+       and (c.writer like 'once:%' or c.version < trunkline.newest_commit(c.writer));
+    return trunkline._seal_staged(null);
+end
+$$;
+
+-- Seals staged segments that are full or old, or all of one log, once nothing in them waits for a commit. Answers how many.
+create or replace function trunkline._seal_staged(p_log int) returns int
 language plpgsql
 as $$
 declare
@@ -419,22 +433,21 @@ declare
     v_end   bigint;
     v_count int := 0;
 begin
-    delete from trunkline.staged where at < trunkline.clock() - interval '3 days';
     for s in
         select g.log, g.segment, g.created_at, l.topic_id, l.partition, t.segment_rows, t.retention
         from trunkline.staged_segments g join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
         -- a commit that has it is not waited for: it may be waiting for us
-        where g.sealed_at is null order by g.log, g.segment for update of g skip locked
+        where g.sealed_at is null and (p_log is null or g.log = p_log) order by g.log, g.segment for update of g skip locked
     loop
         v_seq := format('trunkline.topic_%s_%s_staged', s.topic_id, s.partition)::regclass;
         v_end := (s.segment + 1) * s.segment_rows - 1;
+        continue when p_log is null and pg_sequence_last_value(v_seq) < v_end
+                  and s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second');
+        -- whoever is being given ids of it holds this, and its line in staged cannot be seen yet
+        continue when not pg_try_advisory_xact_lock(778011, s.log);
+        -- the rest of its ids goes to nobody
         if pg_sequence_last_value(v_seq) < v_end then
-            continue when s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second')
-                       or not pg_try_advisory_xact_lock(778011, s.log);
-            -- the rest of its ids goes to nobody
-            if pg_sequence_last_value(v_seq) < v_end then
-                perform setval(v_seq, v_end);
-            end if;
+            perform setval(v_seq, v_end);
         end if;
         continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
         update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (
@@ -443,8 +456,6 @@ begin
         where g.log = s.log and g.segment = s.segment;
         v_count := v_count + 1;
     end loop;
-    delete from trunkline.sink_commits c where c.at < trunkline.clock() - interval '1 day'
-       and (c.writer like 'once:%' or c.version < trunkline.newest_commit(c.writer));
     return v_count;
 end
 $$;

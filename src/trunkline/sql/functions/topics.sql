@@ -35,9 +35,15 @@ begin
     perform trunkline._catch_up();
     if to_regclass('trunkline.' || v_name) is not null then
         -- A commit can be seen before its messages about tables are sent; locks are released after them. So we wait until whoever
-        -- made the segment has let go of its lock, and then know the parent's new list of partitions.
-        perform pg_advisory_lock_shared(778003, p_topic_id);
-        perform pg_advisory_unlock_shared(778003, p_topic_id);
+        -- made the segment has let go of its lock, and then know the parent's new list of partitions. That takes a moment: who holds the lock
+        -- for longer has come after it and changes something else.
+        for i in 1 .. 50 loop
+            if pg_try_advisory_lock_shared(778003, p_topic_id) then
+                perform pg_advisory_unlock_shared(778003, p_topic_id);
+                exit;
+            end if;
+            perform pg_sleep(0.001);
+        end loop;
         perform trunkline._catch_up();
         return false;
     end if;
@@ -65,7 +71,18 @@ begin
 end
 $$;
 
--- Makes sure that the segment in use and the next one exist; renews the publish functions when one was added.
+-- Whether publishers do not count on all segments yet: those that were attached when their functions were written last, or later.
+create or replace function trunkline._limits_lag(p_topic_id int) returns boolean
+language sql
+as $$
+    select strpos(p.prosrc, '''{' || x.limits || '}''') = 0
+    from pg_proc p cross join (
+        select string_agg(((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log) * t.segment_rows)::text, ',' order by l.partition) as limits
+        from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = p_topic_id) x
+    where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
+$$;
+
+-- Makes sure that the segment in use and the next one exist; renews the publish functions when one was added, or they do not count on all of them.
 create or replace function trunkline._make_segments(p_topic_id int) returns int
 language plpgsql
 as $$
@@ -83,8 +100,10 @@ begin
             end if;
         end loop;
     end loop;
-    if v_made > 0 then
+    if v_made > 0 or trunkline._limits_lag(p_topic_id) then
         perform trunkline._write_functions(p_topic_id);
+    end if;
+    if v_made > 0 then
         perform trunkline._write_claim(queue_id) from trunkline.queues where inbox_id = p_topic_id;
     end if;
     return v_made;
@@ -106,12 +125,14 @@ declare
     v_part_many text;
 begin
     select * into t from trunkline.topics where topic_id = p_topic_id;
-    select x.xmin = v_me into v_new from trunkline.topics x where x.topic_id = p_topic_id;
     perform pg_advisory_xact_lock(778003, p_topic_id);
     -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached (see _make_segment), also in its
-    -- subtransactions, whose numbers are higher than its own.
-    select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s
-                                 where s.log = l.log and (age(s.xmin) > age(v_me) or v_new)), 0) * t.segment_rows)::text, ',' order by l.partition)
+    -- subtransactions, whose numbers are a little higher than its own; far above it is what is older than half of all numbers. If it made all of them,
+    -- the topic is new and nobody can have an older idea of it.
+    select coalesce(bool_and(age(s.xmin) between -16777216 and age(v_me)), true) into v_new
+    from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id;
+    select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log
+                                    and (v_new or age(s.xmin) not between -16777216 and age(v_me))), 0) * t.segment_rows)::text, ',' order by l.partition)
       into v_limits from trunkline.logs l where l.topic_id = p_topic_id;
     if t.partitions = 1 then
         v_draw := format('nextval(%L)', format('trunkline.topic_%s_0_ids', p_topic_id));

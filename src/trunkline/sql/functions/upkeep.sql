@@ -42,6 +42,11 @@ begin
 end
 $$;
 
+-- How many logs or cursors a run of a duty takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
+create or replace function trunkline._duty_size() returns int
+language sql immutable
+as $$ select 500 $$;
+
 -- Ends overdue leases of all queues. A queue that cannot be looked at (a damaged log) must not keep the others waiting.
 create or replace function trunkline._duty_expire() returns int
 language plpgsql
@@ -50,7 +55,15 @@ declare
     v_cursor int;
     v_count  int := 0;
 begin
-    for v_cursor in select cursor_id from trunkline.cursors where queue_id is not null order by cursor_id loop
+    for v_cursor in
+        select x.cursor_id from (
+            select c.cursor_id from trunkline.cursors c
+            left join lateral (select k.closed_upto, k.stragglers from trunkline.lease_checks k where k.cursor_id = c.cursor_id order by k.check_no desc limit 1) k on true
+            where c.queue_id is not null and (k.stragglers <> '{}' or coalesce(k.closed_upto, 0) < (
+                select l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1))
+            order by random() limit trunkline._duty_size()) x
+        order by x.cursor_id
+    loop
         begin
             v_count := v_count + trunkline._check_leases(v_cursor);
         exception when others then
@@ -85,6 +98,8 @@ declare
     v_count int := 0;
     v_head  bigint;
 begin
+    -- who holds a log is sequencing it
+    perform set_config('lock_timeout', '50ms', true);
     -- a few at a time, since the lock of each is held to the end; in the order of the logs
     for r in
         select * from (
@@ -96,8 +111,11 @@ begin
             if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
                 v_count := v_count + 1;
             end if;
-        exception when others then
-            perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
+        exception
+            when lock_not_available then
+                null;
+            when others then
+                perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
         end;
     end loop;
     return v_count;
@@ -163,32 +181,43 @@ declare
     v_last   bigint;
     v_oldest timestamptz;
     v_rolls  int := 0;
+    v_topic  int;
 begin
+    perform set_config('lock_timeout', '100ms', true);
     for r in
-        select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by l.log
+        select * from (
+            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._duty_size()) x
+        order by log
     loop
+        -- publishers and readers may have to wait for what we lock here
+        exit when v_count >= trunkline._duty_size() / 10;
         begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
             -- The topic's lock comes before those we hold now, so it is only tried: who has it changes or deletes the topic, and the next run comes soon.
-            if not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
-               and pg_try_advisory_xact_lock(778003, r.topic_id) then
+            if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
+                or r.partition = 0 and trunkline._limits_lag(r.topic_id)) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                 v_count := v_count + trunkline._make_segments(r.topic_id);
+                v_topic := r.topic_id;
             end if;
             -- old enough to be worth a segment of its own
             if (v_last + 1) % r.segment_rows > 0 and v_last > 0
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-                -- a roll draws up to segment_rows ids: one in a run is enough
+                -- A roll draws up to segment_rows ids: one in a run is enough. Publishers must count on the next segment before, or they would wait for us.
                 if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
-                   and pg_try_advisory_xact_lock(778003, r.topic_id) then
+                   and v_topic is distinct from r.topic_id and not trunkline._limits_lag(r.topic_id) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                     perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
                     v_rolls := 1;
                     v_count := v_count + 1;
                 end if;
             end if;
             v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
-        exception when others then
-            perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
+        exception
+            -- somebody keeps it locked; the others are not to wait for that
+            when lock_not_available then
+                null;
+            when others then
+                perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
         end;
     end loop;
     return v_count;
@@ -236,7 +265,9 @@ declare
     v_base   bigint;
     v_needed bigint;
     v_forced boolean;
+    v_gone   int;
 begin
+    perform set_config('lock_timeout', '100ms', true);
     for r in
         select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
                s.segment, s.sealed_at, s.last_offset, s.staged,
@@ -245,8 +276,16 @@ begin
         from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
         order by l.log, s.last_offset, s.segment
     loop
+        exit when v_count >= trunkline._duty_size() / 5;
         select base_offset into v_base from trunkline.logs where log = r.log;
-        continue when r.sealed_at is null or r.last_offset < v_base;
+        continue when r.sealed_at is null;
+        -- below it lies what is gone; and what was staged and passed by others, or got no offset at all: its rows need not wait for the table to go
+        if r.last_offset < v_base then
+            if r.staged and pg_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, r.segment))) > 0 then
+                v_count := v_count + trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
+            end if;
+            continue;
+        end if;
         continue when not (r.sealed_at < trunkline.clock() - r.retention or coalesce(r.bytes_from_here > r.retention_bytes, false));
         -- Only a prefix may go. What is staged needs no look at others: every offset up to its last one was given before it was sealed.
         continue when not r.staged and exists (
@@ -257,13 +296,19 @@ begin
         if v_needed <= r.last_offset and not v_forced then
             continue;
         end if;
-        v_count := v_count + trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
-        if v_needed <= r.last_offset then
-            perform trunkline._overtake(r.log, r.last_offset + 1);
-            insert into trunkline.notices (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
-                jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
-            raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
-        end if;
+        begin
+            v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
+            if v_gone > 0 and v_needed <= r.last_offset then
+                perform trunkline._overtake(r.log, r.last_offset + 1);
+                insert into trunkline.notices (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
+                    jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
+                raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
+            end if;
+            v_count := v_count + v_gone;
+        exception when lock_not_available then
+            -- a claim that is kept open has the cursor: the segment stays until a later run
+            null;
+        end;
     end loop;
     perform trunkline._drop_empty_segments();
     return v_count;
@@ -300,6 +345,7 @@ begin
         where s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
+        order by random() limit trunkline._duty_size() / 5
     loop
         begin
             perform set_config('lock_timeout', '20ms', true);
@@ -364,10 +410,12 @@ begin
         -- once to note the horizon, once to seal: nobody can be left when no publisher is open
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
+        perform trunkline._seal_staged(r.log);
         perform trunkline._check_queue_leases(q.queue_id);
         select v_count + coalesce(sum(trunkline._empty_segment(r.topic_id, r.partition, s.segment, s.last_offset)), 0) into v_count
-        from (select * from trunkline.segments where log = r.log and sealed_at is not null and last_offset >= r.base_offset
-                and last_offset < trunkline._needed_from(r.log) order by segment) s;
+        from (select * from trunkline._all_segments() a where a.log = r.log and a.sealed_at is not null and (a.last_offset >= r.base_offset
+                    or a.staged and pg_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, a.segment))) > 0)
+                and a.last_offset < trunkline._needed_from(r.log) order by a.last_offset) s;
     end loop;
     return v_count;
 end
@@ -548,13 +596,18 @@ begin
     end if;
     -- before the work, and kept when that fails: a duty that cannot do it waits for its next turn
     perform setval(v_mark, v_now);
+    -- whatever somebody keeps locked, the other duties are not to wait for it
+    if v_wait = '0' then
+        perform set_config('lock_timeout', '2s', true);
+    end if;
     execute format('select trunkline._duty_%s()', p_duty) into v_done;
     perform set_config('lock_timeout', v_wait, true);
     return v_done;
 end
 $$;
 
--- Every duty that is due, each in a transaction of its own. One that fails is told with a warning, waits until it is due again, and
+-- Every duty that is due, each in a transaction of its own; first the one that waits longest, so that one that takes too long for a time-out of the
+-- caller, which ends the call, is the last the next time. One that fails is told with a warning, waits until it is due again, and
 -- does not keep the others from their work; the first such error ends the call when all have had their turn.
 create or replace procedure trunkline.upkeep()
 language plpgsql
@@ -571,7 +624,7 @@ begin
             ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
             ('segments', '5 seconds'), ('retention', '15 seconds'), ('windows', '1 minute'), ('history', '1 hour'), ('attempts', '1 hour'),
             ('stages', '10 minutes'), ('rotate', trunkline._setting('rotate_every')::interval), ('rollups', '1 minute'), ('jobs', '2 seconds')
-        ) d(duty, every)
+        ) d(duty, every) order by coalesce(pg_sequence_last_value(format('trunkline.duty_%s', d.duty)::regclass), 0), d.every
     loop
         begin
             perform trunkline.run_duty(r.duty, r.every);
