@@ -225,7 +225,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["enabled", "paused", "disabled"]
     reason: str | None
     rate: float | None
-    burst: int
+    burst: int | None
+    """None without a rate."""
     max_in_flight: int
     timeout: timedelta
     mode: Literal["single", "batch"]
@@ -238,13 +239,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     held_until: datetime | None
     created_at: datetime
     updated_at: datetime
+    needs_allow: str | None
+    """The private network of its address: only dispatchers that are allowed to (`--push-allow`) send there."""
 
 
 class NewEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint that was just made, and the secret that signs its deliveries."""
+    """An endpoint that was just made, and the secret that signs its deliveries; `needs_allow` as in `Endpoint`."""
 
     name: str
     secret: str
+    needs_allow: str | None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,12 +172,27 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
     assert everything == sorted(everything)
     start = everything.index(ids[0])
     assert everything[start : start + 3] == ids
-    assert listed() == {"data": everything[:1], "limit": 1}  # the default is one, and offset 0 is not shown
-    assert listed(offset=start + 1, limit=2) == {"data": ids[1:], "limit": 2, "offset": start + 1}
+    # psqlqueue shows one unless it is told otherwise, and does not say that there are more; offset 0 is not shown
+    assert listed()["data"] == everything[:100]
+    assert listed(offset=start, limit=2) == {
+        "data": ids[:2],
+        "limit": 2,
+        **({"offset": start} if start else {}),
+        "next_offset": start + 2,
+    }
+    last = len(everything) - 1
+    assert listed(offset=last, limit=1) == {"data": everything[last:], "limit": 1, "offset": last}
+    # a page after another, until there is none
+    found, following = [], 0
+    while following is not None:
+        part = listed(offset=following, limit=2)
+        found += part["data"]
+        following = part.get("next_offset")
+    assert found == everything
     assert listed(limit=0) == {"data": [], "limit": 0}
     assert listed(offset=100_000)["data"] == []
     # bad values never fail
-    assert listed(limit="many", offset="-3") == {"data": everything[:1], "limit": 1}
+    assert listed(limit="many", offset="-3") == listed()
 
 
 def test_stats_count_what_can_be_delivered_now(http: httpx.Client, queue: str) -> None:

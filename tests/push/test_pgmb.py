@@ -199,6 +199,7 @@ def test_bad_calls_are_refused_with_a_code(pgmb: str, conn: Connection) -> None:
         ("pgmb.worker('w', 'ftp://localhost/', 1)", "TL001"),
         ("pgmb.create('q', 'k', 1, gen_random_uuid())", "TL017"),
         ("pgmb.send(null, 'k', '1'::jsonb)", "TL001"),
+        ("pgmb.send(gen_random_uuid(), null, '1'::jsonb)", "TL001"),
     ):
         with pytest.raises(psycopg.Error) as refused:
             conn.execute(f"select {call}".encode())

@@ -162,6 +162,12 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         return number
 
 
+def needs_database() -> click.UsageError:
+    """For a command that was given --url and cannot do its work that way."""
+    name = click.get_current_context().command_path
+    return click.UsageError(f"`{name}` has no HTTP form: it needs the database; give --database-url or --data, not --url")
+
+
 class Session:
     """What a command works with: the database or the HTTP service it talks to, and the way it answers."""
 
@@ -193,7 +199,7 @@ class Session:
         if database is not None or self._settings.url is None:
             return None
         if not self._has_http_form:
-            raise self._needs_database()
+            raise needs_database()
         return self._settings.url
 
     @functools.cached_property
@@ -202,7 +208,7 @@ class Session:
         from trunkline.cli.target import conninfo, warn_about_secrets
 
         if self._flags.get("url"):
-            raise self._needs_database()
+            raise needs_database()
         if not self.quiet:
             warn_about_secrets(self._flags["database_url"])
         return conninfo(self._settings)
@@ -211,12 +217,6 @@ class Session:
     def names_database(self) -> bool:
         """Whether a flag says which one."""
         return bool(self._flags["database_url"] or self._flags["data"])
-
-    def _needs_database(self) -> click.UsageError:
-        name = click.get_current_context().command_path
-        return click.UsageError(
-            f"`{name}` has no HTTP form: it needs the database; give --database-url or --data, not --url"
-        )
 
     def say(self, words: str) -> None:
         """Words for people."""

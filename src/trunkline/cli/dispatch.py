@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 
 import click
 
-from trunkline.cli.command import Command, Count
+from trunkline.cli.command import Command, Count, needs_database
 from trunkline.cli.output import say
 from trunkline.errors import SettingsError, TrunklineError, from_psycopg
 from trunkline.settings import Settings
@@ -33,6 +34,8 @@ def command(database_url: str | None, data: str | None, push_allow: str | None, 
     """
     from trunkline.cli.target import conninfo, probe
 
+    if (click.get_current_context().find_root().obj or {}).get("url"):
+        raise needs_database()
     settings = Settings.load({"database_url": database_url, "data": data, "push_allow": push_allow})
     url = conninfo(settings)
 
@@ -41,10 +44,18 @@ def command(database_url: str | None, data: str | None, push_allow: str | None, 
         stop = asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-        say("Dispatching; Ctrl-C stops.")
+        say(_greeting(url, settings.push_allow))
         await dispatch(settings, url, stop, max_connections=max_connections)
 
     asyncio.run(run())
+
+
+def _greeting(url: str, allow: Sequence[str]) -> str:
+    from psycopg.conninfo import conninfo_to_dict
+
+    database = conninfo_to_dict(url).get("dbname") or "the default"
+    where = f"the public internet and {', '.join(allow)}" if allow else "the public internet (more with --push-allow)"
+    return f"Sending what bound queues of database {database} hold, to {where}. Ctrl-C stops after the requests under way."
 
 
 async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_connections: int = 10) -> None:

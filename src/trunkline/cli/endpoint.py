@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import click
@@ -12,11 +12,8 @@ from trunkline.cli import confirm
 from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session, stacked
 from trunkline.cli.output import Column
 from trunkline.cli.payloads import parse_headers
-from trunkline.cli.places import Place
+from trunkline.cli.places import Moment
 from trunkline.errors import InUse, Timeout
-
-if TYPE_CHECKING:
-    from trunkline import Client
 
 command = Noun("endpoint", help="Endpoints: HTTP receivers of push deliveries.")
 
@@ -43,9 +40,15 @@ _ATTEMPTS = (
 )
 _settings = stacked(
     click.option(
-        "--rate", type=click.FloatRange(0, 100_000), help="Requests per second, over all dispatchers; 0: no limit."
+        "--rate",
+        type=click.FloatRange(0, 100_000),
+        help="Requests per second, over all dispatchers: 0.001 (one in 1,000 s) to 100,000; 0: no limit.",
     ),
-    click.option("--burst", type=Count(1, 100_000), help="Requests on top of the rate.  [default: a tenth of it]"),
+    click.option(
+        "--burst",
+        type=Count(1, 100_000),
+        help="Requests on top of the rate; means nothing without one.  [default: a tenth of it, at least 2]",
+    ),
     click.option("--max-in-flight", type=Count(1, 1000), help="Requests under way at once.  [default: 50]"),
     click.option("--request-timeout", type=Duration(), help="For a whole answer.  [default: 15s]"),
     click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be repeated."),
@@ -57,6 +60,15 @@ _settings = stacked(
 def _chosen(headers: tuple[str, ...], request_timeout: timedelta | None, settings: dict[str, Any]) -> dict[str, Any]:
     texts = {name: str(value) for name, value in (parse_headers(headers) or {}).items()}
     return settings | {"timeout": request_timeout, "headers": texts or None}
+
+
+def _say_needs(session: Session, name: str, network: str | None) -> None:
+    """Only who may send to it does: nothing would go out, and somebody would wonder why."""
+    if network is not None:
+        session.say(
+            f"endpoint {name} is in {network}: it needs a dispatcher with --push-allow {network}"
+            f" (or TRUNKLINE_PUSH_ALLOW={network}); the one of `trunkline up` takes the same flag"
+        )
 
 
 @command.verb("list", example="trunkline endpoint list", http=False)
@@ -93,6 +105,7 @@ def create(
         chosen["rate"] = None
     made = session.run(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
     session.out.one({"name": made.name, "secret": made.secret, **shown})
+    _say_needs(session, name, made.needs_allow)
 
 
 def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
@@ -111,7 +124,15 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
 def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout: timedelta | None, **settings: Any) -> None:
     """Change what is given. Headers that are given replace all there were."""
     chosen = _chosen(headers, request_timeout, settings)
-    session.out.one(session.run(lambda mq: mq.endpoints.alter(name, **chosen)))
+    if all(value is None for value in chosen.values()):
+        raise click.UsageError(
+            "nothing to change; give --url, --rate, --burst, --max-in-flight, --request-timeout, --header, --mode"
+            " or --batch-size"
+        )
+    changed = session.run(lambda mq: mq.endpoints.alter(name, **chosen))
+    session.out.one(changed)
+    if chosen["url"] is not None:
+        _say_needs(session, name, changed.needs_allow)
 
 
 @command.verb("bind", example="trunkline endpoint bind mail hooks", http=False)
@@ -194,37 +215,31 @@ def secrets(session: Session, name: str) -> None:
 @command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run", http=False)
 @click.argument("queue")
 @click.option("--id", "ids", type=click.UUID, multiple=True, help="A message; may be repeated.")
-@click.option("--from", "start", type=Place(), help="Delivered since this time, or age (2h).")
-@click.option("--to", "end", type=Place(), help="And before this time, or age.")
+@click.option("--from", "start", type=Moment(), help="Delivered since this time (2026-01-31T12:00:00Z), or age (2h).")
+@click.option("--to", "end", type=Moment(), help="And before this time, or age.  [default: now]")
 @click.option("-n", "--limit", type=Count(1, 10_000), default=1000, show_default=True, help="Refuse if there are more.")
 @confirm.dry_run()
 def replay(
     session: Session,
     queue: str,
     ids: tuple[UUID, ...],
-    start: str | int | datetime | None,
-    end: str | int | datetime | None,
+    start: datetime | None,
+    end: datetime | None,
     limit: int,
     dry_run: bool,
 ) -> None:
     """Deliver again what was delivered: messages by id, or those of a time range."""
     if not ids and start is None:
-        raise click.UsageError("give --id or --from")
-    for name, place in (("--from", start), ("--to", end)):
-        if place is not None and not isinstance(place, datetime):
-            raise click.UsageError(f"{name} is a time or an age, such as 2026-01-31T12:00:00Z or 2h")
+        raise click.UsageError("give --id, or --from with a time or an age, such as --from 2h")
+    if start is not None and end is not None and end <= start:
+        raise click.UsageError("--to is not later than --from")
     if dry_run:
         session.run(lambda mq: mq.queues.get(queue))
         session.say(f"would deliver again {len(ids)} messages" if ids else f"would deliver again what was since {start}")
         return
 
-    async def work(mq: Client) -> int:
-        begin = start if isinstance(start, datetime) else None
-        return await mq.endpoints.replay(
-            queue, ids=ids or None, start=begin, end=end if isinstance(end, datetime) else None, limit=limit
-        )
-
-    session.out.one({"queue": queue, "replayed": session.run(work)})
+    count = session.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))
+    session.out.one({"queue": queue, "replayed": count})
 
 
 @command.verb("delete", example="trunkline endpoint delete hooks --yes", http=False)

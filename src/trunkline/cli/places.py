@@ -1,4 +1,4 @@
-"""Places in a log, as the command line takes them."""
+"""Places in a log and moments, as the command line takes them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,36 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
             return value  # type: ignore[no-any-return]
         if value.isascii() and value.isdigit() and len(value) < 19:
             return int(value)
-        try:
-            at = datetime.fromisoformat(value)
-            return at if at.tzinfo else at.replace(tzinfo=UTC)
-        except ValueError:
-            pass
-        try:
-            return datetime.now(UTC) - parse_duration(value)
-        except (TrunklineError, OverflowError):
-            self.fail(
-                f"{value!r} is not earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (1h)", param, ctx
-            )
+        return _moment(value) or self.fail(
+            f"{value!r} is not earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (1h)", param, ctx
+        )
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+    """A time, or how long ago."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        return _moment(value) or self.fail(f"{value!r} is not a time (2026-01-31T12:00:00Z) or an age (2h)", param, ctx)
+
+
+def _moment(text: str) -> datetime | None:
+    """None: it is neither a time nor an age."""
+    if text.isascii() and text.isdigit():
+        # fromisoformat reads 20260131 too; here it is more likely an offset
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
+    except ValueError:
+        pass
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except (TrunklineError, OverflowError):
+        return None
 
 
 async def resolve(mq: Client, topic: str, place: str | int | datetime) -> dict[int, int]:

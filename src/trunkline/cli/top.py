@@ -1,4 +1,4 @@
-"""`trunkline top`: a live overview of topics, groups, queues, workers and the server's health."""
+"""`trunkline top`: a live overview of topics, groups, queues, endpoints, workers and the server's health."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from trunkline.cli.command import Duration, Session
 from trunkline.cli.command import command as make_command
@@ -16,8 +17,9 @@ from trunkline.cli.doctor import examine
 from trunkline.cli.findings import Finding
 from trunkline.cli.output import Column, console, make_table, plain, show, size_text, stdout_is_terminal, to_json, write_line
 from trunkline.cli.worker import WORKERS
-from trunkline.db import jobs
+from trunkline.db import jobs, push
 from trunkline.db.job_records import WorkerRow
+from trunkline.db.pool import Connection
 from trunkline.types import QueueStats, Stats
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _HEALTH_EVERY = 10.0
 _SEEN_WITHIN = timedelta(minutes=1)
+_ASKED_FOR_ERRORS = 20
+"""So many failing endpoints are looked at for their last error: the picture is drawn each second."""
 _TOPICS = (
     Column("topic", "topic", whole=True),
     Column("partition", "partition", right=True),
@@ -43,13 +47,21 @@ _GROUPS = (
     Column("seconds", "lag_seconds", right=True),
     Column("member", "member"),
 )
+_ENDPOINTS = (
+    Column("endpoint", "endpoint", whole=True),
+    Column("state", "state"),
+    Column("waiting", "waiting", right=True),
+    Column("in flight", "in_flight", right=True),
+    Column("per second", lambda row: round(row.per_second, 1), right=True),
+    Column("last error", "error"),
+)
 
 
 @make_command("top", example="trunkline top\ntrunkline top --once -o json")
 @click.option("--once", is_flag=True, help="One frame, then end.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Time between two frames.")
 def command(session: Session, once: bool, every: timedelta) -> None:
-    """Topics, groups, queues, workers and health, again and again until Ctrl-C. Changes nothing."""
+    """Topics, groups, queues, endpoints, workers and health, again and again until Ctrl-C. Changes nothing."""
     if session.out.table and not stdout_is_terminal():
         once = True
 
@@ -82,12 +94,47 @@ async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
             live.update(overview.frame(), refresh=True)
 
 
+class EndpointRow(msgspec.Struct, frozen=True):
+    """How an endpoint fares; numbers of requests are of the last minute, errors too."""
+
+    endpoint: str
+    state: str
+    waiting: int
+    in_flight: int
+    per_second: float
+    error: str | None
+
+
+async def _endpoint_rows(conn: Connection, queues: Sequence[QueueStats]) -> list[EndpointRow]:
+    stats = await push.endpoint_stats(conn)
+    if not stats:
+        return []
+    held = {row.queue: row for row in queues}
+    errors = {row.name: row.reason for row in await push.list_endpoints(conn)}
+    failing = [row.endpoint for row in stats if row.nacked + row.buried and errors.get(row.endpoint) is None]
+    for name in failing[:_ASKED_FOR_ERRORS]:
+        attempts = await push.list_attempts(conn, name, id=None, since=timedelta(minutes=1), limit=100)
+        errors[name] = next((each.error for each in attempts if each.error), None)
+    return [
+        EndpointRow(
+            row.endpoint,
+            row.state if row.breaker == "closed" else f"breaker {row.breaker}",
+            sum(held[queue].ready for queue in row.queues if queue in held),
+            sum(held[queue].leased for queue in row.queues if queue in held),
+            row.per_second,
+            errors.get(row.endpoint),
+        )
+        for row in stats
+    ]
+
+
 class Overview:
     """The numbers of now, and those of the last look to tell rates from. Without a database URL nothing about its health."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
         self._stats = Stats([], [], [])
+        self._endpoints: list[EndpointRow] = []
         self._workers: list[WorkerRow] = []
         self._at = 0.0
         self._rates: dict[str, float] = {}
@@ -104,6 +151,7 @@ class Overview:
         }
         if self._url is not None:
             async with mq.connection() as conn:
+                self._endpoints = await _endpoint_rows(conn, self._stats.queues)
                 self._workers = await jobs.list_workers(conn, _SEEN_WITHIN)
         if self._url is not None and self._at - self._health_at >= _HEALTH_EVERY:
             self._health_at = self._at
@@ -113,6 +161,7 @@ class Overview:
     def record(self) -> dict[str, Any]:
         """The same for programs."""
         return {name: [plain(row) for row in getattr(self._stats, name)] for name in ("topics", "groups", "queues")} | {
+            "endpoints": [plain(endpoint) for endpoint in self._endpoints],
             "workers": [plain(worker) for worker in self._workers],
             "health": [plain(finding) for finding in self._health],
         }
@@ -140,6 +189,7 @@ class Overview:
             (_TOPICS, self._stats.topics),
             (_GROUPS, self._stats.groups),
             (queues, self._stats.queues),
+            (_ENDPOINTS, self._endpoints),
             (WORKERS, self._workers),
         )
         for columns, rows in tables:

@@ -79,10 +79,15 @@ class Breaker:
         self._failures += 1
         if not self._busy and (self.probing or (self.closed and self._failures >= THRESHOLD)):
             self._busy = True
+            seen = self._openings
+            # here at once: while the database hears of it, many more requests could start
+            self._openings += 1
+            self._open_until = float("inf")
+            pause = _PATIENCE_SECONDS
             try:
-                self._open_until = monotonic() + await self._store.open(self._openings)
-                self._openings += 1
+                pause = await self._store.open(seen)
             finally:
+                self._open_until = monotonic() + pause
                 self._busy = False
                 self.probing = False
         return not self.closed

@@ -105,6 +105,7 @@ class Dispatcher:
             await runtime.close()
 
     async def _refresh(self, post: Post) -> None:
+        asked_at = monotonic()
         try:
             async with post.runtime.connection(writing=True) as conn:
                 plan = await push.dispatch_plan(conn, post.name)
@@ -119,7 +120,7 @@ class Dispatcher:
             self._keep(task)
         for number, planned in wanted.items():
             if number in self._lanes:
-                self._lanes[number].update(planned)
+                self._lanes[number].update(planned, asked_at)
             else:
                 self._lanes[number] = Lane(post, planned)
         for planned in plan:
@@ -141,6 +142,10 @@ class Dispatcher:
         started = monotonic()
         answer = await post.request(planned, requests.trial(id))
         post.settlements.add([trial_settlement(planned, id, answer, started)])
+        if answer.refused:
+            # the next test is for a dispatcher that may send it
+            async with post.runtime.connection(writing=True) as conn:
+                await push.bar_dispatcher(conn, post.name, planned.endpoint_id, answer.error or "", probing=False)
 
     async def _end(self, post: Post) -> None:
         stopping = [lane.stop(self._grace) for lane in self._lanes.values()]

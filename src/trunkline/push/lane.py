@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
@@ -15,6 +16,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.db import push
+from trunkline.db.pool import Connection
 from trunkline.db.push import Planned, Settlement
 from trunkline.db.tasks import log
 from trunkline.errors import TrunklineError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from trunkline.push.dispatcher import Post
 
 
+_MOMENT_SECONDS = 5.0
+"""Nothing is sent to a refused address until the database has said for how long."""
 _WELL = [outcomes.ACKED]
 """What becomes of most single deliveries."""
 
@@ -59,13 +63,20 @@ class Lane:
         self._work: set[asyncio.Task[None]] = set()
         self._starts_at = 0.0
         self._held_until = 0.0
+        self._refusal: str | None = None
+        """What the guard said to the last request, if it was refused: the next one is tried alone."""
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
-        self.update(planned)
+        self._telling = 0
+        self._told_at = 0.0
+        self.update(planned, monotonic())
 
     # The plan
 
-    def update(self, planned: Planned) -> None:
+    def update(self, planned: Planned, asked_at: float) -> None:
+        if self._telling or asked_at < self._told_at:
+            # it may not know yet what this lane has told since; the next one will
+            return
         self._planned = planned
         now = monotonic()
         self._window.most = planned.share
@@ -75,8 +86,8 @@ class Lane:
         self._feed.update(
             map(Source, planned.queue_ids or (), planned.queues or (), planned.ordered or (), planned.leases or ())
         )
-        if not self._may_send():
-            self._give_back()
+        bound = set(planned.queue_ids or ())
+        self._give_back(None if not self._may_send() else {run.source.queue_id for run in self._buffer} - bound)
         self._go_on()
 
     async def stop(self, grace: float) -> None:
@@ -86,11 +97,14 @@ class Lane:
         self._give_back()
         if self._timer is not None:
             self._timer.cancel()
+        await self._pace.close()
         if self._work:
             await asyncio.wait(self._work, timeout=grace)
-        for task in tuple(self._work):
+        for task in (cut_off := tuple(self._work)):
             task.cancel()
-        await self._pace.close()
+        if cut_off:
+            # they settle what they had
+            await asyncio.wait(cut_off, timeout=_MOMENT_SECONDS)
 
     def _may_send(self) -> bool:
         return (
@@ -114,7 +128,7 @@ class Lane:
     def _free(self) -> int:
         if not self._may_send():
             return 0
-        if not self._breaker.closed:
+        if not self._breaker.closed or self._refusal is not None:
             return 1 if self._held == 0 else 0
         limit = self._limit()
         free = limit - self._held
@@ -160,7 +174,7 @@ class Lane:
 
     def _may_go_on(self, more: int = 0) -> bool:
         """Whether so many more requests than now may be under way."""
-        size = self._window.size if self._breaker.closed else 1
+        size = self._window.size if self._breaker.closed and self._refusal is None else 1
         return self._under_way + more <= size and (self._may_send() or self._breaker.probing)
 
     def _pump(self) -> None:
@@ -186,32 +200,36 @@ class Lane:
             self._go_on()
 
     async def _send_parts(self, run: Run) -> None:
-        size = self._planned.batch_size if self._planned.mode == "batch" else 1
-        for start in range(0, len(run.deliveries), size):
-            if self._planned.rate is not None:
-                await self._pace.permit()
+        start = 0
+        while start < len(run.deliveries):
+            permitted = self._planned.rate is None or await self._pace.permit()
             # looked at after the wait for a permit, and again for each part of an ordered run
-            if not (self._may_send() or self._breaker.probing):
+            if not (permitted and not self._stopped and (self._may_send() or self._breaker.probing)):
                 self._release(run.source, run.deliveries[start:])
                 return
-            part = run.deliveries[start : start + size]
-            verdicts = await self._send(run.source, part)
+            # the mode may have changed since these were claimed
+            planned = self._planned
+            part = run.deliveries[start : start + (planned.batch_size if planned.mode == "batch" else 1)]
+            verdicts = await self._send(planned, run.source, part)
             if run.source.ordered and any(verdict.outcome != "acked" for verdict in verdicts):
                 # the database takes back what is behind the one that failed
                 behind = run.deliveries[start + len(verdicts) :]
                 self._post.held.drop([each.receipt for each in behind])
                 self._drop(run.source, len(behind))
                 return
+            start += len(part)
 
-    async def _send(self, source: Source, part: list[Delivery[Any]]) -> list[Verdict]:
+    async def _send(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> list[Verdict]:
         """One request; answers what becomes of its deliveries, in an ordered queue up to the first that failed."""
-        planned = self._planned
-        if planned.mode == "batch":
-            prepared, limit = requests.batch([(source.name, each) for each in part]), requests.BATCH_READ_LIMIT
-        else:
-            prepared, limit = requests.single(source.name, part[0]), requests.READ_LIMIT
         started = monotonic()
-        answer = await self._post.request(planned, prepared, limit)
+        try:
+            answer = await self._request(planned, source, part)
+        except asyncio.CancelledError:
+            # not to settle it would leave it leased, and its lease renewed, as long as this process lives
+            answer = outcomes.no_answer("no answer before the dispatcher let go", monotonic() - started)
+        except Exception as exc:
+            log.exception("a request to endpoint %s could not be made", planned.name)
+            answer = outcomes.no_answer(f"the request could not be made ({type(exc).__name__})", monotonic() - started)
         now = self._post.now()
         if planned.mode == "batch":
             verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)
@@ -225,10 +243,13 @@ class Lane:
             for each, verdict in zip(part, verdicts, strict=False)
         ]
         self._settle(source, items)
-        if verdicts is _WELL and self._breaker.closed:
+        if verdicts is _WELL and self._breaker.closed and self._refusal is None:
             # as most of them: the rest has nothing to add
             self._window.went_well()
             self._breaker.reset()
+            return verdicts
+        if self._stopped and answer.status is None:
+            # cut off, perhaps: that says nothing about the endpoint
             return verdicts
         try:
             await self._learn(answer, now)
@@ -236,9 +257,23 @@ class Lane:
             log.warning("the state of endpoint %s was not written: %s", planned.name, exc)
         return verdicts
 
+    async def _request(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> Answer:
+        if planned.mode == "batch":
+            prepared, limit = requests.batch([(source.name, each) for each in part]), requests.BATCH_READ_LIMIT
+        else:
+            prepared, limit = requests.single(source.name, part[0]), requests.READ_LIMIT
+        return await self._post.request(planned, prepared, limit)
+
     async def _learn(self, answer: Answer, now: float) -> None:
         """What the answer says about the endpoint."""
         state = outcomes.health(answer)
+        if state == "unknown":
+            await self._leave_to_others(answer.error or "the address is refused")
+            return
+        if self._refusal is not None:
+            self._refusal = None
+            async with self._tell() as conn:
+                await push.lift_bar(conn, self._post.name, self._planned.endpoint_id)
         if state == "good":
             self._window.went_well()
             if not self._breaker.closed:
@@ -248,10 +283,11 @@ class Lane:
         self._window.went_badly(monotonic())
         if state == "gone":
             log.warning("endpoint %s answered 410 and is disabled", self._planned.name)
-            async with self._post.runtime.connection(writing=True) as conn:
-                await push.disable_endpoint(conn, self._planned.name, reason="the receiver answered 410 Gone")
+            # here at once, then for all
             self._planned = msgspec.structs.replace(self._planned, enabled=False)
             self._give_back()
+            async with self._tell() as conn:
+                await push.disable_endpoint(conn, self._planned.name, reason="the receiver answered 410 Gone")
         elif state == "busy":
             # it answers: a probe that gets this closes the breaker
             await self._breaker.good()
@@ -264,15 +300,35 @@ class Lane:
         if pause is None or monotonic() + pause.total_seconds() <= self._held_until + 1:
             return
         self._held_until = monotonic() + min(pause.total_seconds(), 3600)
-        async with self._post.runtime.connection(writing=True) as conn:
+        async with self._tell() as conn:
             await push.hold_endpoint(conn, self._planned.endpoint_id, pause)
         self._give_back()
 
-    def _give_back(self) -> None:
-        """What was claimed and not sent goes back, without an attempt."""
-        runs, self._buffer = list(self._buffer), deque()
+    async def _leave_to_others(self, refusal: str) -> None:
+        """This dispatcher may not send there; another may. For a while it does not claim for this endpoint."""
+        if monotonic() < self._held_until:
+            # of several requests under way one tells it
+            return
+        if refusal != self._refusal:
+            log.warning("nothing is sent to endpoint %s from here, its messages wait: %s", self._planned.name, refusal)
+        self._refusal = refusal
+        self._held_until = monotonic() + _MOMENT_SECONDS
+        probing, self._breaker.probing = self._breaker.probing, False
+        self._give_back()
+        async with self._tell() as conn:
+            pause = await push.bar_dispatcher(conn, self._post.name, self._planned.endpoint_id, refusal, probing=probing)
+        self._held_until = monotonic() + pause
+
+    def _give_back(self, queue_ids: set[int] | None = None) -> None:
+        """What was claimed and not sent goes back, without an attempt: all of it, or that of some queues."""
+        if queue_ids is not None and not queue_ids:
+            return
+        runs, self._buffer = self._buffer, deque()
         for run in runs:
-            self._release(run.source, run.deliveries)
+            if queue_ids is None or run.source.queue_id in queue_ids:
+                self._release(run.source, run.deliveries)
+            else:
+                self._buffer.append(run)
 
     def _release(self, source: Source, deliveries: Sequence[Delivery[Any]]) -> None:
         verdict = Verdict("released")
@@ -295,12 +351,23 @@ class Lane:
 
     # The database
 
+    @asynccontextmanager
+    async def _tell(self) -> AsyncIterator[Connection]:
+        """A connection to tell all dispatchers something about the endpoint. Plans asked for before are out of date."""
+        self._telling += 1
+        try:
+            async with self._post.runtime.connection(writing=True) as conn:
+                yield conn
+        finally:
+            self._telling -= 1
+            self._told_at = monotonic()
+
     async def _take_permits(self, want: int) -> push.Permits:
         async with self._post.runtime.connection(writing=True) as conn:
             return await push.take_permits(conn, self._planned.endpoint_id, want)
 
     async def _open_breaker(self, openings: int) -> float:
-        async with self._post.runtime.connection(writing=True) as conn:
+        async with self._tell() as conn:
             return await push.open_breaker(conn, self._planned.endpoint_id, openings)
 
     async def _take_probe(self) -> bool:
@@ -308,7 +375,7 @@ class Lane:
             return await push.take_probe(conn, self._planned.endpoint_id)
 
     async def _close_breaker(self) -> None:
-        async with self._post.runtime.connection(writing=True) as conn:
+        async with self._tell() as conn:
             await push.close_breaker(conn, self._planned.endpoint_id)
 
 

@@ -22,6 +22,12 @@ class Answer(NamedTuple):
     body: bytes
     error: str | None
     seconds: float
+    refused: bool = False
+    """Nothing was sent: the guard of this dispatcher does not let requests go there."""
+
+
+def no_answer(error: str, seconds: float) -> Answer:
+    return Answer(None, {}, b"", error, seconds)
 
 
 class Verdict(NamedTuple):
@@ -34,8 +40,9 @@ class Verdict(NamedTuple):
 
 ACKED = Verdict("acked")
 
-Health = Literal["good", "busy", "failing", "gone"]
-"""Of the endpoint: good answers raise its window, busy ones lower it, failing ones open its breaker, gone disables it."""
+Health = Literal["good", "busy", "failing", "gone", "unknown"]
+"""Of the endpoint: good answers raise its window, busy ones lower it, failing ones open its breaker, gone disables it.
+Unknown: it was not asked."""
 
 
 class Item(msgspec.Struct):
@@ -52,6 +59,8 @@ class Results(msgspec.Struct):
 
 
 def health(answer: Answer) -> Health:
+    if answer.refused:
+        return "unknown"
     if answer.status is None or answer.error is not None or answer.status >= 500:
         return "busy" if answer.status == 503 and "retry-after" in answer.headers else "failing"
     if answer.status == 410:
@@ -68,14 +77,17 @@ def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
         return min(timedelta(seconds=int(text[:9])), LONGEST_PAUSE)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+        pause = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now
+    except (ValueError, OverflowError):
         return None
-    pause = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now
     return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
 def judge(answer: Answer, now: float) -> Verdict:
     """One delivery by the status of its answer."""
+    if answer.refused:
+        # not the receiver's failure: another dispatcher may send it
+        return Verdict("released", None, answer.error)
     if answer.status is None:
         return Verdict("nacked", None, answer.error)
     if answer.error is not None:
@@ -95,13 +107,17 @@ def judge(answer: Answer, now: float) -> Verdict:
 
 
 def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:
-    """Each delivery of a batch: by what the answer says about it, else by the status. What a list leaves out is retried."""
+    """Each delivery of a batch: by what the answer says about it, else by the status. What a list leaves out is retried,
+    and so is all of it if the list cannot be read."""
     whole = judge(answer, now)
     if whole.outcome != "acked" or not answer.body.strip():
         return [whole] * len(ids)
     try:
         said = msgspec.json.decode(answer.body, type=Results)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
+        if b'"results"' in answer.body:
+            # it says something about messages, and not to know what must not lose any of them
+            whole = Verdict("nacked", None, "the results in the answer cannot be read")
         return [whole] * len(ids)
     items = {item.id: item for item in said.results}
     return [_judge_item(items.get(id)) for id in ids]
@@ -112,7 +128,8 @@ def _judge_item(item: Item | None) -> Verdict:
         return Verdict("nacked", None, "the answer does not name this message")
     if item.outcome == "ack":
         return ACKED
-    error = (item.error or "the receiver said so")[:1000]
+    # as Postgres can store it: one text that it cannot would keep all others of the same moment from being settled
+    error = (item.error or "the receiver said so")[:1000].replace("\0", "\ufffd")
     if item.outcome == "bury":
         return Verdict("buried", None, error)
     pause = None

@@ -21,11 +21,12 @@ class Pace:
         self._take = take
         self._waiting: deque[asyncio.Future[float]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
-    async def permit(self) -> None:
-        """Returns at a moment at which a request may start, in this very turn of the event loop."""
+    async def permit(self) -> bool:
+        """True at a moment at which a request may start, in this very turn of the event loop. False: it was closed."""
         first = False
-        while True:
+        while not self._closed:
             place: asyncio.Future[float] = asyncio.get_running_loop().create_future()
             (self._waiting.appendleft if first else self._waiting.append)(place)
             if self._task is None:
@@ -35,12 +36,18 @@ class Pace:
             finally:
                 if not place.done():
                     place.cancel()
-            if monotonic() <= until:
-                return
+            if monotonic() <= until and not self._closed:
+                return True
             # this loop was held up and the permit is void
             first = True
+        return False
 
     async def close(self) -> None:
+        """Nobody gets a permit any more; who waits for one need not."""
+        self._closed = True
+        for place in self._waiting:
+            if not place.done():
+                place.set_result(0.0)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -17,7 +17,7 @@ from uuid import UUID
 import aiohttp
 import msgspec
 
-from trunkline.push.egress import Blocked, Guard
+from trunkline.push.egress import Blocked, Guard, NotAllowed, connecting
 from trunkline.push.outcomes import Answer
 from trunkline.push.signing import sign_all
 from trunkline.types import Delivery
@@ -117,7 +117,7 @@ def _is_json(payload: bytes) -> bool:
     """Whether it is what it says: one that is not must not spoil the array."""
     try:
         msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
     return True
 
@@ -184,6 +184,8 @@ class Sender:
         found: Mapping[str, str] = {}
         body = b""
         error: str | None = None
+        refused = False
+        tried = connecting()
         try:
             self._guard.check_url(url)
             response = await self._session.post(
@@ -201,8 +203,10 @@ class Sender:
         except asyncio.CancelledError:
             raise
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            error = _words(exc)
-        return Answer(status, found, body, error, monotonic() - start)
+            cause = tried.refusal or exc
+            refused = isinstance(cause, NotAllowed)
+            error = _words(cause)
+        return Answer(status, found, body, error, monotonic() - start, refused)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -227,7 +231,7 @@ def _words(exc: BaseException) -> str:
     if isinstance(exc, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
         return "TLS failed: the certificate or the protocol was refused"
     if isinstance(exc, aiohttp.ClientConnectorError):
-        return str(Blocked("the address is not allowed")) if _is_blocked(exc.os_error) else "could not connect"
+        return "could not connect"
     if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError):
         return "the connection was lost"
     if isinstance(exc, aiohttp.ClientPayloadError):
@@ -235,7 +239,3 @@ def _words(exc: BaseException) -> str:
     if isinstance(exc, aiohttp.InvalidURL):
         return "the url cannot be read"
     return f"the request failed ({type(exc).__name__})"
-
-
-def _is_blocked(exc: BaseException | None) -> bool:
-    return isinstance(exc, Blocked) or "address is not allowed" in str(exc)

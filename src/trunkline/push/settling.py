@@ -69,7 +69,7 @@ class Settlements:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                part, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                part = self._next()
                 items = [item for each in part for item in each.items]
                 try:
                     await self._flush(items)
@@ -82,6 +82,15 @@ class Settlements:
                             each.settled(len(each.items))
         finally:
             self._task = None
+
+    def _next(self) -> list[_Entry]:
+        """As many entries as one statement takes: a batch has many items."""
+        count = size = 0
+        while count < len(self._waiting) and size < _MOST:
+            size += len(self._waiting[count].items)
+            count += 1
+        part, self._waiting = self._waiting[:count], self._waiting[count:]
+        return part
 
     async def _flush(self, items: list[Settlement]) -> None:
         until = monotonic() + _GIVE_UP_SECONDS

@@ -147,7 +147,14 @@ def _bad(detail: str) -> Problem:
 
 AFTER = Param(name="after", words="Only those behind this id.")
 OFFSET = Param(name="offset", kind=int, default=0, low=0, lenient=True, words="How many to skip.")
-LIMIT = Param(name="limit", kind=int, default=1, low=0, lenient=True, words="How many at most.")
+LIMIT = Param(
+    name="limit",
+    kind=int,
+    default=100,
+    low=0,
+    lenient=True,
+    words="How many at most; `next_offset` says that there are more.",
+)
 FORCE = Param(name="force", kind=bool, default=False, words="Also when somebody still uses it.")
 ENSURE = Param(name="ensure", kind=bool, default=False, words="Fine if it is there already: then 200, and nothing changes.")
 WAIT = Param(

@@ -392,13 +392,14 @@ class StatsView(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`offset` is left out when it is 0."""
+    """`offset` is left out when it is 0. `next_offset` is the `offset` of the next page; without it there is none."""
 
     data: list[Any]
     limit: int
     offset: int = 0
+    next_offset: int | None = None
 
 
 def page(rows: list[Any], query: dict[str, Any]) -> Page:
-    start, limit = query["offset"], query["limit"]
-    return Page(rows[start : start + limit], limit, start)
+    start, end = query["offset"], query["offset"] + query["limit"]
+    return Page(rows[start:end], query["limit"], start, end if start < end < len(rows) else None)

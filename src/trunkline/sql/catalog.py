@@ -38,6 +38,7 @@ FUNCTION_FILES = (
     "archive.sql",
     "report.sql",
     "jobs.sql",
+    "addresses.sql",
     "push.sql",
     "roles.sql",
     "pin.sql",

@@ -42,8 +42,8 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
     named, values = _named(settings)
-    query = f"select name, secret from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
-    return NewEndpoint(*(fetch_rows(conn, query, (name, *values)))[0])
+    query = f"select name, secret, trunkline.needed_network(%b) from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
+    return NewEndpoint(*(fetch_rows(conn, query, (settings["url"], name, *values)))[0])
 
 
 def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
@@ -51,14 +51,17 @@ def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
     fetch_rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
 
 
+_ENDPOINTS = "select e.*, trunkline.needed_network(e.url) as needs_allow from trunkline.list_endpoints() e"
+
+
 def list_endpoints(conn: Connection) -> list[Endpoint]:
-    return fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints()")
+    return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement refuses a name that is not there
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
-    return (fetch_records(conn, Endpoint, "select * from trunkline.list_endpoints() where name = %b", (name,)))[0]
+    return (fetch_records(conn, Endpoint, f"{_ENDPOINTS} where e.name = %b", (name,)))[0]
 
 
 def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
@@ -280,6 +283,15 @@ def close_breaker(conn: Connection, endpoint_id: int) -> None:
 
 def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
     fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+
+
+def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+    query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
+    return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
+
+
+def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving

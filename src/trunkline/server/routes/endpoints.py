@@ -31,7 +31,7 @@ class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     url: Url
     rate: Rate | None = None
-    """Requests per second over all dispatchers; null or 0: no limit."""
+    """Requests per second over all dispatchers: 0.001 to 100,000; null or 0: no limit."""
     burst: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     max_in_flight: Small | None = None
     timeout_seconds: Seconds | None = None
@@ -60,7 +60,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str | None
     rate: float | None
-    burst: int
+    burst: int | None
+    """Null without a rate."""
     max_in_flight: int
     timeout_seconds: float
     mode: str
@@ -74,6 +75,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     held_until: datetime | None
     created_at: datetime
     updated_at: datetime
+    needs_allow: str | None
+    """The private network of its address: only dispatchers that are allowed to (`--push-allow`) send there."""
 
     @classmethod
     def of(cls, row: Endpoint) -> EndpointView:
@@ -84,6 +87,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 class MadeEndpoint(msgspec.Struct, frozen=True):
     id: str
     secret: str
+    needs_allow: str | None
+    """As in `EndpointView`."""
 
 
 def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
@@ -109,12 +114,12 @@ async def create_endpoint(request: Call) -> Answer:
     if settings["rate"] == 0:
         settings["rate"] = None
     made = await request.mq.endpoints.create(asked.id, secret=asked.secret, **settings)
-    return answer(MadeEndpoint(made.name, made.secret), 201)
+    return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
 @route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_endpoints(request: Call) -> Answer:
-    """Endpoints by id; one unless `limit` says more."""
+    """Endpoints by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 

@@ -82,7 +82,7 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     ),
 )
 async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
-    """The groups of a topic by id; one unless `limit` says more."""
+    """The groups of a topic by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     await request.mq.topics.get(topic)
     return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))

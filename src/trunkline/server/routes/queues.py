@@ -163,7 +163,7 @@ async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
 
 @route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_queues(request: Call) -> Answer:
-    """Queues by id; one unless `limit` says more."""
+    """Queues by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
 

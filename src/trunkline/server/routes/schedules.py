@@ -84,7 +84,7 @@ async def _find(call: Call, id: str) -> Schedule:
 
 @route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_schedules(request: Call) -> Answer:
-    """Schedules by id; one unless `limit` says more."""
+    """Schedules by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
 

@@ -95,7 +95,7 @@ async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer
 
 @route("GET", "/subscriptions", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_subscriptions(request: Call) -> Answer:
-    """Subscriptions by id; one unless `limit` says more."""
+    """Subscriptions by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     rows = sorted(await request.mq.subscriptions.list(), key=lambda row: row.name)
     return answer(page([SubscriptionView.of(row) for row in rows], query))

@@ -109,7 +109,7 @@ async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
 
 @route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_topics(request: Call) -> Answer:
-    """Topics by id; one unless `limit` says more."""
+    """Topics by id, 100 at a time unless `limit` says otherwise."""
     query = request.query()
     return answer(page([TopicView.of(row) for row in await request.mq.topics.list(after=query["after"])], query))
 

@@ -310,7 +310,8 @@ begin
         v_why := case v_state when 'paused' then 'the queue is paused'
                      when 'delayed' then format('comes back after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
                      when 'blocked' then format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'))
-                     else case when w.attempt = 0 and w.error is null then format('passed over by consumers that did not ask for label %L', w.label)
+                     else case when w.attempt = 0 and w.error is null and x.claimed_at is not null then 'given back without an attempt'
+                               when w.attempt = 0 and w.error is null then format('passed over by consumers that did not ask for label %L', w.label)
                                else format('due again after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
     elsif m.log_offset >= s.position then
         if p_mismatch is not null then
@@ -367,6 +368,9 @@ begin
             v_state := 'gone';
             v_why := 'settled, expired or purged; the history does not go back so far';
         end if;
+    end if;
+    if v_state = 'waiting' then
+        v_why := concat_ws('; ', v_why, trunkline._not_sent(q.queue_id));
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'until', v_until, 'attempt', coalesce(x.attempt, 0),
                               'consumer', case when v_state = 'leased' then x.consumer end, 'history', v_history);

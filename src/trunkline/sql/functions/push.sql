@@ -15,17 +15,23 @@ begin
 end
 $$;
 
+-- How many bytes a secret has; null: it is not base64, and nothing could be signed with it.
+create or replace function trunkline._secret_length(p_secret text) returns int
+language plpgsql immutable
+as $$
+begin
+    return length(decode(substr(p_secret, strpos(p_secret, '_') + 1), 'base64'));
+exception when invalid_parameter_value then
+    return null;
+end
+$$;
+
 create or replace function trunkline._check_endpoint(e trunkline.endpoints) returns void
 language plpgsql
 as $$
 declare
     v_bad text;
 begin
-    if e.url is null or length(e.url) > 2000 or e.url !~ '^https?://[^/?#@[:space:]\\]+([/?][^#[:space:][:cntrl:]]*)?$' then
-        -- not repeated: it may hold a password
-        perform trunkline._fail('TL001', 'the url is not one that can be posted to',
-                                'use http:// or https://, a host and a path, at most 2,000 characters; credentials belong into headers');
-    end if;
     if e.rate is not null then
         perform trunkline._check_range('rate', e.rate::numeric, 0.001, 100000);
     end if;
@@ -47,10 +53,25 @@ begin
         perform trunkline._fail('TL001', format('the header %L cannot be set', left(v_bad, 100)),
                                 'names are those of HTTP, values plain text; those of the connection and of the delivery itself are ours');
     end if;
-    select s into v_bad from unnest(e.secrets) s where s is null or s !~ '^(whsec|whsk)_[A-Za-z0-9+/]{32,100}={0,2}$' limit 1;
+    select s into v_bad from unnest(e.secrets) s
+    where s is null or s !~ '^(whsec|whsk)_[A-Za-z0-9+/]{32,100}={0,2}$' or not coalesce(trunkline._secret_length(s) = any (case when s ~ '^whsk' then '{32,64}'::int[] else '{}' end)
+          or s ~ '^whsec' and trunkline._secret_length(s) >= 24, false) limit 1;
     if found then
         perform trunkline._fail('TL001', 'a secret is not of the form that Standard Webhooks has',
-                                'whsec_ (HMAC) or whsk_ (Ed25519), then 24 to 64 bytes in base64; or leave it out to get a new one');
+                                'whsec_ (HMAC) and 24 to 64 bytes in base64, or whsk_ (Ed25519) and 32 or 64 bytes; or leave it out to get a new one');
+    end if;
+end
+$$;
+
+-- Tells who made an endpoint on a private network what its dispatchers need.
+create or replace function trunkline._note_network(p_name text, p_url text) returns void
+language plpgsql
+as $$
+declare
+    v_network text := trunkline.needed_network(p_url);
+begin
+    if v_network is not null then
+        raise notice 'endpoint % is in %, which only a dispatcher with --push-allow % or TRUNKLINE_PUSH_ALLOW=% sends to', p_name, v_network, v_network, v_network;
     end if;
 end
 $$;
@@ -71,6 +92,7 @@ declare
     e trunkline.endpoints;
 begin
     perform trunkline._check_name('endpoint', p_name);
+    perform trunkline._check_url(p_url);
     e.url := p_url;
     e.rate := p_rate;
     e.burst := coalesce(p_burst, greatest(2, ceil(least(p_rate, 100000) / 10)));
@@ -88,6 +110,7 @@ begin
         perform trunkline._fail('TL020', format('endpoint %L already exists', p_name), 'use another name, or trunkline.alter_endpoint');
     end if;
     execute format('create sequence trunkline.endpoint_%s_pace minvalue 0 start 0', e.endpoint_id);
+    perform trunkline._note_network(p_name, p_url);
     return query select p_name, e.secrets[1];
 end
 $$;
@@ -109,6 +132,11 @@ begin
         mode = coalesce(p_mode, mode), batch_size = coalesce(p_batch_size, batch_size), updated_at = trunkline.clock()
     where endpoint_id = e.endpoint_id returning * into e;
     perform trunkline._check_endpoint(e);
+    if p_url is not null then
+        perform trunkline._check_url(p_url);
+        perform trunkline._note_network(p_name, p_url);
+        delete from trunkline.endpoint_bars where endpoint_id = e.endpoint_id;
+    end if;
 end
 $$;
 
@@ -134,6 +162,7 @@ as $$ select (trunkline._endpoint(p_name)).secrets $$;
 create or replace function trunkline._set_endpoint_state(p_endpoint_id int, p_state text, p_reason text) returns void
 language sql
 as $$
+    delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id;
     update trunkline.endpoints set state = p_state, reason = left(p_reason, 1000), updated_at = trunkline.clock(),
         open_until = null, openings = 0, probe_until = null, held_until = null
     where endpoint_id = p_endpoint_id
@@ -144,7 +173,7 @@ create or replace function trunkline.pause_endpoint(p_name text, p_reason text d
 language sql
 as $$ select trunkline._set_endpoint_state((trunkline._endpoint(p_name)).endpoint_id, 'paused', p_reason) $$;
 
--- Sends again, whatever stopped it: a pause, an answer 410, the breaker.
+-- Sends again, whatever stopped it: a pause, an answer 410, the breaker, a dispatcher that may not send there.
 create or replace function trunkline.resume_endpoint(p_name text) returns void
 language sql
 as $$ select trunkline._set_endpoint_state((trunkline._endpoint(p_name)).endpoint_id, 'enabled', null) $$;
@@ -170,13 +199,37 @@ begin
 end
 $$;
 
--- Everything but secrets; of the headers only their names.
+-- Which of the dispatchers that live may not send to an endpoint, and why; null: each may, as far as it has tried.
+create or replace function trunkline._barred(p_endpoint_id int) returns text
+language sql stable
+as $$
+    select case when d.barred = d.live then 'no dispatcher may send to it' else format('%s of %s dispatchers may not send to it', d.barred, d.live) end || ': ' || d.reason
+    from (select count(*) as live, count(b.dispatcher) as barred, max(b.reason) as reason
+          from trunkline.dispatchers x left join trunkline.endpoint_bars b on b.dispatcher = x.dispatcher and b.endpoint_id = p_endpoint_id
+          where x.seen_until >= trunkline.clock()) d
+    where d.barred > 0
+$$;
+
+-- Why nothing of a bound queue is sent now; null: it is, or the queue is bound to no endpoint.
+create or replace function trunkline._not_sent(p_queue_id int) returns text
+language sql stable
+as $$
+    select case when e.state <> 'enabled' then format('endpoint %s is %s', e.name, e.state || coalesce(': ' || e.reason, ''))
+                when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher runs that would send it to endpoint %s', e.name)
+                when e.openings > 0 then format('the breaker of endpoint %s is open', e.name)
+                when e.held_until > trunkline.clock() then format('endpoint %s asked for a pause until %s', e.name, e.held_until)
+                else format('endpoint %s: ', e.name) || trunkline._barred(e.endpoint_id) end
+    from trunkline.bindings b join trunkline.endpoints e using (endpoint_id) where b.queue_id = p_queue_id
+$$;
+
+-- Everything but secrets; of the headers only their names; no burst without a rate. The reason says why it is not enabled, or which dispatchers may not send to it.
 create or replace function trunkline.list_endpoints()
 returns table (name text, url text, state text, reason text, rate float8, burst int, max_in_flight int, timeout interval, mode text, batch_size int,
                headers text[], secrets int, queues text[], breaker text, open_until timestamptz, held_until timestamptz, created_at timestamptz, updated_at timestamptz)
 language sql
 as $$
-    select e.name, e.url, e.state, e.reason, e.rate, e.burst, e.max_in_flight, e.timeout, e.mode, e.batch_size,
+    select e.name, e.url, e.state, coalesce(e.reason, case when e.state = 'enabled' then trunkline._barred(e.endpoint_id) end), e.rate,
+           case when e.rate is not null then e.burst end, e.max_in_flight, e.timeout, e.mode, e.batch_size,
            array(select k from jsonb_object_keys(e.headers) k order by k), cardinality(e.secrets),
            array(select q.name from trunkline.bindings b join trunkline.queues q using (queue_id) where b.endpoint_id = e.endpoint_id order by q.name),
            case when e.openings = 0 then 'closed' when e.open_until > trunkline.clock() then 'open' else 'half-open' end,
@@ -329,7 +382,8 @@ end
 $$;
 
 -- What a dispatcher must know, once a second: the endpoints that have queues, and what each may do now. It also says that the dispatcher lives;
--- max_in_flight is shared out among those that do. A new one waits until the others have seen it and made room (wait, in seconds).
+-- max_in_flight is shared out among those that do. A new one waits until the others have seen it and made room (wait, in seconds). One that may not
+-- send to an endpoint has no share of it and is held (held_for) until it may try again; the others make room for it three seconds before.
 create or replace function trunkline.dispatch_plan(p_dispatcher text, p_lease interval default '10 seconds')
 returns table (now timestamptz, wait float8, endpoint_id int, name text, url text, rate float8, share int, timeout float8, mode text, batch_size int,
                headers jsonb, secrets text[], enabled boolean, openings int, open_for float8, held_for float8,
@@ -357,12 +411,18 @@ begin
     return query
     with asked as (
         delete from trunkline.endpoint_tests x
-        where x.id in (select y.id from trunkline.endpoint_tests y order by y.asked_at limit 100 for update skip locked) returning x.id, x.endpoint_id
+        where x.id in (select y.id from trunkline.endpoint_tests y
+                       -- by who may send it, if there is one
+                       where not exists (select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = p_dispatcher)
+                          or not exists (select from trunkline.dispatchers z where z.seen_until >= v_now and not exists (
+                                 select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = z.dispatcher))
+                       order by y.asked_at limit 100 for update skip locked) returning x.id, x.endpoint_id
     )
     select v_now, case when v_live = 1 then 0 else greatest(0, extract(epoch from d.joined_at + interval '3 seconds' - v_now)) end::float8,
-           e.endpoint_id, e.name, e.url, e.rate, e.max_in_flight / v_live + (v_rank < e.max_in_flight % v_live)::int,
+           e.endpoint_id, e.name, e.url, e.rate,
+           case when r.mine is null then e.max_in_flight / s.n + (v_rank - r.before < e.max_in_flight % s.n)::int else 0 end,
            extract(epoch from e.timeout)::float8, e.mode, e.batch_size, e.headers, e.secrets, e.state = 'enabled', e.openings,
-           extract(epoch from e.open_until - v_now)::float8, greatest(0, extract(epoch from e.held_until - v_now))::float8,
+           extract(epoch from e.open_until - v_now)::float8, greatest(0, extract(epoch from greatest(e.held_until, r.mine) - v_now))::float8,
            b.ids, b.names, b.ordered, b.leases, t.ids
     from trunkline.endpoints e
     cross join lateral (
@@ -370,6 +430,11 @@ begin
                array_agg(extract(epoch from q.lease)::float8 order by q.queue_id) as leases
         from trunkline.bindings x join trunkline.queues q on q.queue_id = x.queue_id where x.endpoint_id = e.endpoint_id) b
     cross join lateral (select array_agg(a.id) as ids from asked a where a.endpoint_id = e.endpoint_id) t
+    cross join lateral (
+        select count(*)::int as n, (count(*) filter (where (x.joined_at, x.dispatcher) < (d.joined_at, p_dispatcher)))::int as before, max(y.until) filter (where x.dispatcher = p_dispatcher) as mine
+        from trunkline.endpoint_bars y join trunkline.dispatchers x on x.dispatcher = y.dispatcher
+        where y.endpoint_id = e.endpoint_id and x.seen_until >= v_now and y.until > case when x.dispatcher = p_dispatcher then v_now else v_now + interval '3 seconds' end) r
+    cross join lateral (select greatest(1, v_live - r.n) as n) s
     where b.ids is not null or t.ids is not null;
 end
 $$;
@@ -420,7 +485,8 @@ begin
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778007, p_endpoint_id);
     v_now := extract(epoch from trunkline.clock()) * 1000000;
-    v_used := coalesce(pg_sequence_last_value(v_pace), 0);
+    -- never more than what these settings can have used up: what a slower rate used up must not hold back a faster one
+    v_used := least(coalesce(pg_sequence_last_value(v_pace), 0), v_now + 500000 + v_inner * v_step);
     while cardinality(v_list) < least(p_want, 1000) loop
         v_start := greatest(v_now, v_used - (v_inner - 1) * v_step);
         exit when v_start > v_now + 500000;
@@ -523,6 +589,34 @@ as $$
     update trunkline.endpoints set held_until = greatest(held_until, trunkline.clock() + least(p_for, interval '1 hour'))
     where endpoint_id = p_endpoint_id
 $$;
+
+-- The egress guard of this dispatcher does not let requests go to the endpoint's address. For a while, longer each time, it leaves the endpoint to the
+-- others; answers for how many seconds. p_probing: it had the probe of a half-open breaker, which others may take now.
+create or replace function trunkline.bar_dispatcher(p_dispatcher text, p_endpoint_id int, p_reason text, p_probing boolean default false) returns float8
+language plpgsql
+as $$
+declare
+    v_now   timestamptz := trunkline.clock();
+    v_until timestamptz;
+begin
+    insert into trunkline.endpoint_bars as b (endpoint_id, dispatcher, times, until, reason)
+    select e.endpoint_id, d.dispatcher, 1, v_now + interval '10 seconds', left(p_reason, 1000)
+    from trunkline.endpoints e cross join trunkline.dispatchers d where e.endpoint_id = p_endpoint_id and d.dispatcher = p_dispatcher
+    on conflict (endpoint_id, dispatcher) do update
+        set times = b.times + 1, reason = excluded.reason, until = v_now + least(300, 10 * power(2, least(b.times, 10))) * interval '1 second'
+        where b.until <= v_now;
+    if p_probing then
+        update trunkline.endpoints set probe_until = null where endpoint_id = p_endpoint_id and openings > 0;
+    end if;
+    select b.until into v_until from trunkline.endpoint_bars b where b.endpoint_id = p_endpoint_id and b.dispatcher = p_dispatcher;
+    return coalesce(extract(epoch from v_until - v_now), 1)::float8;
+end
+$$;
+
+-- A request of this dispatcher went out after all.
+create or replace function trunkline.lift_bar(p_dispatcher text, p_endpoint_id int) returns void
+language sql
+as $$ delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id and dispatcher = p_dispatcher $$;
 
 -- For receivers: whether this delivery is new to them. In the same transaction as its effects it makes these happen exactly once: a repeat
 -- that comes at the same time waits for the first and is told that it is not new. Remembered for one to two windows (setting inbox_window).

@@ -17,13 +17,13 @@ as $$
     ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
-        archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,
+        archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
         log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
         redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
-        bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,
+        bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,lift_bar,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,
         retry_job,run_duty,upkeep,grant_roles}')
 $$;

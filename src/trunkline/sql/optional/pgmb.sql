@@ -192,6 +192,10 @@ begin
     if p_id is null or p_body is null then
         perform trunkline._fail('TL001', 'the id or the body is null', 'use gen_random_uuid() for the id, and ''null''::jsonb for an empty body');
     end if;
+    if p_routing_key is null then
+        -- it would match no binding key but *, and nobody would hear of it
+        perform trunkline._fail('TL001', 'the routing key is null', 'give the key that bindings are to match, such as order.created; it may be empty');
+    end if;
     perform trunkline.publish('pgmb', p_body, p_routing_key => p_routing_key, p_headers => p_headers, p_id => p_id,
                               p_idempotency_key => p_id::text, p_deliver_at => p_at);
 end

@@ -1,0 +1,81 @@
+-- Where an endpoint's url points, as far as it can be told without asking for names. A dispatcher looks again at the address that it connects
+-- to (push/egress.py); here is what no dispatcher would ever send to, and what one sends to only if it is allowed to.
+
+-- Of an IPv4 address that is written as IPv6, the IPv4 address.
+create or replace function trunkline._plain_address(p_address inet) returns inet
+language sql immutable
+as $$ select case when p_address <<= '::ffff:0:0/96' then inet '0.0.0.0' + (p_address - inet '::ffff:0:0') else p_address end $$;
+
+-- The host of a url: as an address if it is one, else null; and its network if it is one that a dispatcher does not send to by itself.
+create or replace function trunkline._url_target(p_url text, out address inet, out network cidr, out never boolean)
+language plpgsql immutable
+as $$
+declare
+    v_host text := lower(substring(p_url from '^https?://(\[[^]]*\]|[^/?:]*)'));
+begin
+    never := false;
+    if v_host ~ '^\[.*:.*\]$' or v_host ~ '^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$' then
+        address := trunkline._plain_address(btrim(v_host, '[]')::inet);
+    elsif v_host ~ '(^|\.)localhost\.?$' then
+        network := '127.0.0.0/8';
+    end if;
+    if address is not null then
+        -- also where an IPv6 address only leads there (NAT64, 6to4)
+        select n into network from unnest(array['0.0.0.0/8', '169.254.0.0/16', '224.0.0.0/4', '255.255.255.255/32', '::/128', 'fe80::/10', 'fec0::/10', 'ff00::/8',
+                                                'fd00:ec2::/32', '64:ff9b::/104', '64:ff9b::a9fe:0/112', '64:ff9b::e000:0/100', '64:ff9b::ffff:ffff/128', '2002::/24', '2002:a9fe::/32',
+                                                '2002:e000::/20', '2002:ffff:ffff::/48']::cidr[]) n
+        where address <<= n;
+        never := network is not null;
+        if not never then
+            select n into network from unnest(array['10.0.0.0/8', '100.64.0.0/10', '127.0.0.0/8', '172.16.0.0/12', '192.0.0.0/24', '192.0.2.0/24', '192.31.196.0/24',
+                '192.52.193.0/24', '192.88.99.0/24', '192.168.0.0/16', '192.175.48.0/24', '198.18.0.0/15', '198.51.100.0/24', '203.0.113.0/24', '240.0.0.0/4',
+                '2001::/23', '2001:db8::/32', '2002::/16', '3fff::/20', '::1/128', '::/96', '64:ff9b::/96', '64:ff9b:1::/48', '100::/64', 'fc00::/7']::cidr[]) n
+            where address <<= n order by masklen(n) desc limit 1;
+            if network is null and family(address) = 6 and not address <<= '2000::/3' then
+                network := network(set_masklen(address, 16));
+            end if;
+        end if;
+    end if;
+exception when invalid_text_representation then
+    -- not an address after all; _check_url says so
+    never := true;
+end
+$$;
+
+-- Refuses what no dispatcher would send to. The url is not repeated in the words: it may hold a password.
+create or replace function trunkline._check_url(p_url text) returns void
+language plpgsql
+as $$
+declare
+    v_place text := substring(p_url from '^https?://([^/?]*)');
+    v_host  text := substring(v_place from '^(\[[0-9A-Fa-f:.]+\]|[^]:[]+)(?::[0-9]+)?$');
+    v_port  text := substring(v_place from ':([0-9]+)$');
+    t       record;
+begin
+    if p_url is null or length(p_url) > 2000 or p_url !~ '^https?://[^/?#@[:space:]\\]+([/?][^#[:space:][:cntrl:]]*)?$' then
+        perform trunkline._fail('TL001', 'the url is not one that can be posted to',
+                                'use http:// or https://, a host and a path, at most 2,000 characters; credentials belong into headers');
+    end if;
+    if v_host is null or (v_host !~ '^\[' and v_host !~ '^[A-Za-z0-9._-]+$') then
+        perform trunkline._fail('TL001', 'the host of the url is neither a name nor an address',
+                                'write a name in plain ASCII (its xn-- form), an address as 192.0.2.7 or [2001:db8::7], then :port if it is not the usual one');
+    end if;
+    if v_port is not null and v_host <> v_place then
+        perform trunkline._check_range('the port of the url', left(v_port, 20)::numeric, 1, 65535);
+    end if;
+    t := trunkline._url_target(p_url);
+    if t.network is null and t.never or t.address is null and v_host ~ '(^|\.)([0-9]+|0[xX][0-9a-fA-F]*)\.?$'
+       or t.address is not null and v_host ~ '(^|\.)0[0-9]' then
+        perform trunkline._fail('TL001', 'the host of the url is a number that is no address in its usual form', 'write it as 192.0.2.7 or [2001:db8::7]');
+    elsif t.never then
+        perform trunkline._fail('TL001', format('the host of the url is in %s, where requests never go', t.network),
+                                'use an address outside of it; link-local, multicast and unspecified addresses cannot be allowed either');
+    end if;
+end
+$$;
+
+-- The network that a dispatcher must be allowed to send to (--push-allow, TRUNKLINE_PUSH_ALLOW) before it sends to this url; null: none, as far as can
+-- be told without asking for the name.
+create or replace function trunkline.needed_network(p_url text) returns text
+language sql immutable
+as $$ select t.network::text from trunkline._url_target(p_url) t where not t.never $$;
