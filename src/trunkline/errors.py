@@ -362,6 +362,7 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL060": ArchiveConflict,
     "22003": InvalidArgument,  # a number that no column of ours can hold
     "22021": InvalidArgument,  # bytes that are not text in the server's encoding, NUL among them
+    "22P02": InvalidArgument,  # text that is not of its type, such as headers that are no JSON
     "22P05": InvalidArgument,  # \u0000 in jsonb
     "25006": ReadOnly,
     "3F000": NotInstalled,

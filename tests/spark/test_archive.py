@@ -50,6 +50,8 @@ def test_archive_then_drop_then_read_all(spark: SparkSession, db: str, conn: Con
     location = str(tmp_path / "archive")
     planned = archive(db, "t", location, dry_run=True, spark=spark)
     assert planned.dry_run
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        archive(db, "t", "nowhere://x", open=True, spark=spark)
     assert calls.list_archive_files(conn, "t") == []
     told: list[tuple[int, int | None]] = []
     done = archive(db, "t", location, rows_per_file=300, required=True, spark=spark, told=lambda *each: told.append(each))
@@ -117,6 +119,8 @@ def test_bad_locations(spark: SparkSession, db: str, conn: Connection, tmp_path:
         archive(db, "t", open=True, spark=spark)
     with pytest.raises(InvalidArgument, match="cannot be written"):
         archive(db, "t", str(tmp_path / "file" / "x"), open=True, spark=spark)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        archive(db, "t", "nowhere://x", open=True, spark=spark)
     assert calls.list_archive_files(conn, "t") == []
 
 

@@ -90,6 +90,18 @@ def test_file_equals_the_log(db: str, conn: Connection, tmp_path: Path, monkeypa
     assert again.checksum == made.checksum
 
 
+def test_headers_of_all_kinds_equal_the_log(db: str, conn: Connection, tmp_path: Path) -> None:
+    number = fill(db, "t", 0, conn=conn)
+    kinds = ('{"b": 1.10, "B": 12345678901234567890.5, "a": null}', '{"ä": {"x": [1.5, true, "ü"]}, "f": false}', "{}", None)
+    for kind in kinds:
+        conn.execute("select trunkline.publish('t', '1', p_headers => %s::jsonb), trunkline.head('t')", (kind,))
+    made = write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 1, 4))
+    columns = ["offset", "header_keys", "header_values"]
+    got = pa.Table.from_batches(files.read(str(tmp_path), made.path, 1, 1, 5, columns))
+    assert got.equals(live(db, "t", number, 1, 5, columns=columns))
+    assert got["header_values"][0].as_py() == ["12345678901234567890.5", None, "1.10"]
+
+
 def test_ids_that_do_not_go_up(db: str, conn: Connection, tmp_path: Path) -> None:
     """Order is that of offsets, whatever ids the publisher chose."""
     number = fill(db, "t", 0, conn=conn)
@@ -116,10 +128,12 @@ def test_damage_is_noticed_and_names_the_file(db: str, conn: Connection, tmp_pat
     path.write_bytes(whole[:-10])
     with pytest.raises(ArchiveDamaged, match=made.path):
         read()
-    middle = len(whole) // 3
-    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
-    with pytest.raises(ArchiveDamaged, match=made.path):
-        read()
+    # a page, and the name of a column
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in (len(whole) // 3, whole.index(b"payload", footer)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+        with pytest.raises(ArchiveDamaged, match=made.path):
+            read()
     path.unlink()
     with pytest.raises(ArchiveDamaged, match="is missing"):
         read()

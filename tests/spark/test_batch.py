@@ -148,8 +148,10 @@ def test_views_and_secrets(spark: SparkSession, db: str, conn: Connection, capsy
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subscribe": "nobody"}, "topic 'nobody' does not exist"),
+        ({"subscribe": "nobody"}, "topic 'nobody' does not exist (create it"),
+        ({"subscribe": "tt"}, "topic 'tt' does not exist (did you mean t?)"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"0": 99}}'}, "beyond the end, 6"),
+        ({"subscribe": "t", "startingOffsets": '{"t": {"0": 0}}'}, "offsets count from 1; start at earliest"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"1": 1}}'}, "no such partition: t 1"),
         ({"subscribe": "t", "endingOffsets": "earliest"}, "endingOffsets is earliest"),
         ({"subscribe": "t", "startingTimestamp": "4102444800000"}, "has nothing at 2100"),

@@ -58,6 +58,7 @@ def test_kafkas_options_in_any_case() -> None:
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"tier": "warm"}, "auto or live or archive"),
         ({"table": "topics"}, "table"),
+        ({"startingTimestamp": "2026-01-01"}, "milliseconds since 1970"),
         ({"queue": "q"}, "queue needs the option table"),
         ({"groupId": "a", "group": "b"}, "given twice"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "above maxOffsetsPerTrigger"),

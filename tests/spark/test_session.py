@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
@@ -46,9 +48,6 @@ def test_another_spark(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 
 def test_workers_start_our_python_without_sparks_zip() -> None:
-    import subprocess
-    import sys
-
     environment = os.environ | {"PYTHONPATH": f"/a/pyspark.zip:/a/py4j-0.10-src.zip:{os.environ.get('PYTHONPATH', '')}:/b"}
     said = subprocess.run(
         [str(_wrapper()), "-c", "import sys, os; print(sys.executable); print(os.environ['PYTHONPATH'])"],
@@ -59,3 +58,52 @@ def test_workers_start_our_python_without_sparks_zip() -> None:
     ).stdout.splitlines()
     assert said[0] == sys.executable
     assert "zip" not in said[1] and said[1].endswith("/b")
+
+
+_STARTS_AND_FAILS = """
+import contextlib, os, signal, sys
+from pyspark.sql import SparkSession
+from trunkline.spark import open_session
+from trunkline.spark.pipelines import transforms
+
+change = transforms.load(sys.argv[1])
+
+class Builder(type(SparkSession.builder)):
+    def getOrCreate(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().getOrCreate()
+
+SparkSession.builder = Builder()
+try:
+    open_session(master="local[1]", quiet=True)
+except KeyboardInterrupt:
+    spark = SparkSession.getActiveSession()
+    print("started", spark.conf.get("spark.sql.shuffle.partitions") != "200")
+    frame = spark.sql("select binary('k') as key, binary('v') as value")
+    print(change(spark, frame).columns)
+    for text in ("select nope", "select raise_error('boom')"):
+        with contextlib.suppress(Exception):
+            spark.sql(text).collect()
+"""
+
+_NEEDS_A_SESSION = """
+from pyspark.sql import functions as f
+
+@f.udf("string")
+def loud(text):
+    return text.upper()
+
+def transform(messages):
+    return messages.select("key", loud("text").alias("value"))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_quiet_session_that_is_interrupted_while_it_starts(tmp_path: Path) -> None:
+    """Java is not left behind, because Ctrl-C waits for it; Spark's log says nothing, from the first line on. A file that
+    needs a session to be loaded gets it."""
+    file = tmp_path / "loud.py"
+    file.write_text(_NEEDS_A_SESSION)
+    done = subprocess.run([sys.executable, "-c", _STARTS_AND_FAILS, file], capture_output=True, text=True, check=True)
+    assert done.stdout == "started True\n['key', 'value']\n"
+    assert "spark" not in done.stderr.lower(), done.stderr

@@ -112,6 +112,8 @@ def test_checkpoints_that_do_not_fit_any_more(
     assert [int(row[3]) for row in collector.rows] == [*range(40), *range(63, 100)]
     conn.execute("select trunkline.delete_topic('t'), trunkline.create_topic('t')")
     fails(collector, "deleted and created again")
+    with pytest.raises(Exception, match="a stream has no ending offsets"):
+        collector.run(endingOffsets="latest")
 
 
 def test_progress_is_told(collector: Collector, conn: Connection) -> None:

@@ -81,10 +81,10 @@ def test_it_is_not_made(monkeypatch: pytest.MonkeyPatch, cache: Path, at_exit: l
 def test_settings_of_the_user_come_first(at_exit: list[object], name: str) -> None:
     """Classes fit one class path only, and options of Java are not put together from two hands."""
     file().touch(mode=0o400)
-    assert "SharedArchive" in session._fast_start({})["spark.driver.extraJavaOptions"]
-    assert "SharedArchive" not in session._fast_start({name: "x"}).get("spark.driver.extraJavaOptions", "")
+    assert "SharedArchive" in session._java_options({}, quiet=False)["spark.driver.extraJavaOptions"]
+    assert "SharedArchive" not in session._java_options({name: "x"}, quiet=False).get("spark.driver.extraJavaOptions", "")
     file().unlink()
-    session._fast_start({name: "x"})
+    session._java_options({name: "x"}, quiet=False)
     assert at_exit == []
 
 

@@ -62,11 +62,12 @@ def needs_spark() -> Iterator[None]:
         raise NotInstalled(f"{exc.name} is not installed", hint="pip install 'trunkline[spark]'") from exc
 
 
-def _run(session: Session, words: str, call: Callable[[Any], Any]) -> None:
-    """Run a pipeline with a bar, and show its summary."""
+def _run(session: Session, words: str, call: Callable[[Any], Any]) -> Any:
+    """Run a pipeline with a bar; show and answer its summary."""
     with session.limited(), needs_spark(), progress(words, quiet=session.quiet) as bar:
         summary = call(lambda done, total: bar(done, total))
     session.out.one(summary)
+    return summary
 
 
 @command.verb("list", example="trunkline pipeline list")
@@ -123,7 +124,7 @@ def archive(
 
     if location is not None and "://" not in location:
         location = str(Path(location).absolute())
-    _run(
+    done = _run(
         session,
         f"archive {topic}",
         lambda told: run(
@@ -138,10 +139,12 @@ def archive(
             told=told,
         ),
     )
+    if not done.files and not open_:
+        session.say("nothing new is complete; segments that still grow are archived with --open")
     for wanted, kind in ((delta, "delta"), (iceberg, "iceberg")):
         if wanted and not dry_run:
-            done = export(session.url, topic, kind)
-            session.say(f"added {done.files} files with {done.rows:,} messages to the {kind} table {done.table}")
+            added = export(session.url, topic, kind)
+            session.say(f"added {added.files} files with {added.rows:,} messages to the {kind} table {added.table}")
     if clean:
         removed = remove_unlisted(session.url, topic, dry_run=dry_run)
         session.say(f"{'would remove' if dry_run else 'removed'} {removed.files} unlisted files of {removed.bytes:,} bytes")
@@ -249,16 +252,10 @@ def validate(session: Session, topic: str, schema_file: str | None, save_schema:
         from trunkline.spark.pipelines.validate import validate as run
 
     schema = _read_schema(schema_file) if schema_file else None
-    found: list[Any] = []
-
-    def call(told: Any) -> Any:
-        found.append(run(session.url, topic, schema=schema, told=told, **values))
-        return found[0]
-
-    _run(session, f"validate {topic}", call)
+    done = _run(session, f"validate {topic}", lambda told: run(session.url, topic, schema=schema, told=told, **values))
     if save_schema:
-        Path(save_schema).write_text(json.dumps(found[0].json_schema, indent=2) + "\n", encoding="utf-8")
-    return 5 if found[0].rejected else 0
+        Path(save_schema).write_text(json.dumps(done.json_schema, indent=2) + "\n", encoding="utf-8")
+    return 5 if done.rejected else 0
 
 
 def _read_schema(path: str) -> dict[str, Any]:

@@ -82,8 +82,9 @@ EXPRESSIONS = {
     "routing_key": "routing_key",
     "label": "label",
     "headers": "headers::text as headers",
-    "header_keys": "(select array_agg(h.k order by h.k) from jsonb_object_keys(headers) h(k)) as header_keys",
-    "header_values": "(select array_agg(h.v order by h.k) from jsonb_each_text(headers) h(k, v)) as header_values",
+    # in the order that Python has too, which reads them from the archive
+    "header_keys": '(select array_agg(k order by k collate "C") from jsonb_object_keys(headers) h(k)) as header_keys',
+    "header_values": '(select array_agg(v order by k collate "C") from jsonb_each_text(headers) h(k, v)) as header_values',
     "payload": "payload",
     "content_type": "content_type",
     "occurred_at": "occurred_at",

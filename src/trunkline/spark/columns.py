@@ -7,9 +7,7 @@ and the other way round, as long as the bytes are text.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,17 +42,11 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[pa.DataType, ...]]] = {
 
 
 class Shape:
-    """How batches of the log become batches of a schema of Spark's."""
+    """How batches of the log become batches of a schema of Spark's. `asked` are the columns of the log to read."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self.asked = _asked(schema)
-
-    def of_live(self) -> list[str]:
-        """The columns to read from the log: headers in the form that needs no work here."""
-        if "headers" in self.asked and pa.types.is_list(self.schema.field("headers").type):
-            return [*(name for name in self.asked if name != "headers"), "header_keys", "header_values"]
-        return self.asked
 
     def made(self, batch: pa.RecordBatch, range_: Range) -> pa.RecordBatch:
         arrays = [self._column(field, batch, range_) for field in self.schema]
@@ -100,7 +92,9 @@ def _asked(schema: pa.Schema) -> list[str]:
                 f"the schema has {field.name} as {field.type}",
                 hint="it can be " + " or ".join(str(kind) for kind in known[1]),
             )
-        asked += [name for name in known[0] if name not in asked]
+        # headers as lists come as two, which need no work here
+        needed = ("header_keys", "header_values") if field.name == "headers" and pa.types.is_list(field.type) else known[0]
+        asked += [name for name in needed if name not in asked]
     return asked or ["offset"]
 
 
@@ -110,27 +104,11 @@ def _same_list(given: pa.DataType, known: pa.DataType) -> bool:
 
 
 def _header_structs(batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
-    if "header_keys" in batch.schema.names:
-        keys, values = batch.column("header_keys"), batch.column("header_values")
-    else:
-        keys, values = _header_lists(batch.column("headers"))
+    keys, values = batch.column("header_keys"), batch.column("header_values")
     structs = pa.StructArray.from_arrays([keys.flatten(), values.flatten().cast(pa.binary())], fields=list(kind.value_type))
     lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, structs, type=kind, mask=keys.is_null())
-
-
-def _header_lists(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """From JSON text, as files of the archive have it: each distinct text once."""
-    encoded = texts.dictionary_encode()
-    found = [sorted(json.loads(text).items()) for text in encoded.dictionary.to_pylist()]
-    keys = pa.array([[key for key, _ in pairs] for pairs in found], pa.list_(pa.string()))
-    values = pa.array([[_as_text(value) for _, value in pairs] for pairs in found], pa.list_(pa.string()))
-    return keys.take(encoded.indices), values.take(encoded.indices)
-
-
-def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def selected(batch: pa.RecordBatch, selection: Selection | None) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ from trunkline.db import spark as calls
 from trunkline.errors import TrunklineError, from_psycopg
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
 
 _KEPT = 4
+_DRIVERS_WORDS = re.compile(r"^[A-Z_]+: \[libpq\] ")
 # By process, because Spark forks its workers; a connection must not be used by two.
 _arrow: dict[tuple[int, str], Any] = {}
 _plain: dict[tuple[int, str], calls.Connection] = {}
@@ -62,6 +65,13 @@ def plain(url: str) -> Iterator[calls.Connection]:
             _keep(_plain, key, conn)
 
 
+def fetch(conn: ArrowConnection, statement: str) -> pa.Table:
+    """All that a statement answers."""
+    with conn.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetch_arrow_table()
+
+
 def _keep(kept: dict[tuple[int, str], Any], key: tuple[int, str], conn: Any) -> None:
     """For the next use. A process that serves one database after the other does not collect connections."""
     while len(kept) >= _KEPT:
@@ -92,9 +102,7 @@ def _alive(conn: calls.Connection) -> bool:
 
 def _answers(conn: ArrowConnection) -> bool:
     try:
-        with conn.cursor() as cursor:
-            cursor.execute("select 1")
-            cursor.fetchall()
+        fetch(conn, "select 1")
         conn.commit()
     except Exception:
         with suppress(Exception):
@@ -119,5 +127,10 @@ def _adbc_error() -> type[Exception]:
     return error
 
 
-def _translated(exc: BaseException) -> TrunklineError:
-    return from_psycopg(exc)
+def _translated(exc: Any) -> TrunklineError:
+    """As the server said it: the driver puts words of its own in front, and leaves out the hint."""
+    error = from_psycopg(exc)
+    said = {name: text.decode(errors="replace") for name, text in exc.details}
+    message = said.get(b"PG_DIAG_MESSAGE_PRIMARY") or _DRIVERS_WORDS.sub("", error.message)
+    hint, detail = said.get(b"PG_DIAG_MESSAGE_HINT", error.hint), said.get(b"PG_DIAG_MESSAGE_DETAIL")
+    return type(error)(message, hint=hint, detail=detail, sqlstate=error.sqlstate)

@@ -17,11 +17,11 @@ from pyspark.sql.streaming.listener import (
 
 from trunkline.errors import TrunklineError
 from trunkline.spark import offsets
+from trunkline.spark.causes import cause
 from trunkline.spark.options import Secret
 from trunkline.spark.progress import report
 
 _EVERY = 1.0
-_LONGEST_ERROR = 2000
 _log = logging.getLogger(__name__)
 
 
@@ -61,9 +61,8 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         run = str(event.runId)
-        failed = event.exception is not None
-        error = event.exception[:_LONGEST_ERROR] if event.exception is not None else None
-        self._report(run, state="failed" if failed else "stopped", error=error, **self._last.pop(run, {}))
+        error = str(cause(event.exception)) if event.exception is not None else None
+        self._report(run, state="failed" if error else "stopped", error=error, **self._last.pop(run, {}))
         for known in (self._names, self._rows, self._told):
             known.pop(run, None)
 

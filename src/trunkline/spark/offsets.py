@@ -99,10 +99,9 @@ def _check_cover(option: str, wanted: Positions, heads: Sequence[Head]) -> None:
 def _out_of_range(what: str, head: Head, at: int) -> OffsetOutOfRange | OffsetAhead:
     place = f"{what}: offset {at} of partition {head.partition} of topic {head.topic}"
     if at < head.base:
-        return OffsetOutOfRange(
-            f"{place} is below the lowest one left, {head.base}", hint="retention removed it; start at earliest"
-        )
-    return OffsetAhead(f"{place} is beyond the end, {head.head}", hint="start at latest to wait for new messages")
+        why = "offsets count from 1" if at < 1 else "retention removed it"
+        return OffsetOutOfRange(f"{place} is below the lowest one left, {head.base}", hint=f"{why}; start at earliest")
+    return OffsetAhead(f"{place} is beyond the end, {head.head}", hint="use latest")
 
 
 def ranges(

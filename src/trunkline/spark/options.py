@@ -177,7 +177,10 @@ def _assignment(option: str, text: str) -> dict[str, list[int]]:
 
 
 def _millis(option: str, text: str) -> datetime:
-    number = _count(0, 253402300799000)(option, text)
+    try:
+        number = _count(0, 253402300799000)(option, text)
+    except InvalidOption as exc:
+        raise InvalidOption(exc.message, hint="it must be milliseconds since 1970, such as 1700000000000") from None
     return datetime.fromtimestamp(number / 1000, UTC)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from trunkline.db import spark as calls
 from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange, TopicNotFound
 from trunkline.spark import offsets
+from trunkline.spark.causes import near_topics
 from trunkline.spark.connections import plain
 from trunkline.spark.offsets import Positions
 from trunkline.spark.options import ReadOptions, Times
@@ -36,7 +37,8 @@ def heads(options: ReadOptions, *, known: Sequence[str] | None = None) -> list[H
     names = topics(options) if known is None else known
     if not names:
         return []
-    found = tiered_heads(options.url.reveal(), names, options.tier)
+    with near_topics(options.url.reveal()):
+        found = tiered_heads(options.url.reveal(), names, options.tier)
     if options.assign is None:
         return found
     chosen = {(topic, partition) for topic, partitions in options.assign.items() for partition in partitions}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from trunkline.db import spark as calls
 from trunkline.errors import OffsetOutOfRange
-from trunkline.spark.connections import arrow, plain
+from trunkline.spark.connections import arrow, fetch, plain
 from trunkline.spark.options import Selection
 from trunkline.spark.ranges import Head, Range
 from trunkline.spark.runs import Runs, as_runs, ascending, windows
@@ -60,7 +60,7 @@ def read_range(
     wanted = list(LOG_SCHEMA.names) if columns is None else list(columns)
     chosen = resolved(url, selection)
     with arrow(url) as conn:
-        _fetch(conn, calls.SET_FOR_READING)
+        fetch(conn, calls.SET_FOR_READING)
         # the runs of a whole large range would be long in a log with many publishers
         for lo in range(range_.lo, range_.hi, 250_000):
             part = range_.between(lo, min(range_.hi, lo + 250_000))
@@ -81,7 +81,7 @@ def resolved(url: str, selection: Selection | None) -> Selection | None:
 def _read_part(
     conn: ArrowConnection, range_: Range, wanted: list[str], selection: Selection | None
 ) -> Iterator[pa.RecordBatch]:
-    found = _fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
+    found = fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
     runs = as_runs(*(found.column(name) for name in ("first_offset", "first_id", "n")))
     asked = [name for name in wanted if name != "offset"]
     at = range_.lo
@@ -150,16 +150,10 @@ def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection |
     been; but rows go together with the lowest offset, so that one tells."""
     if selection is None and at == range_.hi:
         return
-    lowest = _fetch(conn, calls.lowest_statement(range_.topic_id, range_.partition)).column("lowest")[0].as_py()
+    lowest = fetch(conn, calls.lowest_statement(range_.topic_id, range_.partition)).column("lowest")[0].as_py()
     if selection is not None and lowest is not None and lowest <= range_.lo:
         return
     raise OffsetOutOfRange(
         f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of {range_.topic}: offset {at} is gone",
         hint=f"retention removed it while it was read; the lowest offset left is {lowest}",
     )
-
-
-def _fetch(conn: ArrowConnection, statement: str) -> Any:
-    with conn.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetch_arrow_table()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess  # nosec B404
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trunkline.errors import SparkUnavailable
 from trunkline.spark import warm
+from trunkline.spark.connect import is_connect
 from trunkline.spark.options import URL_VARIABLE, Secret
 
 if TYPE_CHECKING:
@@ -25,6 +30,9 @@ MASTER_VARIABLE = "TRUNKLINE_SPARK_MASTER"
 _OLDEST_JAVA = 17
 _OLDEST_SPARK = (4, 2)
 _FEW_CORES = 4
+_QUIET = Path(__file__).with_name("quiet.properties")
+# these print an error in full before it is raised
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j")
 _CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -47,10 +55,12 @@ def open_session(
     master: str | None = None,
     url: str | None = None,
     conf: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> SparkSession:
     """The running session, or a new one on `master` (TRUNKLINE_SPARK_MASTER, else all cores of this machine).
 
     `url` is the database that streaming queries tell their progress to and that tables without an option `url` use.
+    `quiet`: no log of Spark's on the screen; what fails is raised all the same.
     """
     check_pyspark()
     from pyspark.sql import SparkSession
@@ -64,12 +74,43 @@ def open_session(
     builder = SparkSession.builder.appName(app_name)
     settings = dict(_CONF)
     if chosen.startswith("local"):
-        settings |= _LOCAL_CONF | _fast_start(conf or {})
+        settings |= _LOCAL_CONF | _java_options(conf or {}, quiet=quiet)
+        if SparkSession.getActiveSession() is None:
+            # Spark's 200 are for a cluster: here they cost a minute where there is little to do, a stream's batch seconds
+            settings["spark.sql.shuffle.partitions"] = str(4 * (os.cpu_count() or 1))
+    if quiet:
+        _hush()
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
-    spark = builder.remote(chosen).getOrCreate() if chosen.startswith("sc://") else builder.master(chosen).getOrCreate()
+    builder = builder.remote(chosen) if chosen.startswith("sc://") else builder.master(chosen)
+    with _not_interrupted():
+        spark = builder.getOrCreate()
+    if quiet and not chosen.startswith(("local", "sc://")):
+        spark.sparkContext.setLogLevel("OFF")
     register(spark, url)
     return spark
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Ctrl-C waits until Spark has started: before that PySpark would leave a Java machine behind that nobody ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def remember(number: int, frame: Any) -> None:
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        # PySpark sets one of its own, which cancels jobs
+        if signal.getsignal(signal.SIGINT) is remember:
+            signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def register(spark: SparkSession, url: str | None = None) -> None:
@@ -81,11 +122,18 @@ def register(spark: SparkSession, url: str | None = None) -> None:
     from trunkline.spark.listener import ProgressListener
     from trunkline.spark.source import TrunklineSource
 
-    spark.dataSource.register(TrunklineSource)
+    if is_connect(spark) or not _finds_it(spark):
+        spark.dataSource.register(TrunklineSource)
     target = url or (f"env:{URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else None)
     if target is not None and not getattr(spark, "_trunkline_listener", False):
         spark.streams.addListener(ProgressListener(Secret(target)))
         spark._trunkline_listener = True  # type: ignore[attr-defined]
+
+
+def _finds_it(spark: SparkSession) -> bool:
+    """Whether Spark knows the format already; it warns about a second one, with every query."""
+    state: Any = spark._jsparkSession
+    return bool(state.sessionState().dataSourceManager().dataSourceExists("trunkline"))
 
 
 def check_pyspark() -> None:
@@ -143,11 +191,23 @@ def _wrapper() -> Path:
     return program
 
 
-def _fast_start(conf: Mapping[str, str]) -> dict[str, str]:
+def _java_options(conf: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
     """Options for Java. Kept classes halve its start; they fit the class path that Spark has of itself and no other."""
+    if "spark.driver.extraJavaOptions" in conf:
+        return {}
     # other collectors are made for many cores, and take longer to start
     options = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES else []
-    if "spark.driver.extraJavaOptions" not in conf and "spark.driver.extraClassPath" not in conf:
+    if "spark.driver.extraClassPath" not in conf:
         options.append(warm.options())
         warm.warm_later()
+    if quiet:
+        # setLogLevel comes after the first ten lines
+        options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
     return {"spark.driver.extraJavaOptions": " ".join(filter(None, options))} if any(options) else {}
+
+
+def _hush() -> None:
+    from pyspark.logger import PySparkLogger
+
+    for name in _LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)

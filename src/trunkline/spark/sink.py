@@ -46,7 +46,7 @@ _LEFT_OUT = ("offset", "timestamp", "timestampType")
 
 @dataclass
 class Message(WriterCommitMessage):
-    """From a task to the driver."""
+    """From a task to the driver. `query` is empty where there is no stream."""
 
     task: int
     query: str
@@ -94,11 +94,13 @@ def _entries(column: pa.Array) -> pa.Array:
     return column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
 
 
-def _context() -> tuple[int, str]:
+def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Message:
+    """What a task does."""
+    made = stage(options.url.reveal(), staged_form(batches, options.target), topic=options.target)
     context = TaskContext.get()
     if context is None:
-        return 0, ""
-    return context.partitionId(), context.getLocalProperty("sql.streaming.queryId") or ""
+        return Message(0, "", made)
+    return Message(context.partitionId(), context.getLocalProperty("sql.streaming.queryId") or "", made)
 
 
 def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
@@ -120,9 +122,7 @@ class BatchSink(DataSourceArrowWriter):
             self._writer, self._version = options.app_id, options.version
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        target = self._options.target
-        made = stage(self._options.url.reveal(), staged_form(iterator, target), topic=target)
-        return Message(_context()[0], "", made)
+        return _staged(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         url, staged = self._options.url.reveal(), [message.staged for message in _found(messages)]
@@ -146,10 +146,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        task, query = _context()
-        target = self._options.target
-        made = stage(self._options.url.reveal(), staged_form(iterator, target), topic=target)
-        return Message(task, query, made)
+        return _staged(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         found = _found(messages)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from trunkline.db import spark as calls
 from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown, PayloadTooLarge
 from trunkline.spark import keys
-from trunkline.spark.connections import arrow, plain
+from trunkline.spark.connections import arrow, fetch, plain
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
@@ -81,6 +81,12 @@ def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = No
                 _copy(conn, attempt, targets[name], part)
         rows += chunk.num_rows
     return Staged(str(attempt), rows)
+
+
+def check_target(url: str, name: str) -> None:
+    """An unknown topic (or `queue:<name>`) is told before any work is done."""
+    with arrow(url) as conn:
+        _Target.found(conn, name)
 
 
 def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Committed:
@@ -192,7 +198,7 @@ class _Target:
 
     @classmethod
     def found(cls, conn: ArrowConnection, name: str) -> _Target:
-        row = _answer(conn, calls.stage_target_statement(name)).to_pylist()[0]
+        row = fetch(conn, calls.stage_target_statement(name)).to_pylist()[0]
         if row["partitions"] > 1 and int(keys.hashes(pa.array([keys.PROBE]))[0]) != row["probe"]:
             raise InvalidArgument(
                 "the database hashes keys in another way than this program", hint="write to topics of one partition"
@@ -231,17 +237,11 @@ def _there(column: pa.Array) -> Any:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
 
-def _answer(conn: ArrowConnection, statement: str) -> pa.Table:
-    with conn.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetch_arrow_table()
-
-
 def _copy(conn: ArrowConnection, attempt: uuid.UUID, target: _Target, rows: pa.RecordBatch) -> None:
     """Get ids, copy the rows to them, and have that checked."""
     shares = target.shares(rows)
     counts = {partition: share.num_rows for partition, share in shares.items()}
-    places = _answer(conn, calls.open_stage_statement(target.name, attempt, counts)).to_pylist()
+    places = fetch(conn, calls.open_stage_statement(target.name, attempt, counts)).to_pylist()
     # a transaction of its own: others wait for it, and the tables must be there for good
     conn.commit()
     taken = dict.fromkeys(shares, 0)
@@ -252,7 +252,7 @@ def _copy(conn: ArrowConnection, attempt: uuid.UUID, target: _Target, rows: pa.R
         made = _log_rows(share, place["first_id"], place["at"])
         with conn.cursor() as cursor:
             cursor.adbc_ingest(place["segment"], made, mode="append", db_schema_name="trunkline")
-    _answer(conn, calls.close_stage_statement(attempt))
+    fetch(conn, calls.close_stage_statement(attempt))
     conn.commit()
 
 
@@ -319,7 +319,7 @@ def _ids(batch: pa.RecordBatch, rows: int, at: datetime) -> pa.Array:
     if "id" in batch.schema.names:
         given = batch.column("id").cast(pa.string())
         if given.null_count < rows:
-            kept = np.flatnonzero(given.is_valid().to_numpy(zero_copy_only=False))
+            kept = np.flatnonzero(_there(given))
             made[kept] = _parsed(given.drop_null())
     storage = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(made.tobytes())])
     return pa.ExtensionArray.from_storage(pa.uuid(), storage)

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from trunkline.db import spark as calls
+from trunkline.errors import InvalidOption
 from trunkline.spark import offsets, planning
 from trunkline.spark.columns import Shape
 from trunkline.spark.connections import close_all, plain
@@ -52,6 +53,12 @@ def planned(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartitio
 
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        if options.table != "messages":
+            raise InvalidOption(f"table {options.table} is for batch reads", hint="use spark.read")
+        if options.ending is not None or options.ending_time is not None:
+            raise InvalidOption(
+                "a stream has no ending offsets", hint="leave them out; trigger(availableNow=True) ends at what is there"
+            )
         self._options = options
         self._how = Reading(
             Shape(schema), options.tier, options.fail_on_data_loss, resolved(options.url.reveal(), options.selection)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trunkline.db import spark as calls
 from trunkline.errors import InvalidOption
-from trunkline.spark.connections import arrow
+from trunkline.spark.connections import arrow, fetch
 from trunkline.spark.options import ReadOptions
 from trunkline.spark.schemas import TABLES
 
@@ -30,13 +30,12 @@ def check(table: str, schema: pa.Schema) -> None:
 
 def probe(options: ReadOptions) -> None:
     """An unknown queue is told on the driver."""
-    with arrow(options.url.reveal()) as conn, conn.cursor() as cursor:
+    with arrow(options.url.reveal()) as conn:
         if options.table == "dead_letters":
             assert options.queue is not None  # noqa: S101
-            cursor.execute(calls.dead_letters_statement(options.queue, 0, 1))
+            fetch(conn, calls.dead_letters_statement(options.queue, 0, 1))
         else:
-            cursor.execute(calls.deliveries_statement(options.queue, "0 seconds"))
-        cursor.fetch_arrow_table()
+            fetch(conn, calls.deliveries_statement(options.queue, "0 seconds"))
 
 
 def read(options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -52,9 +51,7 @@ def _dead_letters(options: ReadOptions) -> Iterator[pa.Table]:
     after = 0
     with arrow(options.url.reveal()) as conn:
         while True:
-            with conn.cursor() as cursor:
-                cursor.execute(calls.dead_letters_statement(options.queue, after, _PAGE))
-                page = cursor.fetch_arrow_table()
+            page = fetch(conn, calls.dead_letters_statement(options.queue, after, _PAGE))
             if page.num_rows == 0:
                 return
             yield page
@@ -62,6 +59,5 @@ def _dead_letters(options: ReadOptions) -> Iterator[pa.Table]:
 
 
 def _deliveries(options: ReadOptions) -> Iterator[pa.Table]:
-    with arrow(options.url.reveal()) as conn, conn.cursor() as cursor:
-        cursor.execute(calls.deliveries_statement(options.queue, f"{options.since.total_seconds()} seconds"))
-        yield cursor.fetch_arrow_table()
+    with arrow(options.url.reveal()) as conn:
+        yield fetch(conn, calls.deliveries_statement(options.queue, f"{options.since.total_seconds()} seconds"))

@@ -121,7 +121,6 @@ def _from_archive(piece: Piece, part: Range, how: Reading) -> Iterator[pa.Record
 
 
 def _from_log(url: str, part: Range, how: Reading) -> Iterator[pa.RecordBatch]:
-    columns = how.shape.of_live()
-    if "offset" not in columns:
-        columns = [*columns, "offset"]
+    asked = how.shape.asked
+    columns = asked if "offset" in asked else [*asked, "offset"]
     return (batch for batch in read_range(url, part, columns, selection=how.selection) if batch.num_rows)

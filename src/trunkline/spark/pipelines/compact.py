@@ -63,6 +63,9 @@ def compact(
     if table is not None:
         tables.check(table, overwrite=overwrite)
     with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
+        target = None if to_topic is None else Target("topic", to_topic)
+        if target is not None:
+            target.check(url)
         found = spans.spans(url, topic, start, end)
         total = spans.count(found)
         whole = frames.messages(run, topic, found)
@@ -81,10 +84,10 @@ def compact(
             if not dry_run:
                 if table is not None:
                     tables.write(latest, table, overwrite=overwrite)
-                if to_topic is not None:
+                if target is not None:
                     ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
-                    writer = f"compact:{topic}:{to_topic}:{ends}"
-                    frames.write(run, frames.publishable(latest.drop("id")), Target("topic", to_topic), writer, 1)
+                    writer = f"compact:{topic}:{target.name}:{ends}"
+                    frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
                     published = keys
         finally:
             latest.unpersist()

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -140,6 +141,8 @@ def _attached(run: Run) -> Iterator[SparkSession]:
     from trunkline.spark.session import register
 
     session = connected(run.spark)
+    # its threads complain when the session ends
+    warnings.filterwarnings("ignore", module=r"pyspark\.sql\.connect\.streaming")
     try:
         if session is not run.spark:
             register(session, run.url)
@@ -159,6 +162,8 @@ def _speaking_connect() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[_MODE]
+        else:
+            os.environ[_MODE] = before
 
 
 def _declare(session: SparkSession, spec: PipelineSpec, root: Path) -> str:

@@ -47,7 +47,7 @@ def place(location: str) -> tuple[fs.FileSystem, str]:
         if "://" in location:
             system, base = fs.FileSystem.from_uri(location)
             return system, base
-    except (pa.ArrowInvalid, ValueError) as exc:
+    except (pa.ArrowInvalid, ValueError, OSError) as exc:
         raise InvalidArgument(f"the location {location!r} cannot be read: {exc}", hint="give a folder or a URI") from exc
     if not os.path.isabs(location):
         raise InvalidArgument(f"the location {location!r} is not absolute", hint="give the whole path, or a URI")
@@ -218,7 +218,8 @@ def opened(location: str, path: str, size: int | None = None) -> Iterator[pq.Par
         raise ArchiveDamaged(
             f"{join(location, path)} is missing", hint="restore the file, or tell where the archive is with move_archive"
         ) from exc
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, KeyError, UnicodeError) as exc:
+        # the last two: a damaged footer may name other columns
         cause = " ".join(str(exc).split())
         raise ArchiveDamaged(
             f"{join(location, path)} cannot be read: {cause}", hint="restore the file from a backup"
@@ -260,18 +261,19 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name not in _HEADER_LISTS:
         return batch.column(name)
     side = _HEADER_LISTS.index(name)
-    lists = [
-        None if not text else [pair[side] for pair in _header_pairs(text)] for text in batch.column("headers").to_pylist()
-    ]
-    return pa.array([each or None for each in lists], pa.list_(pa.string()))
+    # each distinct text once
+    encoded = batch.column("headers").dictionary_encode()
+    lists = [[pair[side] for pair in _header_pairs(text)] or None for text in encoded.dictionary.to_pylist()]
+    return pa.array(lists, pa.list_(pa.string())).take(encoded.indices)
 
 
 def _header_pairs(text: str) -> list[tuple[str, str | None]]:
-    """Names and values as Postgres shows them as text."""
-    found = json.loads(text, parse_float=str, parse_int=str)
+    """Names and values as Postgres shows them as text: numbers as they were written."""
+    found = json.loads(text)
+    exact = json.loads(text, parse_float=str, parse_int=str)
     return [
-        (name, value if value is None or isinstance(value, str) else json.dumps(value))
-        for name, value in sorted(found.items())
+        (name, value if value is None or isinstance(value, str) else json.dumps(found[name], ensure_ascii=False))
+        for name, value in sorted(exact.items())
     ]
 
 

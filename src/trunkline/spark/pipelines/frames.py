@@ -9,6 +9,7 @@ import msgspec
 
 from trunkline.errors import InvalidArgument
 from trunkline.spark.pipelines.running import Run
+from trunkline.spark.staging import check_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
@@ -37,6 +38,10 @@ class Target(msgspec.Struct, frozen=True):
         if (topic is None) == (queue is None):
             raise InvalidArgument("give a topic or a queue to write to", hint="exactly one of the two")
         return cls("topic", topic) if topic is not None else cls("queue", str(queue))
+
+    def check(self, url: str) -> None:
+        """Refuse one that is not there before Spark starts."""
+        check_target(url, self.name if self.kind == "topic" else f"queue:{self.name}")
 
 
 def messages(run: Run, topic: str, found: Mapping[int, tuple[int, int]], *, schema: str = COLUMNS) -> DataFrame:
@@ -68,16 +73,15 @@ def publishable(frame: DataFrame) -> DataFrame:
     """What the sink takes. A frame without `value` is published as JSON of its own columns."""
     from pyspark.sql import functions as f
 
-    if "value" in frame.columns:
-        wanted = [name for name in MESSAGE if name in frame.columns and name not in ("topic", "partition")]
-        return frame.select(*wanted)
+    kept = [name for name in MESSAGE if name in frame.columns and name not in ("topic", "partition")]
+    if "value" in kept:
+        return frame.select(*kept)
     own = [name for name in frame.columns if name not in (*MESSAGE, *_PLACE)]
     if not own:
         raise InvalidArgument(
             f"the result has no column to publish: {', '.join(frame.columns) or 'none'}",
             hint="select a column `value`, or columns of your own, which become JSON",
         )
-    kept = [name for name in MESSAGE if name in frame.columns and name not in ("topic", "partition")]
     return frame.select(*kept, f.to_json(f.struct(*own)).alias("value"))
 
 

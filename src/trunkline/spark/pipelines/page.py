@@ -42,7 +42,7 @@ th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var
 th { color: var(--soft); font-weight: 550; white-space: nowrap; }
 .n + :not(.n) { padding-left: 12px; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
+td code { font: 13px/1.4 ui-monospace, monospace; display: inline-block; min-width: 12em; overflow-wrap: anywhere; }
 td.bad { color: var(--bad); }
 svg { display: block; width: 100%; height: auto; min-width: 560px; max-width: 960px; margin: 8px 0 4px; }
 .empty { font-style: italic; }

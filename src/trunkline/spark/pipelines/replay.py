@@ -89,6 +89,7 @@ def replay(
     target = Target.of(to_topic, to_queue)
     change = transforms.load(transform) if transform else None
     with running(url, f"replay:{id}", "replay", spark=spark, master=master, told=told) as run:
+        target.check(url)
         wanted = Plan(
             topic=topic,
             kind=target.kind,

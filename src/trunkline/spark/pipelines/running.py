@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from trunkline import errors
 from trunkline.errors import TrunklineError, from_psycopg
+from trunkline.spark.causes import cause, near_topics
 from trunkline.spark.connect import is_connect
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int | None], None]
 """Called with how much is done and how much there is (None: not known)."""
 
-_RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
-_SPARK_WORDS = 500
 _CORES = 4
 
 
@@ -52,10 +50,11 @@ class Run:
         if self._spark is None:
             from trunkline.spark.session import open_session
 
-            self._spark = open_session(f"trunkline {self.kind}", master=self._master, url=self.url, conf=self._conf)
+            quiet = os.environ.get("TRUNKLINE_DEBUG", "0") in ("", "0")
+            self._spark = open_session(
+                f"trunkline {self.kind}", master=self._master, url=self.url, conf=self._conf, quiet=quiet
+            )
             self._own = True
-            with suppress(Exception):  # Spark Connect has no such setting
-                self._spark.sparkContext.setLogLevel("ERROR")
         return self._spark
 
     def in_this_thread(self) -> None:
@@ -104,7 +103,7 @@ def running(
     run = Run(url, name, kind, spark, master, told, conf)
     run.report("running")
     try:
-        with clear_errors():
+        with near_topics(url), clear_errors():
             run.in_this_thread()
             yield run
     except BaseException as exc:
@@ -118,14 +117,17 @@ def running(
 
 def _report_failure(run: Run, exc: BaseException) -> None:
     try:
-        run.report("failed" if isinstance(exc, Exception) else "stopped", error=str(exc) or type(exc).__name__)
+        if isinstance(exc, Exception):
+            run.report("failed", error=str(exc) or type(exc).__name__)
+        else:
+            run.report("stopped")
     except TrunklineError:
         return  # the first failure is the one to tell: often the database is away
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Errors of Spark and Postgres as ours. A task's error reaches the driver as text only."""
+    """Errors of Spark and Postgres as ours."""
     try:
         yield
     except TrunklineError:
@@ -135,18 +137,4 @@ def clear_errors() -> Iterator[None]:
     except Exception as exc:
         if type(exc).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        raise cause(exc) from exc
-
-
-def cause(exc: Exception) -> TrunklineError:
-    """Our error inside one of Spark's, else Spark's own words in short."""
-    text = str(exc)
-    for name, message in reversed(_RAISED.findall(text)):
-        kind = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, TrunklineError):
-            words, _, hint = message.rpartition(" (")
-            return kind(words or message, hint=hint.removesuffix(")") if words else None)
-    # the first line of an error from Java names the call only
-    told = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    lines = [line for line in told if not line.startswith("An error occurred while calling ")] or told
-    return errors.PipelineFailed(lines[0][:_SPARK_WORDS] if lines else type(exc).__name__, detail=text[: _SPARK_WORDS * 8])
+        raise cause(str(exc)) from exc

@@ -21,6 +21,8 @@ Spans = dict[int, tuple[int, int]]
 
 def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest") -> Spans:
     """The offsets from `start` up to before `end`, archive included. `OffsetOutOfRange` below the archive."""
+    if isinstance(start, int) and isinstance(end, int) and start > end:
+        raise InvalidArgument(f"the start {start} lies behind the end {end}", hint="swap them")
     with psycopg.connect(url, autocommit=True) as conn:
         listed = archive.list_archive_files(conn, topic)
         found: Spans = {}

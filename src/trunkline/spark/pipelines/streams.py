@@ -12,10 +12,12 @@ import psycopg
 
 from trunkline.db.spark import advance_group
 from trunkline.db.sync import calls
-from trunkline.errors import InvalidArgument, PipelineFailed
+from trunkline.errors import InvalidArgument
+from trunkline.spark.causes import cause
 from trunkline.spark.pipelines import frames, transforms
 from trunkline.spark.pipelines.frames import Target
-from trunkline.spark.pipelines.running import Progress, Run, cause, clear_errors, running
+from trunkline.spark.pipelines.running import Progress, Run, clear_errors, running
+from trunkline.spark.reading import heads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,6 +148,9 @@ def query(
         raise InvalidArgument(f"the mode is {mode!r}", hint=f"use {' or '.join(MODES)}")
     started = time.monotonic()
     with running(url, name, kind, spark=spark, master=master, told=told) as run:
+        heads(url, [topic])
+        if target is not None:
+            target.check(url)
         made = make(run, frames.stream(run, topic, start, group))
         writer = (made if target is None else frames.publishable(made)).writeStream
         # the session's listener tells about the query under its own name: rates and lag
@@ -200,8 +205,8 @@ def _watch(run: Run, running_query: StreamingQuery) -> int:
         if running_query.isActive:
             running_query.stop()
         if isinstance(exc, Exception) and type(exc).__module__.startswith(("pyspark", "py4j")):
-            raise cause(exc) from exc
+            raise cause(str(exc)) from exc
         raise
     if running_query.exception() is not None:
-        raise PipelineFailed(str(running_query.exception()))
+        raise cause(str(running_query.exception()))
     return len(seen)

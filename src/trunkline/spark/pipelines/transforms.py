@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Transform = Callable[["SparkSession", "DataFrame"], "DataFrame"]
 VIEW = "messages"
+_NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION", "NO_ACTIVE_SESSION")
 
 
 def load(path: str) -> Transform:
@@ -45,7 +46,25 @@ def from_sql(text: str) -> Transform:
 
 
 def _from_python(file: Path) -> Transform:
+    early = _function(file, now=False)
+
+    def transform(spark: SparkSession, frame: DataFrame) -> DataFrame:
+        function = early or _function(file, now=True)
+        both = len(inspect.signature(function).parameters) > 1
+        result = function(readable(frame), spark) if both else function(readable(frame))
+        if not hasattr(result, "toDF"):
+            raise InvalidArgument(f"`transform` of {file} answered {type(result).__name__}", hint="return a DataFrame")
+        frame_out: DataFrame = result
+        return frame_out
+
+    return transform
+
+
+def _function(file: Path, *, now: bool) -> Any:
+    """The function `transform` of a file, so that a mistake is told before Spark starts; None for a file that needs a
+    session to be loaded, as one with `@udf("string")` does, unless there is one `now`."""
     from pyspark import cloudpickle
+    from pyspark.errors import PySparkException
 
     spec = importlib.util.spec_from_file_location(f"trunkline_pipeline_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -54,6 +73,8 @@ def _from_python(file: Path) -> Transform:
     try:
         spec.loader.exec_module(module)
     except Exception as exc:
+        if not now and isinstance(exc, PySparkException) and exc.getCondition() in _NO_SESSION:
+            return None
         raise InvalidArgument(
             f"{file} fails when it is loaded: {type(exc).__name__}: {exc}", hint="run it with python to see where"
         ) from exc
@@ -65,13 +86,4 @@ def _from_python(file: Path) -> Transform:
     # the functions of the file must reach the tasks, where the file is not
     sys.modules[module.__name__] = module
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    both = len(inspect.signature(function).parameters) > 1
-
-    def transform(spark: SparkSession, frame: DataFrame) -> DataFrame:
-        result = function(readable(frame), spark) if both else function(readable(frame))
-        if not hasattr(result, "toDF"):
-            raise InvalidArgument(f"`transform` of {file} answered {type(result).__name__}", hint="return a DataFrame")
-        frame_out: DataFrame = result
-        return frame_out
-
-    return transform
+    return function

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,6 +59,9 @@ def validate(
     if schema is not None:
         check_schema(schema)
     with running(url, f"validate:{topic}", "validate", spark=spark, master=master, told=told) as run:
+        target = None if rejects is None else Target("topic", rejects)
+        if target is not None:
+            target.check(url)
         found = spans.spans(url, topic, start, end)
         used = schema if schema is not None else infer(run, topic, found)
         judged = _judged(frames.messages(run, topic, found), used).where("reason is not null")
@@ -64,8 +69,8 @@ def validate(
         rejected = sum(reasons.values())
         run.advance(spans.count(found), spans.count(found))
         published = 0
-        if rejects is not None and rejected:
-            published = _publish(run, topic, found, used, rejects, id)
+        if target is not None and rejected:
+            published = _publish(run, topic, found, used, target, id)
     top = sorted(reasons.items(), key=lambda item: -item[1])[:_REASONS]
     return ValidateReport(
         topic=topic,
@@ -89,13 +94,13 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="see https://json-schema.org") from exc
 
 
-def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], rejects: str, id: str | None) -> int:
+def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
     ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
-    name = f"validate:{topic}:{rejects}:{id or ends}"
+    name = f"validate:{topic}:{target.name}:{id or ends}"
     wanted = Plan(
         topic=topic,
-        kind="topic",
-        target=rejects,
+        kind=target.kind,
+        target=target.name,
         offsets={str(partition): span for partition, span in found.items()},
         chunk_rows=CHUNK_ROWS,
         filter=None,
@@ -107,43 +112,25 @@ def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], r
         bad = _judged(frame, schema).where("reason is not null")
         return frames.publishable(frames.with_headers(bad, {**ORIGIN, REASON: "reason"}).drop("id"))
 
-    return int(copy(run, plan, make, Target("topic", rejects), writer=name)["published"])
+    return int(copy(run, plan, make, target, writer=name)["published"])
 
 
 def _judged(frame: DataFrame, schema: dict[str, Any]) -> DataFrame:
     """With a column `reason`: what is wrong with the payload, null for nothing."""
-    text = msgspec.json.encode(schema).decode()
-    out = frame.schema.simpleString().removeprefix("struct<").removesuffix(">")
+    from pyspark.sql.types import StringType, StructField, StructType
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import json
-
         from jsonschema import validators
 
-        rules = json.loads(text)
-        validator = validators.validator_for(rules)(rules)
+        validator = validators.validator_for(schema)(schema)
         for batch in batches:
             reasons = [_reason(validator, payload) for payload in batch.column("value").to_pylist()]
             yield batch.append_column("reason", pa.array(reasons, pa.string()))
 
-    return frame.mapInArrow(judge, f"{_fields(out)}, reason string")
-
-
-def _fields(text: str) -> str:
-    """`a:int,b:string` as Spark's DDL wants it; only the commas and colons of the outermost level."""
-    parts, depth, at = [], 0, 0
-    for place, char in enumerate(text):
-        depth += (char == "<") - (char == ">")
-        if char == "," and depth == 0:
-            parts.append(text[at:place])
-            at = place + 1
-    parts.append(text[at:])
-    return ", ".join(f"`{name}` {kind}" for name, _, kind in (part.partition(":") for part in parts))
+    return frame.mapInArrow(judge, StructType([*frame.schema.fields, StructField("reason", StringType())]))
 
 
 def _reason(validator: Any, payload: bytes) -> str | None:
-    import json
-
     try:
         value = json.loads(payload)
     except json.JSONDecodeError as exc:
@@ -167,25 +154,17 @@ def infer(run: Run, topic: str, found: spans.Spans) -> dict[str, Any]:
     frame = frames.messages(run, topic, found, schema="value binary")
 
     def shapes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import json
-
-        merged: dict[str, Any] | None = None
+        merged: dict[str, Any] = {}
         for batch in batches:
             for payload in batch.column("value").to_pylist():
-                try:
-                    shape = shape_of(json.loads(payload))
-                except (ValueError, RecursionError):
-                    continue
-                merged = shape if merged is None else merge(merged, shape)
-        if merged is not None:
+                with suppress(ValueError, RecursionError):
+                    merged = merge(merged, shape_of(json.loads(payload)))
+        if merged:
             yield pa.RecordBatch.from_pydict({"shape": [json.dumps(merged)]})
-
-    import json
 
     merged: dict[str, Any] = {}
     for row in frame.mapInArrow(shapes, "shape string").collect():
-        shape = json.loads(row["shape"])
-        merged = shape if not merged else merge(merged, shape)
+        merged = merge(merged, json.loads(row["shape"]))
     return merged
 
 
@@ -205,34 +184,25 @@ def shape_of(value: Any) -> dict[str, Any]:
         case list():
             items: dict[str, Any] = {}
             for each in value:
-                items = shape_of(each) if not items else merge(items, shape_of(each))
+                items = merge(items, shape_of(each))
             return {"type": ["array"], "items": items}
     fields = {name: shape_of(each) for name, each in value.items()}
     return {"type": ["object"], "properties": fields, "required": sorted(fields)}
 
 
 def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The schema that takes what either takes."""
-    kinds = set(one.get("type", [])) | set(other.get("type", []))
+    """The schema that takes what either takes. An empty one knows of nothing yet."""
+    if not one or not other:
+        return one or other
+    kinds = {*one["type"], *other["type"]}
     if {"integer", "number"} <= kinds:
         kinds -= {"integer"}
     merged: dict[str, Any] = {"type": sorted(kinds)}
     if "object" in kinds:
+        here, there = one.get("properties", {}), other.get("properties", {})
+        merged["properties"] = {name: merge(here.get(name, {}), there.get(name, {})) for name in sorted({*here, *there})}
         objects = [each for each in (one, other) if "properties" in each]
-        names = sorted({name for each in objects for name in each["properties"]})
-        merged["properties"] = {
-            name: _merge_all([each["properties"][name] for each in objects if name in each["properties"]]) for name in names
-        }
         merged["required"] = sorted(set.intersection(*(set(each["required"]) for each in objects)))
     if "array" in kinds:
-        merged["items"] = _merge_all([each["items"] for each in (one, other) if each.get("items")])
-    return merged
-
-
-def _merge_all(shapes: list[dict[str, Any]]) -> dict[str, Any]:
-    if not shapes:
-        return {}
-    merged = shapes[0]
-    for shape in shapes[1:]:
-        merged = merge(merged, shape)
+        merged["items"] = merge(one.get("items", {}), other.get("items", {}))
     return merged
