@@ -20,6 +20,7 @@ import msgspec
 from trunkline.push.egress import Blocked, Guard, NotAllowed, connecting
 from trunkline.push.outcomes import Answer
 from trunkline.push.signing import sign_all
+from trunkline.push.wire import NotHttp, Wire
 from trunkline.types import Delivery
 
 # Everything a header value may hold, but for %: so that it can be read back.
@@ -28,7 +29,7 @@ _ALL_PLAIN = re.compile(r"[\x20-\x24\x26-\x7e]*")
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,198}")
 _MAX_HEADERS = 8000
-# All that aiohttp would add of its own; an endpoint may set others.
+# What receivers expect of any request; an endpoint may set others.
 _OURS = {"user-agent": "trunkline", "accept": "*/*", "accept-encoding": "identity"}
 SNIPPET = 1000
 READ_LIMIT = 64 * 1024
@@ -124,7 +125,12 @@ def _is_json(payload: bytes) -> bool:
 
 def _ascii_json(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
-    return text if text.isascii() else "".join(c if c.isascii() else _escaped(c) for c in text)
+    return text if _is_plain(text) else "".join(c if _is_plain(c) else _escaped(c) for c in text)
+
+
+def _is_plain(text: str) -> bool:
+    """JSON leaves one control character as it is, which no header may hold."""
+    return text.isascii() and text.isprintable()
 
 
 def _escaped(char: str) -> str:
@@ -134,8 +140,10 @@ def _escaped(char: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _timeout(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds)
+def _fixed(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The headers that all requests to an endpoint have: its own, and those of ours that it does not set."""
+    set_there = {name.lower() for name, _ in headers}
+    return {**{name: value for name, value in _OURS.items() if name not in set_there}, **dict(headers)}
 
 
 class Sender:
@@ -143,21 +151,18 @@ class Sender:
 
     def __init__(self, guard: Guard, *, resolver: aiohttp.abc.AbstractResolver | None = None) -> None:
         self._guard = guard
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                ttl_dns_cache=10,
-                # shorter than what receivers keep idle connections for: a request on one that they close is lost
-                keepalive_timeout=3,
-                socket_factory=guard.open_socket,
-                resolver=resolver,
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
+        self._connector = aiohttp.TCPConnector(
+            limit=0,
+            ttl_dns_cache=10,
+            # shorter than what receivers keep idle connections for: a request on one that they close is lost
+            keepalive_timeout=3,
+            socket_factory=guard.open_socket,
+            resolver=resolver,
         )
+        self._wire = Wire(self._connector)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._connector.close()
 
     async def send(
         self,
@@ -173,8 +178,7 @@ class Sender:
         """POST it; an answer in any case, never an exception."""
         start = monotonic()
         sent = {
-            **_OURS,
-            **headers,
+            **(_fixed(tuple(headers.items())) if headers else _OURS),
             **prepared.headers,
             "webhook-id": prepared.id,
             "webhook-timestamp": str(stamp),
@@ -188,16 +192,11 @@ class Sender:
         tried = connecting()
         try:
             self._guard.check_url(url)
-            response = await self._session.post(
-                url, data=prepared.body, headers=sent, allow_redirects=False, timeout=_timeout(timeout)
-            )
-            try:
-                status = response.status
-                found = response.headers
-                if not response.content.at_eof():
-                    body = await _read(response, limit)
-            finally:
-                response.release()
+            async with asyncio.timeout(timeout):
+                reply = await self._wire.post(url, sent, prepared.body)
+                status = reply.status
+                found = reply.headers
+                body = await reply.read(limit)
         except TimeoutError:
             error = f"no whole answer in {timeout:g} s"
         except asyncio.CancelledError:
@@ -207,19 +206,6 @@ class Sender:
             refused = isinstance(cause, NotAllowed)
             error = _words(cause)
         return Answer(status, found, body, error, monotonic() - start, refused)
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The start of the body; of a longer one the rest is not read and its connection is given up."""
-    parts: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        parts.append(chunk)
-        size += len(chunk)
-        if size >= limit:
-            response.close()
-            break
-    return b"".join(parts)[:limit]
 
 
 def _words(exc: BaseException) -> str:
@@ -236,6 +222,8 @@ def _words(exc: BaseException) -> str:
         return "the connection was lost"
     if isinstance(exc, aiohttp.ClientPayloadError):
         return "the answer was cut off"
+    if isinstance(exc, NotHttp):
+        return "the answer is not HTTP"
     if isinstance(exc, aiohttp.InvalidURL):
         return "the url cannot be read"
     return f"the request failed ({type(exc).__name__})"

@@ -361,7 +361,7 @@ $$;
 
 -- Each queue has claim functions of its own: queue_<n>_claim, and queue_<n>_take with the same rows in the short form. Where the queue is
 -- fed by its inbox alone and nothing needs a look at each message, they go a short way of fixed statements: when nothing came back, and the
--- batch lies in one tick with adjoining ids. All else goes the long way.
+-- batch lies in one tick with adjoining ids, which is cut there and then if need be. All else goes the long way.
 create or replace function trunkline._write_claim(p_queue_id int) returns void
 language plpgsql
 as $f$
@@ -421,6 +421,7 @@ begin
         end if;
         exit logs when s.due;
         v_last := s.first_offset + s.n - 1;
+        %14$s
         v_id := s.lo + s.position - s.first_offset;
         if s.hi - s.lo = s.n and (v_last >= s.position + p_max - 1 %8$s) then
             continue when v_look = 1;
@@ -452,7 +453,14 @@ begin
             trunkline._branches(q.inbox_id, 'return query select ' || p_row || ' from trunkline.%I where id between v_id and v_id + v_last - s.position order by id; return;'),
             -- a lock is kept to the end: with several logs, look first whether there is anything to take
             case when count(*) > 1 then 1 else 2 end, p_old_row,
-            format(v_insert, 0), format(v_insert, 1))
+            format(v_insert, 0), format(v_insert, 1),
+            -- who waits for the next message of the only log gives it its offset here; that commits durably, whatever was asked for
+            case when count(*) = 1 then format($b$
+        if v_last < s.position and trunkline._tick(%s, v_logs[1] & 63, %s) >= s.position then
+            select t.first_offset, t.n, lower(t.ids), upper(t.ids) into s.first_offset, s.n, s.lo, s.hi
+              from trunkline.ticks t where t.log = v_logs[1] and t.first_offset <= s.position order by t.first_offset desc limit 1;
+            v_last := s.first_offset + s.n - 1;
+        end if;$b$, q.inbox_id, min(c.segment_rows)) else '' end)
           into v_short
           from trunkline.cursors c where c.queue_id = p_queue_id and c.lane = 'log';
         v_short := format('if p_labels is null then %s end if;', v_short);

@@ -79,6 +79,7 @@ declare
     v_new_gaps  int8multirange;
     v_next      bigint;
     v_found     record;
+    v_full      boolean;
     v_segment   bigint;
     v_dead      boolean;
     v_made      int := 0;
@@ -102,9 +103,11 @@ begin
             return coalesce(t.first_offset + t.n - 1, 0);
         end if;
     else
-        v_waits := trunkline._wait_ten_seconds();
-        perform pg_advisory_xact_lock(778001, v_log);
-        perform trunkline._wait_as_before(v_waits);
+        if not pg_try_advisory_xact_lock(778001, v_log) then
+            v_waits := trunkline._wait_ten_seconds();
+            perform pg_advisory_xact_lock(778001, v_log);
+            perform trunkline._wait_as_before(v_waits);
+        end if;
         perform set_config('trunkline.sequencing', v_log::text, true);
     end if;
     -- segments made from here on look like missing ones; they are the last ones, so they make no gap
@@ -130,11 +133,13 @@ begin
         v_late := '{}';
         v_next := t.next_id;
         v_new_gaps := t.new_gaps;
+        v_full := false;
         -- A tick stays inside one segment of new ids, except for the gaps it fills.
         v_segment := v_next / p_segment_rows;
         while isempty(v_ids) and v_segment * p_segment_rows <= v_last_id loop
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_segment)) is not null then
                 execute format('select * from trunkline.topic_%s_scan($1, $2, $3)', p_topic_id) into v_found using p_partition, v_segment, v_next;
+                v_full := v_found.n >= 1000;
                 if v_found.n > 0 then
                     v_ids := trunkline._set_of(v_found.lo, v_found.hi);
                     if v_found.n < v_found.hi - v_next + 1 then
@@ -181,6 +186,8 @@ begin
         values ((select slot from trunkline.epoch), v_log, t.first_offset, t.n, t.ids, t.next_id,
                 t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, v_now);
         v_made := v_made + 1;
+        -- a look at the last segment that found less than it may has seen all that there was
+        exit when not v_full and v_segment * p_segment_rows > v_last_id;
     end loop;
 
     -- Keep a segment ahead of the publishers, also where nobody runs upkeep. The lock comes before ours in the lock order, so it is only tried:

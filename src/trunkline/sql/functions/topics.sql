@@ -463,18 +463,19 @@ declare
     v_table text;
     v_wait  text := current_setting('lock_timeout');
 begin
-    -- a publisher in an open transaction holds the parent: say so in time instead of stopping everybody behind us
+    -- a publisher in an open transaction holds the sequence: say so in time instead of stopping everybody behind us
     perform set_config('lock_timeout', '2s', true);
+    -- the sequences before the tables, in the order in which publishers and the sequencer come to them: else each could wait for the other
+    for v_table in select format('topic_%s_%s', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id order by partition loop
+        execute format('drop sequence trunkline.%I', v_table || '_ids');
+        execute format('drop sequence if exists trunkline.%I', v_table || '_staged');
+    end loop;
     execute format('drop function if exists trunkline.topic_%s_publish', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_append', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_draw', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_read', p_topic_id);
     execute format('drop function if exists trunkline.topic_%s_scan', p_topic_id);
     execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));
-    for v_table in select format('topic_%s_%s', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id loop
-        execute format('drop sequence trunkline.%I', v_table || '_ids');
-        execute format('drop sequence if exists trunkline.%I', v_table || '_staged');
-    end loop;
     delete from trunkline.topics where topic_id = p_topic_id;
     perform set_config('lock_timeout', v_wait, true);
 end
