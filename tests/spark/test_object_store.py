@@ -24,7 +24,7 @@ from trunkline.spark.pipelines import files
 PROGRAM = os.environ.get("TRUNKLINE_MOTO_SERVER")
 pytestmark = [
     pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(PROGRAM is None, reason="TRUNKLINE_MOTO_SERVER does not name the moto_server of moto 5.2 or later"),
+    pytest.mark.skipif(PROGRAM is None, reason="TRUNKLINE_MOTO_SERVER does not name the moto_server of moto 5.2.5 or later"),
 ]
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
