@@ -20,6 +20,7 @@ NOT_RUN = {
     "README.md": [
         "stays in the foreground until Ctrl-C",
         "the first stays in the foreground, the second runs this test among all others; tests/e2e/test_setup.py starts it",
+        "the Spark guide has the same lines, and they are run there",
     ],
     "docs/howto/pooler.md": ["needs PgBouncer; tests/docs/test_pooler.py runs this page where it is installed"],
     "docs/jobs/guide.md": ["a test module; tests/jobs/test_plugin.py runs one"],

@@ -19,6 +19,7 @@ def test_only_workers_set_aside_what_they_have_imported(monkeypatch: pytest.Monk
         assert once > 0
         kept = [[] for _ in range(1000)]
         workers.settle()
-        assert gc.get_freeze_count() == once, kept
+        # a frozen object may have gone since, but the thousand were not added
+        assert gc.get_freeze_count() <= once, kept
     finally:
         gc.unfreeze()
