@@ -130,17 +130,20 @@ def test_publishers_trust_only_segments_that_were_there_before(main: Session) ->
     assert main.one("select xmin from pg_proc where proname = 'topic_1_publish'") == written
 
 
+def publish_beside_a_change(main: Session, other: Session) -> None:
+    with other.transaction():
+        other.run("select trunkline.create_group('t', 'g')")
+        main.run("set lock_timeout = '2s'")
+        main.run("select trunkline.publish('t', '1')")
+
+
 def test_a_topic_of_a_subtransaction_is_like_any_other(main: Session, session: MakeSession) -> None:
     """Its publishers do not wait for somebody who changes it."""
     with main.transaction():
         main.run("savepoint here")
         main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     assert limits(main) == [32]
-    other = session()
-    with other.transaction():
-        other.run("select trunkline.create_group('t', 'g')")
-        main.run("set lock_timeout = '2s'")
-        main.run("select trunkline.publish('t', '1')")
+    publish_beside_a_change(main, session())
     assert main.column("select log_offset from trunkline.fetch('t', 'g', 'm')") == [1]
 
 
@@ -149,11 +152,7 @@ def test_publishers_do_not_wait_for_who_changes_the_topic(main: Session, session
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
     assert limits(main) == [32]
-    other = session()
-    with other.transaction():
-        other.run("select trunkline.create_group('t', 'g')")
-        main.run("set lock_timeout = '2s'")
-        main.run("select trunkline.publish('t', '1')")
+    publish_beside_a_change(main, session())
     assert main.one("select trunkline.head('t')") == 41
 
 

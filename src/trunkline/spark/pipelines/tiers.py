@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -31,47 +33,34 @@ class Piece:
 
 def archived(url: str, topics: Sequence[str]) -> list[Piece]:
     """The files of these topics, by topic, partition and offset. They never overlap; the log may have the same offsets."""
-    try:
-        with plain(url) as conn:
-            listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
-    except psycopg.Error as exc:
-        raise from_psycopg(exc) from exc
+    with _asking(url) as conn:
+        listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
     return [
-        Piece(
-            file.topic,
-            file.topic_id,
-            file.partition,
-            file.first_offset,
-            file.last_offset + 1,
-            file.location,
-            file.path,
-            file.bytes,
-        )
-        for file in listed
+        Piece(f.topic, f.topic_id, f.partition, f.first_offset, f.last_offset + 1, f.location, f.path, f.bytes)
+        for f in listed
     ]
 
 
 def archived_of(url: str, range_: Range) -> list[Piece]:
     """The files that have offsets of this range, in order. However large the archive is, only these are asked for."""
+    with _asking(url) as conn:
+        tiers = archive.archive_tiers(conn, range_.topic, range_.partition, range_.lo, range_.hi - 1)
+    found = []
+    for tier in tiers:
+        if tier.tier == "archive":
+            lo, hi = int(tier.file_first or 0), int(tier.file_last or 0) + 1
+            where = str(tier.location), str(tier.path), int(tier.bytes or 0)
+            found.append(Piece(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
+    return found
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[psycopg.Connection[Any]]:
     try:
         with plain(url) as conn:
-            tiers = archive.archive_tiers(conn, range_.topic, range_.partition, range_.lo, range_.hi - 1)
+            yield conn
     except psycopg.Error as exc:
         raise from_psycopg(exc) from exc
-    return [
-        Piece(
-            range_.topic,
-            range_.topic_id,
-            range_.partition,
-            int(tier.file_first or 0),
-            int(tier.file_last or 0) + 1,
-            str(tier.location),
-            str(tier.path),
-            int(tier.bytes or 0),
-        )
-        for tier in tiers
-        if tier.tier == "archive"
-    ]
 
 
 def read_piece(piece: Piece, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
