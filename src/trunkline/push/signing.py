@@ -42,19 +42,19 @@ def sign_all(secrets: Sequence[str], id: str, timestamp: int, body: bytes) -> st
 
 def new_private_key() -> str:
     """A new Ed25519 key, to be given to an endpoint as its secret."""
-    return PRIVATE_PREFIX + base64.b64encode(_ed25519().new_key()).decode()
+    return PRIVATE_PREFIX + base64.b64encode(_ed25519().Ed25519PrivateKey.generate().private_bytes_raw()).decode()
 
 
 def public_key(private: str) -> str:
     """What receivers need to verify deliveries that were signed with a `whsk_` key."""
-    return PUBLIC_PREFIX + base64.b64encode(_ed25519().public_bytes(_private_key(private))).decode()
+    return PUBLIC_PREFIX + base64.b64encode(_private_key(private).public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> Ed25519PublicKey:
     raw = decode_key(text, PUBLIC_PREFIX)
     if len(raw) != 32:
         raise InvalidArgument("the public key does not have 32 bytes", hint="copy all of whpk_...")
-    key: Ed25519PublicKey = _ed25519().public_key(raw)
+    key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
     return key
 
 
@@ -76,14 +76,14 @@ def _private_key(secret: str) -> Ed25519PrivateKey:
     raw = decode_key(secret, PRIVATE_PREFIX)
     if len(raw) not in (32, 64):
         raise InvalidArgument("the Ed25519 key has neither 32 nor 64 bytes", hint="copy all of whsk_...")
-    key: Ed25519PrivateKey = _ed25519().private_key(raw[:32])
+    key: Ed25519PrivateKey = _ed25519().Ed25519PrivateKey.from_private_bytes(raw[:32])
     return key
 
 
 def _ed25519() -> ModuleType:
     """Imported at the first key of this kind: a receiver with HMAC secrets needs only the core."""
     try:
-        from trunkline.push import ed25519
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     except ModuleNotFoundError as exc:
         raise NotInstalled("cryptography is not installed", hint="pip install 'trunkline[push]'") from exc
     return ed25519

@@ -139,6 +139,7 @@ begin
         while isempty(v_ids) and v_segment * p_segment_rows <= v_last_id loop
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_segment)) is not null then
                 execute format('select * from trunkline.topic_%s_scan($1, $2, $3)', p_topic_id) into v_found using p_partition, v_segment, v_next;
+                -- as many as topic_<n>_scan looks for (_write_functions)
                 v_full := v_found.n >= 1000;
                 if v_found.n > 0 then
                     v_ids := trunkline._set_of(v_found.lo, v_found.hi);
