@@ -25,13 +25,13 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "trunkline needs Python 3.11 or newer; install it or run make PYTHON=/path/to/python" >&2; exit 1; }
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Half a gigabyte: only tests, checks and benchmarks need it.
 $(SPARK): $(STAMP) requirements-spark.lock
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-spark.lock
 	@touch $@
 
 up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
