@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -13,6 +16,7 @@ from tests.sql.verbs import (
     claim_all,
     contents,
     duty,
+    fetch,
     publish,
     queue_stats,
     refused,
@@ -20,6 +24,7 @@ from tests.sql.verbs import (
     settle,
     value,
 )
+from trunkline.sql.migrate import migrate
 
 PATTERNS = [
     ("user.created", ["user.created"], ["user.deleted", "user", "user.created.now", "xuser.created", "User.created"]),
@@ -31,7 +36,7 @@ PATTERNS = [
     ("*.created", ["user.created"], ["created", ".created", "a.b.created"]),
     ("user.*.done", ["user.x.done"], ["user.done", "user.x.y.done"]),
     ("#", ["", "user", "user.created", "a.b.c.d"], []),
-    ("user.#", ["user", "user.created", "user.a.b.c"], ["", "users", "users.a", "x.user"]),
+    ("user.#", ["user", "user.created", "user.a.b.c", "user.", "user..eu", "user.a."], ["", "users", "users.a", "x.user"]),
     ("#.created", ["created", "user.created", "a.b.created"], ["", "created.x", "xcreated"]),
     ("a.#.z", ["a.z", "a.b.z", "a.b.c.z"], ["a", "z", "az", "a.bz", "ab.z"]),
     ("#.b.#", ["b", "a.b", "b.c", "a.b.c", "a.a.b.c.c"], ["", "a", "ab", "a.c"]),
@@ -39,6 +44,11 @@ PATTERNS = [
     ("#.*", ["a", "a.b"], [""]),
     ("*.#", ["a", "a.b", "a.b.c"], [""]),
     ("a.*.#", ["a.b", "a.b.c"], ["a", "b.a"]),
+    ("#.created", [".created", "..created", "a..created"], ["created.", "."]),
+    ("a.#.z", ["a..z", "a.b..z"], ["a.z.", ".a.z"]),
+    ("#.*", [".a", "..a"], [".", "a."]),
+    ("#.#.#", ["", ".", "a..b", "line\nbreak."], []),
+    ("a..b", ["a..b"], ["a.b", "a.x.b"]),
     ("größe.*", ["größe.x"], ["grösse.x", "größe"]),
 ]
 
@@ -48,6 +58,109 @@ def test_patterns(shared_conn: Connection, pattern: str, hits: list[str], misses
     for key in hits + misses:
         matches = value(shared_conn, "select %s ~ trunkline._pattern_regex(%s)", key, pattern)
         assert matches == (key in hits), key
+
+
+def matches(words: list[str], pattern: list[str]) -> bool:
+    """The rules themselves: * is one word that is not empty, # any number of words."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(matches(words[n:], pattern[1:]) for n in range(len(words) + 1))
+    return (
+        bool(words)
+        and (pattern[0] == words[0] or (pattern[0] == "*" and words[0] != ""))
+        and matches(words[1:], pattern[1:])
+    )
+
+
+def former_regex(pattern: str) -> str:
+    """The translation of 0.1 before wildcards were limited; right for keys without empty words."""
+    regex, can_be_empty = "", False
+    for number, word in enumerate(pattern.split(".")):
+        if word == "#" and number == 0:
+            regex, can_be_empty = r"(?:[^.]+(?:\.[^.]+)*)?", True
+        elif word == "#":
+            regex += r"(?:(?:^|\.)[^.]+(?:\.[^.]+)*)?" if can_be_empty else r"(?:\.[^.]+)*"
+        else:
+            regex += "" if number == 0 else r"(?:^|\.)" if can_be_empty else r"\."
+            regex += "[^.]+" if word == "*" else re.escape(word)
+            can_be_empty = False
+    return f"^{regex}$"
+
+
+def test_patterns_match_as_the_rules_say_and_as_before(shared_conn: Connection) -> None:
+    source = random.Random(6)
+    pairs = []
+    for _ in range(4000):
+        pattern = [source.choice(["a", "b", "*", "#", "#", ""]) for _ in range(source.randint(1, 6))]
+        words = [source.choice(["a", "b", "ab", ""]) for _ in range(source.randint(0, 6))]
+        if pattern != [""]:
+            pairs.append((".".join(pattern), ".".join(words)))
+    found = rows(
+        shared_conn,
+        "select p, k, k ~ trunkline._pattern_regex(p) as hit from unnest(%s::text[], %s::text[]) u(p, k)",
+        [pattern for pattern, _ in pairs],
+        [key for _, key in pairs],
+    )
+    assert len(found) == len(pairs) and sum(row.hit for row in found) > 500
+    for pattern, key, hit in found:
+        words = key.split(".")
+        # an empty key is no word, or one that is empty
+        assert hit == (matches(words, pattern.split(".")) or (key == "" and matches([], pattern.split(".")))), (pattern, key)
+        if (key == "" or "" not in words) and "" not in pattern.split("."):
+            assert hit == (re.search(former_regex(pattern), key) is not None), (pattern, key)
+
+
+def test_spark_reads_the_same_in_a_pattern(shared_conn: Connection) -> None:
+    """Its tasks filter with RE2."""
+    pc = pytest.importorskip("pyarrow.compute")
+    pa = pytest.importorskip("pyarrow")
+    keys = ["", ".", "a", "a.", ".a", "a..b", "a.b", "a\n.b", "\n", "a.\n", "ä.b"]
+    for pattern in ("#", "*", "a.#", "#.a", "a.#.b", "#.*.#", "*.b", "a..b"):
+        regex = value(shared_conn, "select trunkline.pattern_regex(%s)", pattern)
+        ours = [value(shared_conn, "select %s ~ %s", key, regex) for key in keys]
+        assert pc.match_substring_regex(pa.array(keys), regex).to_pylist() == ours, pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("#.a." * 20 + "*", "pattern must have at most 20 wildcards, got 21"),
+        ("*." * 20 + "*", "pattern must have at most 20 wildcards, got 21"),
+        ("a." * 100 + "a", "pattern must have at most 100 words, got 101"),
+    ],
+    ids=["both", "words", "length"],
+)
+def test_patterns_have_limits(shared_conn: Connection, pattern: str, said: str) -> None:
+    with refused("TL001", said):
+        value(shared_conn, "select trunkline._pattern_regex(%s)", pattern)
+
+
+def test_neighbouring_wildcards_are_one(shared_conn: Connection) -> None:
+    """499 of them took half a minute to compile."""
+    for pattern, same in (("#." * 499 + "b", "#.b"), ("a" + ".#" * 400, "a.#"), ("#.#.#", "#"), ("#.##.#", None)):
+        if same is None:
+            with refused("TL001", "wildcard inside a word"):
+                value(shared_conn, "select trunkline._pattern_regex(%s)", pattern)
+        else:
+            made = "select trunkline._pattern_regex(%s)"
+            assert value(shared_conn, made, pattern) == value(shared_conn, made, same)
+
+
+def test_an_upgrade_translates_patterns_again(db: str, conn: Connection) -> None:
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t", "order.#")
+    call(conn, "create_group", "t", "g", p_pattern="order.#")
+    for table in ("subscriptions", "cursors"):
+        conn.execute(
+            f"update trunkline.{table} set pattern_regex = '^order(?:\\.[^.]+)*$' where pattern_regex is not null".encode()
+        )
+    conn.execute("update trunkline.function_files set checksum = 'of an older release'")
+    migrate(db)
+    publish(conn, "t", 1, p_routing_key="order..eu")
+    assert contents(claim(conn, "q")) == [1]
+    assert contents(fetch(conn, "t", "g")) == [1]
 
 
 FILTERS = [

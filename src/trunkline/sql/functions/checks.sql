@@ -93,43 +93,43 @@ begin
 end
 $$;
 
--- Routing-key patterns: words are separated by dots, * is one word, # any number of words, the rest is literal.
+-- Routing-key patterns: words are separated by dots, * is one word, # any number of words (empty ones too), the rest is literal.
+-- Spark evaluates the result with RE2: no construct may mean anything else there, so no "." for any character.
 create or replace function trunkline._pattern_regex(p_pattern text) returns text
 language plpgsql immutable
 as $$
 declare
-    v_regex text := '';
-    v_word  text;
-    v_first boolean := true;
-    -- whether the text so far can be empty, so that no dot may stand between it and the next word
-    v_open  boolean := false;
+    -- adjacent # match what one # matches, but each would multiply the states of the expression
+    v_words text[] := string_to_array(regexp_replace(p_pattern, '(^|\.)#(?:\.#)+(?=\.|$)', '\1#', 'g'), '.');
+    v_count int := cardinality(v_words);
+    v_wild  int := cardinality(array_positions(v_words, '*')) + cardinality(array_positions(v_words, '#'));
+    v_regex text := '^';
 begin
     if p_pattern is null or p_pattern = '' or length(p_pattern) > 1000 then
         perform trunkline._fail('TL001', 'the pattern is empty or longer than 1,000 characters',
                                 'use words separated by dots, * for one word, # for any number of words');
+    elsif v_count > 100 then
+        perform trunkline._fail('TL001', format('pattern must have at most 100 words, got %s', v_count),
+                                'use # for a run of words that need no match of their own');
+    elsif v_wild > 20 then
+        perform trunkline._fail('TL001', format('pattern must have at most 20 wildcards, got %s', v_wild),
+                                'use one # for a run of wildcards, or match fewer words');
     end if;
-    foreach v_word in array string_to_array(p_pattern, '.') loop
-        if v_word = '#' then
-            if v_first then
-                v_regex := '(?:[^.]+(?:\.[^.]+)*)?';
-                v_open := true;
-            else
-                v_regex := v_regex || case when v_open then '(?:(?:^|\.)[^.]+(?:\.[^.]+)*)?' else '(?:\.[^.]+)*' end;
-            end if;
+    for i in 1 .. v_count loop
+        if v_words[i] = '#' then
+            -- the words bring their dot along: behind them, but in front of them at the end of the pattern
+            v_regex := v_regex || case when i < v_count then '(?:[^.]*\.)*' when v_count > 1 then '(?:\.[^.]*)*' else '' end;
         else
-            if v_word <> '*' and v_word ~ '[*#]' then
+            if v_words[i] <> '*' and v_words[i] ~ '[*#]' then
                 perform trunkline._fail('TL001', format('the pattern %L has a wildcard inside a word', p_pattern),
                                         '* and # stand for whole words');
             end if;
             v_regex := v_regex
-                || case when v_first then '' when v_open then '(?:^|\.)' else '\.' end
-                || case when v_word = '*' then '[^.]+'
-                        else regexp_replace(v_word, '([^A-Za-z0-9_])', '\\\1', 'g') end;
-            v_open := false;
+                || case when v_words[i] = '*' then '[^.]+' else regexp_replace(v_words[i], '([^A-Za-z0-9_])', '\\\1', 'g') end
+                || case when i = v_count or i = v_count - 1 and v_words[v_count] = '#' then '' else '\.' end;
         end if;
-        v_first := false;
     end loop;
-    return '^' || v_regex || '$';
+    return v_regex || case when v_count > 1 or v_words[1] <> '#' then '$' else '' end;
 end
 $$;
 

@@ -298,6 +298,27 @@ begin
 end
 $$;
 
+-- Patterns that an earlier release has translated. One that is over today's limits keeps its translation.
+do $do$
+declare
+    s       record;
+    v_regex text;
+begin
+    for s in select subscription_id, pattern, pattern_regex from trunkline.subscriptions where pattern_regex is not null loop
+        begin
+            v_regex := trunkline._pattern_regex(s.pattern);
+        exception when sqlstate 'TL001' then
+            raise warning 'pattern % of subscription %: %', s.pattern, s.subscription_id, sqlerrm;
+            continue;
+        end;
+        if v_regex <> s.pattern_regex then
+            update trunkline.subscriptions set pattern_regex = v_regex where subscription_id = s.subscription_id;
+            update trunkline.cursors set pattern_regex = v_regex where subscription_id = s.subscription_id;
+        end if;
+    end loop;
+end
+$do$;
+
 -- Stops feeding. Messages of this subscription that are not settled yet are forgotten with it.
 create or replace function trunkline.unsubscribe(p_queue text, p_name text) returns void
 language plpgsql
