@@ -203,6 +203,33 @@ def test_owner_runs_everything(things: Connection) -> None:
         call(things, "grant_roles")
 
 
+def test_no_role_may_hang_code_on_our_tables(things: Connection) -> None:
+    """A trigger on a table that a verb writes would run with the rights of the schema's owner."""
+    number = value(things, "select trunkline.topic_number('topic', 't')")
+    # as an earlier release granted it
+    things.execute(f"grant all on trunkline.endpoint_tests, trunkline.topic_{number} to trunkline_owner")
+    call(things, "grant_roles")
+    call(things, "create_topic", "later")
+    rights = "trigger, references, truncate" + (", maintain" if things.info.server_version >= 170000 else "")
+    granted = rows(
+        things,
+        """select r.role, c.oid::regclass::text from unnest(%s::text[]) r(role), pg_class c
+           where c.relnamespace = 'trunkline'::regnamespace and c.relkind in ('r', 'p', 'v')
+             and has_table_privilege(r.role, c.oid, %s)""",
+        ROLES,
+        rights,
+    )
+    assert granted == []
+    with acting_as(things, "trunkline_owner"):
+        things.execute("create function pg_temp.evil() returns trigger language plpgsql as $$ begin return new; end $$")
+        with refused("42501", "permission denied"):
+            things.execute(
+                "create trigger evil before insert on trunkline.endpoint_tests for each row execute function pg_temp.evil()"
+            )
+        with refused("42501", "must be owner"):
+            things.execute("create rule evil as on insert to trunkline.endpoint_tests do also select 1")
+
+
 def test_topics_made_by_a_role_belong_to_the_installing_role(things: Connection) -> None:
     """So that upkeep can drop their segments, whoever runs it."""
     me = value(things, "select current_user")

@@ -64,13 +64,10 @@ def matches(words: list[str], pattern: list[str]) -> bool:
     """The rules themselves: * is one word that is not empty, # any number of words."""
     if not pattern:
         return not words
-    if pattern[0] == "#":
-        return any(matches(words[n:], pattern[1:]) for n in range(len(words) + 1))
-    return (
-        bool(words)
-        and (pattern[0] == words[0] or (pattern[0] == "*" and words[0] != ""))
-        and matches(words[1:], pattern[1:])
-    )
+    first, rest = pattern[0], pattern[1:]
+    if first == "#":
+        return any(matches(words[n:], rest) for n in range(len(words) + 1))
+    return bool(words) and (first == words[0] or (first == "*" and words[0] != "")) and matches(words[1:], rest)
 
 
 def former_regex(pattern: str) -> str:

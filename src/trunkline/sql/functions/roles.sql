@@ -97,8 +97,12 @@ begin
         execute format('revoke all on all routines in schema trunkline from %I', r.role);
         if r.role = 'trunkline_owner' then
             execute 'grant execute on all routines in schema trunkline to trunkline_owner';
-            execute 'grant all on all tables in schema trunkline to trunkline_owner';
-            execute 'grant all on all sequences in schema trunkline to trunkline_owner';
+            -- Rows only. A trigger, a rule or a foreign key on our tables would run inside verbs, with the rights of the schema's owner.
+            execute 'revoke all on all tables in schema trunkline from trunkline_owner';
+            execute 'grant select, insert, update, delete on all tables in schema trunkline to trunkline_owner';
+            -- entries of the audit log are only ever added
+            execute 'revoke update, delete on trunkline.audit from trunkline_owner';
+            execute 'grant usage, select, update on all sequences in schema trunkline to trunkline_owner';
         else
             for f in select oid::regprocedure as name from pg_proc
                      where pronamespace = 'trunkline'::regnamespace
