@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import trunkline
 from tests.conftest import Clock, Connection
 from tests.sql.test_search_path import FAKES
 from tests.sql.verbs import call, claim, contents, enqueue, fetch, publish, read, refused, rows, settle, upkeep, value
+from trunkline.cli.doctor import examine
 from trunkline.sql.migrate import migrate
 
 ROLES = ["trunkline_publisher", "trunkline_consumer", "trunkline_reader", "trunkline_owner"]
@@ -286,15 +290,75 @@ def test_a_caller_cannot_slip_its_own_objects_into_a_verb(things: Connection, cl
         things.execute("revoke trunkline_consumer from trunkline_publisher")
 
 
+OURS = "p.pronamespace = 'trunkline'::regnamespace"
+PINNED = "'search_path=pg_catalog, pg_temp' = any (coalesce(p.proconfig, '{}'))"
+INTERNAL = "p.proname ~ '^(_|topic_[0-9]|queue_[0-9])'"
+
+
 def test_every_function_with_our_rights_pins_its_path(things: Connection) -> None:
-    loose = rows(
-        things,
-        """select oid::regprocedure from pg_proc where pronamespace = 'trunkline'::regnamespace and prosecdef
-           and not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}'))""",
-    )
-    assert loose == []
+    assert rows(things, f"select oid::regprocedure from pg_proc p where {OURS} and prosecdef and not {PINNED}") == []
     inner = "select proname from pg_proc where pronamespace = 'trunkline'::regnamespace and proname ~ '^_' and prosecdef"
     assert rows(things, inner) == []
+
+
+def test_every_routine_that_is_called_from_outside_pins_its_path(things: Connection) -> None:
+    """From outside: by a role, by a trigger, or by our own programs. Internal functions inherit the path of these."""
+    sources = "".join(path.read_text() for path in Path(trunkline.__file__).parent.rglob("*.py"))
+    called = set(re.findall(r"trunkline\.(_[a-z_]+)\(", sources))
+    assert {"_record_audit", "_pull", "_ages"} <= called
+    # called on connections that have set the path: of the migrator, of doctor
+    called -= {"_write_functions", "_write_claim", "_last_id"}
+    loose = rows(
+        things,
+        f"""select proname, prokind::text as kind, prosrc from pg_proc p where {OURS} and not {PINNED}
+              and (not {INTERNAL} or prorettype = 'trigger'::regtype or prokind <> 'f' or proname = any (%s))""",
+        sorted(called),
+    )
+    # Two are expanded in place and must stay so. The procedure commits, and so sets the path in each of its transactions.
+    assert {(row.proname, row.kind) for row in loose} == {("clock", "f"), ("new_id", "f"), ("upkeep", "p")}
+    body = next(row.prosrc for row in loose if row.kind == "p")
+    set_path = "perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);"
+    first = re.sub(r"--[^\n]*", "", body).split("begin", 1)[1].strip()
+    assert first.startswith(set_path)
+    assert len(re.findall(r"\bcommit;", body)) == len(re.findall(r"\bcommit;\s+" + re.escape(set_path), body)) == 1
+
+
+def test_internal_functions_are_for_owners_only(things: Connection) -> None:
+    """So one without a path of its own can be reached with nobody's rights but the caller's."""
+    query = f"""select p.oid::regprocedure, g.grantee::regrole::text from pg_proc p, aclexplode(p.proacl) g
+                where {OURS} and {INTERNAL} and not {PINNED}
+                  and g.grantee <> p.proowner and g.grantee <> 'trunkline_owner'::regrole"""
+    assert rows(things, query) == []
+
+
+THIEF = """
+create schema thief;
+create table thief.taken (who text);
+create function thief.note(text) returns text language plpgsql
+    as $$ begin insert into thief.taken values (current_user); return $1; end $$;
+create function thief.format(text, text) returns text language sql as $$ select thief.note(pg_catalog.format($1, $2)) $$;
+create function thief.jsonb_build_array(bigint, numeric, text, text, text, text) returns jsonb language plpgsql
+    as $$ begin perform thief.note(''); return pg_catalog.jsonb_build_array($1, $2, $3, $4, $5, $6); end $$;
+"""
+
+
+def test_upkeep_audit_and_upgrade_run_nothing_of_the_callers_path(db: str, conn: Connection) -> None:
+    """The installer's path has a schema that others may write to, as public is in clusters from before Postgres 15."""
+    conn.execute(THIEF)
+    conn.execute(f"alter database {conn.info.dbname} set search_path = thief, public")
+    with psycopg.connect(db, autocommit=True) as fresh:
+        assert value(fresh, "select format('%s', 'x'::text)") == "x"
+        assert rows(fresh, "delete from thief.taken returning who") != [], "the positive control"
+        fresh.execute("call trunkline.upkeep()")
+        assert rows(fresh, "delete from thief.taken returning who") == []
+        value(fresh, "select trunkline._record_audit('a', '127.0.0.1', 'PUT', 'x')")
+        assert value(fresh, "select trunkline._verify_audit()") is None
+        assert rows(fresh, "delete from thief.taken returning who") == []
+        fresh.execute("select trunkline.create_topic('t', 2), trunkline.create_queue('q')")
+        fresh.execute("update trunkline.function_files set checksum = 'of an older release'")
+        assert migrate(db).applied
+        examine(db)
+        assert rows(fresh, "delete from thief.taken returning who") == []
 
 
 def test_outbox_writers_need_to_be_publishers_and_get_no_more(things: Connection) -> None:

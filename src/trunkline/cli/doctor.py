@@ -49,6 +49,8 @@ def examine(url: str) -> list[Finding]:
         Finding("database", "ok", "embedded server of trunkline up" if is_embedded(url) else "a server of its own"),
     ]
     with psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="trunkline doctor") as conn:
+        # an administrator may run this: functions of others must not get its rights
+        conn.execute("set search_path = pg_catalog, pg_temp")
         checks: list[Callable[[Connection], Iterable[Finding]]] = [*checks_server.CHECKS, schema_version]
         if installed_version(conn) is not None:
             checks += checks_schema.CHECKS

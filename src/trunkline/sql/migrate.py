@@ -92,6 +92,8 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[st
 def _lock(conn: psycopg.Connection[Any]) -> None:
     # Held to the end of the transaction, so that it works behind a transaction pooler too.
     conn.execute("select pg_advisory_xact_lock(%s, %s)", _LOCK)
+    # The installer is often an administrator: what others have put into its search_path must not run with its rights.
+    conn.execute("set local search_path = pg_catalog, pg_temp")
     conn.execute("set local client_min_messages = warning")
     conn.execute("set local check_function_bodies = off")
 

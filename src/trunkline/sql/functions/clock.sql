@@ -1,7 +1,7 @@
 -- The database owns time. Tests replace this function by one that reads a setting; nothing else tells the time.
 create or replace function trunkline.clock() returns timestamptz
 language sql volatile parallel safe
-as $$ select clock_timestamp() $$;
+as $$ select pg_catalog.clock_timestamp() $$;
 
 -- A version 7 uuid, so that ids sort by time. Postgres 18 has its own; before it we set the time bits by hand.
 do $do$
@@ -10,7 +10,7 @@ begin
         execute $f$
             create or replace function trunkline.new_id() returns uuid
             language sql volatile parallel safe
-            as $$ select uuidv7() $$
+            as $$ select pg_catalog.uuidv7() $$
         $f$;
     else
         execute $f$

@@ -2,6 +2,7 @@
 
 create or replace function trunkline._check_scopes(p_scopes text[]) returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_bad text;
@@ -21,6 +22,7 @@ $$;
 create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
 returns trunkline.tokens
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_row trunkline.tokens;
@@ -41,6 +43,7 @@ $$;
 
 create or replace function trunkline._token(p_name text) returns trunkline.tokens
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_row trunkline.tokens;
@@ -57,6 +60,7 @@ $$;
 create or replace function trunkline._rotate_token(p_name text, p_hash bytea, p_grace interval default '0', p_expires_at timestamptz default null)
 returns trunkline.tokens
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_row trunkline.tokens := trunkline._token(p_name);
@@ -71,6 +75,7 @@ $$;
 
 create or replace function trunkline._revoke_token(p_name text) returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_row trunkline.tokens := trunkline._token(p_name);
@@ -81,17 +86,20 @@ $$;
 
 create or replace function trunkline._list_tokens() returns setof trunkline.tokens
 language sql stable
+set search_path = pg_catalog, pg_temp
 as $$ select * from trunkline.tokens order by name $$;
 
 create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
 returns bytea
 language sql immutable
+set search_path = pg_catalog, pg_temp
 as $$
     select sha256(coalesce(p_before, '') || convert_to(jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)::text, 'UTF8'))
 $$;
 
 create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text) returns bigint
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_last trunkline.audit;
@@ -113,11 +121,13 @@ $$;
 create or replace function trunkline._list_audit(p_after bigint default 0, p_limit int default 100)
 returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text)
 language sql stable
+set search_path = pg_catalog, pg_temp
 as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
 
 -- The first entry that was changed, or that follows one that was removed; null: the log is whole.
 create or replace function trunkline._verify_audit() returns bigint
 language sql stable
+set search_path = pg_catalog, pg_temp
 as $$
     select min(x.audit_id) from (
         select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object) as due,

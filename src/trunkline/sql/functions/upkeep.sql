@@ -619,6 +619,8 @@ declare
     v_first text;
     v_state text;
 begin
+    -- A procedure that commits cannot have settings of its own (pin.sql), so it sets the path in each of its transactions.
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     for r in
         select * from (values
             ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
@@ -635,6 +637,7 @@ begin
             v_first := coalesce(v_first, format('duty %s: %s', r.duty, v_text));
         end;
         commit;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     end loop;
     if v_first is not null then
         raise exception using errcode = v_state, message = v_first;
