@@ -59,6 +59,7 @@ FUNCTIONS = {
     "alter_endpoint": Remedy("trunkline endpoint alter", "PATCH /v1/endpoints/NAME", "client.endpoints.alter()"),
     "list_endpoints": Remedy("trunkline endpoint list", "GET /v1/endpoints", "client.endpoints.list()"),
     "move_archive": Remedy(None, None, None),
+    "assign_writer": Remedy(None, None, None),
 }
 ARGUMENTS = {
     "p_force": Remedy("--force", "force", "force"),

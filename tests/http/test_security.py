@@ -19,7 +19,7 @@ from trunkline.db import tokens
 from trunkline.db.pool import connect
 from trunkline.db.tokens import Token
 from trunkline.server import access
-from trunkline.server.access import Caller
+from trunkline.server.access import IN_BODY, Caller
 from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes
@@ -274,6 +274,66 @@ def test_no_secret_in_the_database_or_the_log(
         rows = conn.execute("select t::text from trunkline.tokens t").fetchall()
     assert rows and secret not in str(rows) and secret[:32].encode().hex() not in str(rows)
     assert secret not in server.log.read_text()
+
+
+def test_the_audit_log_names_what_was_created(admin: httpx.Client, module_db: str) -> None:
+    made = [
+        ("/v1/endpoints", {"id": "audited-hook", "url": "https://example.com/"}),
+        ("/v1/schedules", {"id": "audited-plan", "cron": "@daily", "queue_id": "audited-queue"}),
+    ]
+    admin.post("/v1/queues", json={"id": "audited-queue", **QUEUE})
+    for path, body in made:
+        answer = admin.post(path, json=body)
+        assert answer.status_code == 201, answer.text
+    entries = run(module_db, lambda conn: tokens.list_audit(conn, limit=1000))
+    assert {(f"POST {path}", body["id"]) for path, body in made} <= {(entry.action, entry.object) for entry in entries}
+
+
+def test_every_audited_route_has_a_name_to_record() -> None:
+    count = 0
+    for path, method, handler in routes(create_app(Config(database_url="postgresql://nowhere")).app):  # type: ignore[attr-defined]
+        doc = handler.opt["doc"]
+        if doc.audit:
+            assert "{" in path or doc.object == IN_BODY or doc.audit == "body", (method, path)
+            count += 1
+    assert count > 20
+
+
+@pytest.mark.parametrize("removed", ["audit_id >= %s - 1", "audit_id > 0", "audit_id = %s"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_removing_the_last_entries_is_noticed(db: str, removed: str, after: int) -> None:
+    with psycopg.connect(db, autocommit=True) as conn:
+        for number in range(5):
+            conn.execute("select trunkline._record_audit('me', '127.0.0.1', 'PUT', %s)", (str(number),))
+        assert conn.execute("select trunkline._verify_audit()").fetchone() == (None,)
+        gone = conn.execute(
+            f"delete from trunkline.audit where {removed} returning audit_id".encode(), (5,) if "%s" in removed else ()
+        ).fetchall()
+        for _ in range(after):
+            # a new entry does not take the place of those
+            conn.execute("select trunkline._record_audit('me', '127.0.0.1', 'PUT', 'later')")
+        first = min(row[0] for row in gone)
+        assert conn.execute("select trunkline._verify_audit()").fetchone() == (6 if after else first,)
+
+
+def test_the_head_of_the_audit_log_is_checked(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as conn:
+        assert conn.execute("select trunkline._verify_audit()").fetchone() == (None,)
+        for number in range(3):
+            conn.execute("select trunkline._record_audit('me', null, 'PUT', %s)", (str(number),))
+        conn.execute("update trunkline.audit_head set hash = 'x'")
+        assert conn.execute("select trunkline._verify_audit()").fetchone() == (3,)
+        conn.execute("delete from trunkline.audit_head")
+        assert conn.execute("select trunkline._verify_audit()").fetchone() == (3,)
+        conn.execute("set role trunkline_owner")
+        conn.execute("select trunkline._record_audit('me', null, 'PUT', 'as a member of trunkline_owner')")
+        for forbidden in (
+            "delete from trunkline.audit",
+            "update trunkline.audit set actor = 'x'",
+            "truncate trunkline.audit",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(forbidden)
 
 
 def test_audit(admin: httpx.Client, module_db: str) -> None:

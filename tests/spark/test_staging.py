@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import psycopg
@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
-from trunkline.errors import InvalidArgument, PayloadTooLarge, StageLost, TopicNotFound
+from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied, StageLost, TopicNotFound
 from trunkline.spark.connections import close_all
 from trunkline.spark.keys import PROBE, hashes
 from trunkline.spark.staging import Committed, Staged, commit, discard, newest_version, stage
@@ -286,21 +286,140 @@ def test_hashes_are_those_of_the_database(conn: Connection) -> None:
     assert hashes(pa.array([], pa.string())).tolist() == []
 
 
-def test_a_publisher_may_write_and_nothing_else(db: str, conn: Connection) -> None:
+@pytest.fixture
+def publishers(db: str, conn: Connection) -> Iterator[list[str]]:
+    """URLs of two logins that may publish."""
     conn.execute("select trunkline.create_topic('t', 2)")
+    names = [f"spark_{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    for name in names:
+        conn.execute(f"create role {name} login password 'x' in role trunkline_publisher".encode())
+    yield [make_conninfo(db, user=name, password="x") for name in names]
+    close_all()
+    for name in names:
+        conn.execute(f"drop owned by {name}".encode())
+        conn.execute(f"drop role {name}".encode())
+
+
+def test_a_publisher_may_write_and_nothing_else(conn: Connection, publishers: list[str]) -> None:
+    assert commit(publishers[0], "w", 0, [stage(publishers[0], [batch(0, 50)], topic="t")]).rows == 50
+    with psycopg.connect(publishers[0], autocommit=True) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        other.execute(
+            "insert into trunkline.topic_1 (partition, id, message_id, payload, content_type, created_at)"
+            " values (0, 7, gen_random_uuid(), 'x', 'x', now())"
+        )
+
+
+def test_a_writer_belongs_to_the_role_of_its_first_commit(conn: Connection, publishers: list[str]) -> None:
+    """Another publisher can neither skip its versions nor commit them."""
+    ours, theirs = publishers
+    assert commit(ours, "export", 0, [stage(ours, [batch(0, 10)], topic="t")]).rows == 10
+    with psycopg.connect(theirs, autocommit=True) as other:
+        for version in (9223372036854775807, 0):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="writer 'export' belongs to role spark_"):
+                other.execute("select trunkline.commit_stage('export', %s, '{}', '{}')", (version,))
+    with pytest.raises(PermissionDenied, match="belongs to role") as caught:
+        commit(theirs, "export", 1, [stage(theirs, [batch(10, 10)], topic="t")])
+    assert "trunkline.assign_writer" in str(caught.value.hint)
+    assert commit(ours, "export", 1, [stage(ours, [batch(10, 10)], topic="t")]).rows == 10
+    # an owner hands it over, or reserves a name before its first use
+    name = psycopg.conninfo.conninfo_to_dict(theirs)["user"]
+    conn.execute("select trunkline.assign_writer('export', %s), trunkline.assign_writer('new', %s)", (name, name))
+    assert commit(theirs, "export", 2, [stage(theirs, [batch(20, 10)], topic="t")]).rows == 10
+    with pytest.raises(PermissionDenied):
+        commit(ours, "new", 0, [])
+    with pytest.raises(psycopg.Error, match="role 'nobody_there' does not exist"):
+        conn.execute("select trunkline.assign_writer('export', 'nobody_there')")
+    with psycopg.connect(ours, autocommit=True) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        other.execute("select trunkline.assign_writer('export', current_user)")
+
+
+def test_an_attempt_belongs_to_the_role_that_opened_it(conn: Connection, publishers: list[str]) -> None:
+    ours, theirs = publishers
+    attempt = uuid.uuid4()
+    with psycopg.connect(ours, autocommit=True) as task, psycopg.connect(theirs, autocommit=True) as other:
+        found = task.execute("select * from trunkline.open_stage('t', %s, '{0}', '{1}')", (attempt,)).fetchone()
+        _, table, first_id, _, at = found or ()
+        insert = (
+            f"insert into trunkline.{table} (id, message_id, payload, created_at) values (%s, gen_random_uuid(), 'x', %s)"
+        )
+        # nor can it take the ids, with which the attempt would fail
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            other.execute(insert.encode(), (first_id, at))
+        task.execute(insert.encode(), (first_id, at))
+        assert other.execute("select trunkline.close_stage(%s)", (attempt,)).fetchone() == (0,)
+        assert task.execute("select trunkline.close_stage(%s)", (attempt,)).fetchone() == (1,)
+        other.execute("select trunkline.drop_stage(array[%s])", (attempt,))
+        with pytest.raises(psycopg.Error, match="0 of 1 staged rows are left"):
+            other.execute("select trunkline.commit_stage('w', 0, array[%s], '{1}')", (attempt,))
+        assert task.execute("select trunkline.commit_stage('w', 0, array[%s], '{1}')", (attempt,)).fetchone() == (1,)
+
+
+def test_rows_are_not_older_than_their_stage(conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    attempt = uuid.uuid4()
+    row = conn.execute("select segment, first_id from trunkline.open_stage('t', %s, '{0}', '{1}')", (attempt,)).fetchone()
+    table, first_id = row or ()
+    conn.execute(
+        f"insert into trunkline.{table} (id, message_id, payload, created_at)"
+        " values (%s, gen_random_uuid(), 'x', '2001-01-01')".encode(),
+        (first_id,),
+    )
+    with pytest.raises(psycopg.Error, match="created_at is before the stage was opened"):
+        conn.execute("select trunkline.close_stage(%s)", (attempt,))
+
+
+def test_a_role_can_be_dropped_when_its_segments_are_sealed(db: str, conn: Connection, clock: Clock) -> None:
+    conn.execute("select trunkline.create_topic('t')")
     name = f"spark_{uuid.uuid4().hex[:8]}"
     conn.execute(f"create role {name} login password 'x' in role trunkline_publisher".encode())
-    try:
-        url = make_conninfo(db, user=name, password="x")
-        assert commit(url, "w", 0, [stage(url, [batch(0, 50)], topic="t")]).rows == 50
-        close_all()
-        with psycopg.connect(url, autocommit=True) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
-            other.execute(
-                "insert into trunkline.topic_1 (partition, id, message_id, payload, content_type, created_at)"
-                " values (0, 7, gen_random_uuid(), 'x', 'x', now())"
-            )
-    finally:
-        conn.execute(f"drop role {name}".encode())
+    url = make_conninfo(db, user=name, password="x")
+    commit(url, "w", 0, [stage(url, [batch(0, 5)], topic="t")])
+    close_all()
+    clock.advance(timedelta(days=31))
+    conn.execute("select trunkline.run_duty('stages')")
+    conn.execute(f"drop role {name}".encode())
+    # and the writer is free again
+    assert commit(db, "w", 1, [stage(db, [batch(5, 5)], topic="t")]).rows == 5
+
+
+def test_staged_segments_are_limited(conn: Connection, publishers: list[str]) -> None:
+    conn.execute("select trunkline.create_topic('small', p_segment_rows => 16)")
+    conn.execute("update trunkline.settings set value = '5' where name = 'staged_segments_per_role'")
+    conn.execute("update trunkline.settings set value = '8' where name = 'staged_segments'")
+    relations = "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace"
+    before = conn.execute(relations).fetchone()
+    attempts = [uuid.uuid4() for _ in publishers]
+    open_stage = "select count(*) from trunkline.open_stage('small', %s, '{0}', %s)"
+    with (
+        psycopg.connect(publishers[0], autocommit=True) as first,
+        psycopg.connect(publishers[1], autocommit=True) as second,
+    ):
+        with pytest.raises(psycopg.Error, match=r"role spark_\w+ cannot have more than 5 open segments") as caught:
+            first.execute(open_stage, (attempts[0], [16777216]))
+        assert caught.value.sqlstate == "TL004" and "staged_segments_per_role" in str(caught.value.diag.message_hint)
+        assert conn.execute(relations).fetchone() == before
+        first.execute(open_stage, (attempts[0], [80]))
+        with pytest.raises(psycopg.Error, match="cannot have more than 5"):
+            first.execute(open_stage, (attempts[0], [1]))
+        with pytest.raises(psycopg.Error, match="the database cannot have more than 8 open segments"):
+            second.execute(open_stage, (attempts[1], [64]))
+        first.execute("select trunkline.drop_stage(array[%s])", (attempts[0],))
+        conn.execute("select trunkline.run_duty('stages')")
+        second.execute(open_stage, (attempts[1], [64]))
+
+
+def test_stages_of_an_earlier_release_are_committed(db: str, conn: Connection) -> None:
+    """It knew no roles, and gave out ids in the middle of a segment."""
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    old = stage(db, [batch(0, 5)], topic="t")
+    conn.execute("update trunkline.staged set role = null")
+    conn.execute("update trunkline.staged_segments set role = null")
+    conn.execute("delete from trunkline.staged_ids")
+    conn.execute("select setval('trunkline.topic_1_0_staged', (1::bigint << 30) * 16 + 4)")
+    new = stage(db, [batch(5, 5)], topic="t")
+    assert commit(db, "w", 0, [old, new]).rows == 10
+    assert payloads(conn, "t") == list(range(10))
+    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("seed", range(4))

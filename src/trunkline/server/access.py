@@ -86,7 +86,7 @@ class Access:
         name = doc.object if doc.object in (None, IN_BODY) else scope["path_params"][doc.object]
         if not caller.may(doc.scope, name):
             raise _denied(doc.scope, None if name == IN_BODY else name)
-        if doc.audit and name != IN_BODY:
+        if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
     async def allow(self, scope: Any, verb: str, name: str) -> None:
@@ -94,6 +94,10 @@ class Access:
         caller = self.check(scope, verb, name)
         if scope["route_handler"].opt["doc"].audit:
             await self._record(scope, caller, name)
+
+    async def record(self, scope: Any, name: str) -> None:
+        """For routes whose body names neither a topic nor a queue: write what they are about to do into the audit log."""
+        await self._record(scope, scope.get("trunkline_caller", _LOCAL), name)
 
     def check(self, scope: Any, verb: str, name: str) -> Caller:
         """Raise 403 unless the caller may do this to a topic or queue."""

@@ -57,6 +57,10 @@ class Call(Request[Any, Any, Any]):
         """Go on if the caller's token allows this route (or another scope) on a topic or queue that the body names."""
         await self.engine.access.allow(self.scope, scope or self.doc.scope, name)
 
+    async def audit(self, name: str) -> None:
+        """Write this call into the audit log with a name that its body gave."""
+        await self.engine.access.record(self.scope, name)
+
     def header(self, name: str) -> str | None:
         """A header that may be there once."""
         found = self._by_name().get(name.encode())

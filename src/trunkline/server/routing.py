@@ -35,7 +35,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Request headers and what they mean."""
     object: str | None = None
     """Path parameter that names the topic or queue of a scope's pattern."""
-    audit: bool = False
+    audit: bool | Literal["body"] = False
+    """Record calls in the audit log; "body": the route does so itself (`Call.audit`) when it has read the name."""
 
 
 def route(method: Method, path: str, doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:

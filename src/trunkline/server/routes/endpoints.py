@@ -102,7 +102,7 @@ def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
 @route(
     "POST",
     "/endpoints",
-    Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit=True),
+    Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
 )
 async def create_endpoint(request: Call) -> Answer:
     """Create an endpoint; answers the secret that signs its deliveries."""
@@ -110,6 +110,7 @@ async def create_endpoint(request: Call) -> Answer:
     asked = await request.read(NewEndpoint)
     refuse(id=name_fault(asked.id))
     assert asked.id is not None  # noqa: S101
+    await request.audit(asked.id)
     settings = _settings(asked)
     if settings["rate"] == 0:
         settings["rate"] = None

@@ -48,7 +48,7 @@ class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         body=NewSchedule,
         answers={201: ScheduleView},
         problems=(400, 404, 408, 409, 413),
-        audit=True,
+        audit="body",
     ),
 )
 async def create_schedule(request: Call) -> Answer:
@@ -57,6 +57,7 @@ async def create_schedule(request: Call) -> Answer:
     asked = await request.read(NewSchedule)
     refuse(id=name_fault(asked.id))
     assert asked.id is not None  # noqa: S101
+    await request.audit(asked.id)
     make = request.mq.schedules.ensure if ensure else request.mq.schedules.create
     payload = None if isinstance(asked.payload, UnsetType) else msgspec.json.decode(asked.payload)
     made = await make(

@@ -22,3 +22,5 @@ drop function if exists trunkline.make_room(text[], bigint[]);
 drop function if exists trunkline.commit_stage(text, text, bigint, text[], uuid[], bigint[]);
 drop function if exists trunkline._empty_stage(int);
 drop function if exists trunkline._publish_stage(int, trunkline.topics, text, uuid[], bigint[]);
+drop function if exists trunkline._reserve(int, int, int, int);
+drop function if exists trunkline._make_staged_segment(int, int, bigint, int);

@@ -24,7 +24,7 @@ as $$
         redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
         bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,lift_bar,
-        require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,
+        require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,assign_writer,
         retry_job,run_duty,upkeep,grant_roles}')
 $$;
 

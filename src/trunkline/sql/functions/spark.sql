@@ -158,6 +158,16 @@ $$;
 
 -- Writing: tasks copy rows to staged segments of the log; one transaction gives them offsets and notes that it did (docs/adr/0018).
 
+-- The role of the session: verbs run with the rights of their owner, so current_user is not the caller.
+create or replace function trunkline._caller() returns text
+language sql stable
+as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
+
+-- True if the caller is this role or a member of it. A role that was dropped, or was never recorded, excludes no caller.
+create or replace function trunkline._acts_for(p_role text) returns boolean
+language sql stable
+as $$ select coalesce((select pg_has_role(trunkline._caller(), r.oid, 'member') from pg_roles r where r.rolname = p_role), true) $$;
+
 -- A topic by its name, or a queue's own inbox by 'queue:<name>'.
 create or replace function trunkline._target(p_name text) returns trunkline.topics
 language sql
@@ -180,8 +190,8 @@ begin
 end
 $$;
 
--- Ids for rows of an attempt: so many for each of these partitions, and the tables to copy them to. They are the attempt's alone. This is a
--- short transaction of its own: until it ends, nobody else gets ids of these logs.
+-- Reserves ids for the rows of an attempt, a number for each of these partitions, and returns the tables to copy them to. Only the calling role can
+-- use the attempt and write to these tables. Commit it at once: until then no other attempt gets ids of these logs.
 create or replace function trunkline.open_stage(p_topic text, p_attempt uuid, p_partitions int[], p_rows int[])
 returns table (partition int, segment text, first_id bigint, n int, at timestamptz)
 language plpgsql
@@ -190,6 +200,7 @@ declare
     t      trunkline.topics := trunkline._target(p_topic);
     r      record;
     v_left int;
+    v_role text := trunkline._caller();
 begin
     perform trunkline._need_read_committed('open_stage');
     if p_attempt is null then
@@ -201,10 +212,10 @@ begin
         partition := r.partition;
         v_left := r.rows;
         while v_left > 0 loop
-            select x.first_id, x.n into first_id, n from trunkline._reserve(t.topic_id, r.partition, t.segment_rows, v_left) x;
-            segment := trunkline._make_staged_segment(t.topic_id, r.partition, first_id / t.segment_rows, t.segment_rows);
+            select x.first_id, x.n into first_id, n from trunkline._reserve(t.topic_id, r.partition, t.segment_rows, v_left, v_role) x;
+            segment := format('topic_%s_%s_%s', t.topic_id, r.partition, first_id / t.segment_rows);
             at := trunkline.clock();
-            insert into trunkline.staged values (t.topic_id * 64 + r.partition, first_id, n, p_attempt, false, at);
+            insert into trunkline.staged values (t.topic_id * 64 + r.partition, first_id, n, p_attempt, false, at, v_role);
             return next;
             v_left := v_left - n;
         end loop;
@@ -212,52 +223,87 @@ begin
 end
 $$;
 
--- The next ids of a log's staged rows: as many as wanted, or as there are left in the segment.
-create or replace function trunkline._reserve(p_topic_id int, p_partition int, p_segment_rows int, p_wanted int, out first_id bigint, out n int)
+-- The next ids of a log's staged rows: as many as wanted, or as are left in the open segment of this role. Roles do not share segments, so
+-- that none can take ids of another's attempts.
+create or replace function trunkline._reserve(p_topic_id int, p_partition int, p_segment_rows int, p_wanted int, p_role text, out first_id bigint, out n int)
 language plpgsql
 as $$
 declare
-    v_name text := format('trunkline.topic_%s_%s_staged', p_topic_id, p_partition);
+    v_log     int := p_topic_id * 64 + p_partition;
+    v_segment bigint;
 begin
-    perform pg_advisory_xact_lock(778011, p_topic_id * 64 + p_partition);
+    perform pg_advisory_xact_lock(778011, v_log);
     perform trunkline._catch_up();
-    if to_regclass(v_name) is null then
-        execute format('create sequence %s minvalue %s', v_name, trunkline._staged_from(p_segment_rows));
+    select g.segment, i.next_id into v_segment, first_id
+    from trunkline.staged_segments g join trunkline.staged_ids i using (log, segment)
+    where g.log = v_log and g.role = p_role and g.sealed_at is null and i.next_id < (g.segment + 1) * p_segment_rows
+    order by g.segment limit 1;
+    if not found then
+        v_segment := trunkline._make_staged_segment(p_topic_id, p_partition, p_segment_rows, p_role);
+        first_id := v_segment * p_segment_rows;
     end if;
-    first_id := nextval(v_name::regclass);
-    n := least(p_wanted, p_segment_rows - first_id % p_segment_rows);
-    if n > 1 then
-        perform setval(v_name::regclass, first_id + n - 1);
+    n := least(p_wanted, (v_segment + 1) * p_segment_rows - first_id);
+    update trunkline.staged_ids i set next_id = first_id + n where i.log = v_log and i.segment = v_segment;
+end
+$$;
+
+-- Refuses another segment beyond the limits in trunkline.settings: each is a table with its index until upkeep seals it.
+create or replace function trunkline._check_staged(p_role text) returns void
+language plpgsql
+as $$
+declare
+    v_mine bigint;
+    v_all  bigint;
+begin
+    select count(*) filter (where role = p_role), count(*) into v_mine, v_all from trunkline.staged_segments where sealed_at is null;
+    if v_mine >= trunkline._setting('staged_segments_per_role')::int then
+        perform trunkline._fail('TL004', format('role %I cannot have more than %s open segments of staged rows', p_role, trunkline._setting('staged_segments_per_role')),
+                                'commit or drop attempts, write smaller batches, or let an owner raise the setting staged_segments_per_role');
+    elsif v_all >= trunkline._setting('staged_segments')::int then
+        perform trunkline._fail('TL004', format('the database cannot have more than %s open segments of staged rows', trunkline._setting('staged_segments')),
+                                'commit or drop attempts, write smaller batches, or let an owner raise the setting staged_segments');
     end if;
 end
 $$;
 
--- Who calls this holds the lock of _reserve, and so sees what others have made. The limits of a message are constraints here, because those
--- who publish may copy rows to it.
-create or replace function trunkline._make_staged_segment(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
+-- The caller holds the lock of _reserve, and so sees what others have made. The limits of a message are constraints here, because its role
+-- may copy rows to it.
+create or replace function trunkline._make_staged_segment(p_topic_id int, p_partition int, p_rows int, p_role text) returns bigint
 language plpgsql
 as $$
 declare
-    v_parent text := format('topic_%s', p_topic_id);
-    v_name   text := format('topic_%s_%s_%s', p_topic_id, p_partition, p_segment);
-    v_role   text;
+    v_log     int := p_topic_id * 64 + p_partition;
+    v_parent  text := format('topic_%s', p_topic_id);
+    v_ids     text := format('trunkline.topic_%s_%s_staged', p_topic_id, p_partition);
+    v_segment bigint;
+    v_name    text;
+    v_role    text;
 begin
-    if exists (select from trunkline.staged_segments g where g.log = p_topic_id * 64 + p_partition and g.segment = p_segment) then
-        return v_name;
-    end if;
+    perform trunkline._check_staged(p_role);
     perform pg_advisory_xact_lock(778003, p_topic_id);
     perform trunkline._catch_up();
+    if to_regclass(v_ids) is null then
+        execute format('create sequence %s minvalue %s', v_ids, trunkline._staged_from(p_rows));
+    end if;
+    -- an earlier release may have left this sequence inside a segment
+    loop
+        v_segment := nextval(v_ids::regclass) / p_rows;
+        perform setval(v_ids::regclass, (v_segment + 1) * p_rows - 1);
+        exit when not exists (select from trunkline.staged_segments g where g.log = v_log and g.segment = v_segment);
+    end loop;
+    v_name := format('topic_%s_%s_%s', p_topic_id, p_partition, v_segment);
     execute format('create table trunkline.%I (like trunkline.%I including defaults,
         check (length(key) <= 1000), check (length(routing_key) <= 1000), check (length(label) <= 200), check (length(content_type) <= 200))', v_name, v_parent);
     execute format('alter table trunkline.%I alter partition set default %s, alter content_type set default %L, add primary key (id)',
                    v_name, p_partition, 'application/json');
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
-                   v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
-    for v_role in select rolname from pg_roles where rolname in ('trunkline_publisher', 'trunkline_owner') loop
+                   v_parent, v_name, p_partition, v_segment * p_rows, p_partition, (v_segment + 1) * p_rows);
+    for v_role in select rolname from pg_roles where rolname in (p_role, 'trunkline_owner') loop
         execute format('grant insert on trunkline.%I to %I', v_name, v_role);
     end loop;
-    insert into trunkline.staged_segments (log, segment, created_at) values (p_topic_id * 64 + p_partition, p_segment, trunkline.clock());
-    return v_name;
+    insert into trunkline.staged_segments (log, segment, created_at, role) values (v_log, v_segment, trunkline.clock(), p_role);
+    insert into trunkline.staged_ids values (v_log, v_segment, v_segment * p_rows);
+    return v_segment;
 end
 $$;
 
@@ -274,9 +320,9 @@ begin
     for s in
         select x.*, l.topic_id, l.partition, x.first_id / t.segment_rows as segment, t.name, t.max_payload
         from trunkline.staged x join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
-        where x.attempt = p_attempt and not x.complete order by x.log, x.first_id
+        where x.attempt = p_attempt and not x.complete and trunkline._acts_for(x.role) order by x.log, x.first_id
     loop
-        execute format('select count(*) as n, max(octet_length(payload)) as longest, max(created_at) as newest,
+        execute format('select count(*) as n, max(octet_length(payload)) as longest, min(created_at) as oldest, max(created_at) as newest,
                                count(*) filter (where jsonb_typeof(headers) <> ''object'') as odd
                         from trunkline.topic_%s_%s_%s where id >= $1 and id < $2', s.topic_id, s.partition, s.segment)
             into f using s.first_id, s.first_id + s.n;
@@ -287,6 +333,8 @@ begin
                                     'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue');
         elsif f.odd > 0 then
             perform trunkline._fail('TL001', format('%s messages have headers that are not a JSON object', f.odd), 'write them as {"name": "value"}');
+        elsif f.oldest < s.at then
+            perform trunkline._fail('TL001', 'created_at is before the stage was opened', 'use the time that open_stage returns');
         elsif f.newest > trunkline.clock() then
             perform trunkline._fail('TL001', 'created_at is in the future', 'take the time that open_stage answers');
         end if;
@@ -301,12 +349,53 @@ $$;
 -- Gives up what these attempts have staged: it can get no offsets any more, and goes with its segment.
 create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
-as $$ delete from trunkline.staged where attempt = any (p_attempts) $$;
+as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
 -- The newest version that a writer has published; null for none.
 create or replace function trunkline.newest_commit(p_writer text) returns bigint
 language sql
 as $$ select version from trunkline.sink_commits where writer = p_writer order by version desc limit 1 $$;
+
+-- Lets a role, or its members, commit versions of a writer, and no other. Without it a writer belongs to the role of its first commit.
+create or replace function trunkline.assign_writer(p_writer text, p_role text) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._check_writer(p_writer);
+    if p_role is null or not trunkline._has_role(p_role) then
+        perform trunkline._fail('TL001', format('role %L does not exist', p_role), 'name a role of this cluster');
+    end if;
+    insert into trunkline.sink_writers values (p_writer, p_role, trunkline.clock())
+    on conflict (writer) do update set role = excluded.role, at = excluded.at;
+end
+$$;
+
+create or replace function trunkline._check_writer(p_writer text) returns void
+language plpgsql
+as $$
+begin
+    if p_writer is null or length(p_writer) not between 1 and 300 then
+        perform trunkline._fail('TL001', 'the name of the writer is empty or longer than 300 characters', 'use a short fixed name');
+    end if;
+end
+$$;
+
+-- Refuses a writer of another role, whose versions this caller could close or skip. A new writer, or one whose role was dropped, becomes the caller's.
+create or replace function trunkline._claim_writer(p_writer text) returns void
+language plpgsql
+as $$
+declare
+    v_role text := (select role from trunkline.sink_writers where writer = p_writer);
+begin
+    if not trunkline._acts_for(v_role) then
+        perform trunkline._fail('42501', format('writer %L belongs to role %I', p_writer, v_role),
+                                'use another name for the writer, or let an owner call trunkline.assign_writer');
+    elsif v_role is null or not trunkline._has_role(v_role) then
+        insert into trunkline.sink_writers values (p_writer, trunkline._caller(), trunkline.clock())
+        on conflict (writer) do update set role = excluded.role, at = excluded.at;
+    end if;
+end
+$$;
 
 -- Publishes what attempts have staged, in their order, once for each version of a writer: answers how many rows, or null when this version
 -- (or a later one) was published before. If there are others than p_rows of each attempt, they were lost in a crash or given up: nothing is
@@ -324,18 +413,17 @@ declare
     l          record;
 begin
     perform trunkline._need_read_committed('commit_stage');
-    if p_writer is null or length(p_writer) not between 1 and 300 then
-        perform trunkline._fail('TL001', 'the name of the writer is empty or longer than 300 characters', 'use a short fixed name');
-    end if;
+    perform trunkline._check_writer(p_writer);
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778008, hashtext(p_writer));
+    perform trunkline._claim_writer(p_writer);
     if coalesce(trunkline.newest_commit(p_writer) >= p_version, false) then
         return null;
     end if;
     -- what leaves this table here gets its offsets here: it cannot get them twice
     with taken as (
         delete from trunkline.staged s using unnest(p_attempts) with ordinality a(attempt, ord)
-        where s.attempt = a.attempt and s.complete returning a.ord, s.log, s.first_id, s.n)
+        where s.attempt = a.attempt and s.complete and trunkline._acts_for(s.role) returning a.ord, s.log, s.first_id, s.n)
     select coalesce(sum(k.n), 0), array_agg(k.ord), array_agg(k.log), array_agg(k.first_id), array_agg(k.n)
       into v_found, v_ords, v_logs, v_ids, v_ns from taken k;
     if v_found <> v_expected then
@@ -419,6 +507,8 @@ begin
     where s.log = x.log and s.first_id = x.first_id;
     delete from trunkline.sink_commits c where c.at < trunkline.clock() - interval '1 day'
        and (c.writer like 'once:%' or c.version < trunkline.newest_commit(c.writer));
+    delete from trunkline.sink_writers w where w.at < trunkline.clock() - interval '1 day' and w.writer like 'once:%'
+       and not exists (select from trunkline.sink_commits c where c.writer = w.writer);
     return trunkline._seal_staged(null);
 end
 $$;
@@ -429,31 +519,33 @@ language plpgsql
 as $$
 declare
     s       record;
-    v_seq   regclass;
+    v_next  bigint;
     v_end   bigint;
     v_count int := 0;
 begin
     for s in
-        select g.log, g.segment, g.created_at, l.topic_id, l.partition, t.segment_rows, t.retention
+        select g.log, g.segment, g.created_at, g.role, l.topic_id, l.partition, t.segment_rows, t.retention
         from trunkline.staged_segments g join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
         -- a commit that has it is not waited for: it may be waiting for us
         where g.sealed_at is null and (p_log is null or g.log = p_log) order by g.log, g.segment for update of g skip locked
     loop
-        v_seq := format('trunkline.topic_%s_%s_staged', s.topic_id, s.partition)::regclass;
         v_end := (s.segment + 1) * s.segment_rows - 1;
-        continue when p_log is null and pg_sequence_last_value(v_seq) < v_end
+        select i.next_id into v_next from trunkline.staged_ids i where i.log = s.log and i.segment = s.segment;
+        continue when p_log is null and v_next <= v_end
                   and s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second');
         -- whoever is being given ids of it holds this, and its line in staged cannot be seen yet
         continue when not pg_try_advisory_xact_lock(778011, s.log);
         -- the rest of its ids goes to nobody
-        if pg_sequence_last_value(v_seq) < v_end then
-            perform setval(v_seq, v_end);
-        end if;
+        update trunkline.staged_ids i set next_id = v_end + 1 where i.log = s.log and i.segment = s.segment and i.next_id <= v_end;
         continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
         update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (
             select coalesce(max(k.first_offset + trunkline._size(k.ids * int8multirange(int8range(null, v_end, '[]'))) - 1), 0)
             from trunkline.ticks k where k.log = s.log and k.ids && int8range(s.segment * s.segment_rows, v_end, '[]'))
         where g.log = s.log and g.segment = s.segment;
+        -- so that the role can be dropped; the owner of the table keeps its rights
+        if s.role <> 'trunkline_owner' and exists (select from pg_roles where rolname = s.role and oid <> (select relowner from pg_class where oid = 'trunkline.topics'::regclass)) then
+            execute format('revoke insert on trunkline.topic_%s_%s_%s from %I', s.topic_id, s.partition, s.segment, s.role);
+        end if;
         v_count := v_count + 1;
     end loop;
     return v_count;

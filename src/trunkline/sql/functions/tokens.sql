@@ -110,10 +110,14 @@ begin
     -- one at a time: each entry needs the one before
     perform pg_advisory_xact_lock(778006, 0);
     select * into v_last from trunkline.audit order by audit_id desc limit 1;
-    v_id := coalesce(v_last.audit_id, 0) + 1;
+    -- numbers are not used again: a new entry must not hide that the last ones were removed
+    v_id := greatest(coalesce(v_last.audit_id, 0), coalesce((select audit_id from trunkline.audit_head), 0)) + 1;
     v_at := trunkline.clock();
     insert into trunkline.audit (audit_id, at, actor, address, action, object, hash)
-    values (v_id, v_at, p_actor, p_address, p_action, p_object, trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object));
+    values (v_id, v_at, p_actor, p_address, p_action, p_object, trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object))
+    returning * into v_last;
+    insert into trunkline.audit_head (audit_id, hash) values (v_id, v_last.hash)
+    on conflict (one) do update set audit_id = excluded.audit_id, hash = excluded.hash;
     return v_id;
 end
 $$;
@@ -124,7 +128,8 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
 
--- The first entry that was changed, or that follows one that was removed; null: the log is whole.
+-- The first entry that was changed, or that is missing, or that follows one that is missing; null: the log is whole.
+-- audit_head names the newest entry, so the last ones cannot be removed unseen.
 create or replace function trunkline._verify_audit() returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -132,6 +137,11 @@ as $$
     select min(x.audit_id) from (
         select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object) as due,
                a.audit_id = coalesce(lag(a.audit_id) over w, 0) + 1 as follows
-        from trunkline.audit a window w as (order by a.audit_id)) x
-    where x.hash <> x.due or not x.follows
+        from trunkline.audit a window w as (order by a.audit_id)
+        union all
+        -- the entry after the last one, if the head is beyond it; the last one, if the head has another hash or is gone
+        select coalesce(case when h.audit_id > n.audit_id then n.audit_id + 1 else n.audit_id end, 1), n.hash,
+               case when h.audit_id = n.audit_id then h.hash end, h.audit_id = n.audit_id
+        from (select audit_id, hash from trunkline.audit order by audit_id desc limit 1) n full join trunkline.audit_head h on true) x
+    where x.hash is distinct from x.due or x.follows is not true
 $$;
