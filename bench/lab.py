@@ -70,6 +70,11 @@ def open_lab(*, slower_flush_ms: float = 0) -> Iterator[Lab]:
     try:
         with EmbeddedServer(home / "data") as server:
             migrate(server.url)
+            with psycopg.connect(server.superuser_url, autocommit=True) as admin:
+                # what the lab does to the server besides its work on the database
+                admin.execute("grant pg_checkpoint to trunkline")
+                admin.execute("grant alter system on parameter autovacuum, commit_delay, commit_siblings to trunkline")
+                admin.execute("grant execute on function pg_reload_conf() to trunkline")
             with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url) as upkeep_process:
                 conn.execute("create schema bench")
                 if slower_flush_ms:

@@ -58,7 +58,8 @@ class WheelServer:
         self.server = EmbeddedServer(self.home / "data", version=version)
 
     def start(self) -> str:
-        return self.server.start()
+        self.server.start()
+        return self.server.superuser_url
 
     def stop(self) -> None:
         self.server.stop()

@@ -47,8 +47,8 @@ def main() -> int:
                     worker_kills=options.server_kills // 2,
                     server_stops=options.server_kills // 2,
                 )
-            with psycopg.connect(server.url, autocommit=True) as conn:
-                conn.execute(f"create database chaos_{name}".encode())
+            with psycopg.connect(server.superuser_url, autocommit=True) as conn:
+                conn.execute(f"create database chaos_{name} owner trunkline".encode())
             url = make_conninfo(server.url, dbname=f"chaos_{name}")
             rate = _HTTP_MESSAGES_PER_SECOND if WORKLOADS[name].http else _MESSAGES_PER_SECOND
             seconds = options.seconds / len(names) if options.seconds else max(20.0, messages / rate)

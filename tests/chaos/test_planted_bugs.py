@@ -243,7 +243,7 @@ def doomed() -> Iterator[EmbeddedServer]:
     """A server to kill, on which nothing but a synchronous commit brings the log of changes to disk."""
     home = Path(tempfile.mkdtemp(prefix="tl-chaos-pg-", dir="/tmp"))
     with EmbeddedServer(home / "data") as server:
-        with psycopg.connect(server.url, autocommit=True) as conn:
+        with psycopg.connect(server.superuser_url, autocommit=True) as conn:
             for setting in ("wal_writer_delay = '10s'", "autovacuum = off", "bgwriter_lru_maxpages = 0"):
                 conn.execute(f"alter system set {setting}")
             conn.execute("select pg_reload_conf()")
@@ -275,8 +275,8 @@ CRASH_BUGS = {
 def test_bug_that_needs_a_crash_is_seen(name: str, planted: bool, doomed: EmbeddedServer, tmp_path: Path) -> None:
     changes, workload, script, rule = CRASH_BUGS[name]
     database = f"crash_{list(CRASH_BUGS).index(name)}_{'planted' if planted else 'clean'}"
-    with psycopg.connect(doomed.url, autocommit=True) as conn:
-        conn.execute(f"create database {database}".encode())
+    with psycopg.connect(doomed.superuser_url, autocommit=True) as conn:
+        conn.execute(f"create database {database} owner trunkline".encode())
     url = make_conninfo(doomed.url, dbname=database)
     migrate(url)
     if planted:

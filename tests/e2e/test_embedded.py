@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from trunkline.db import ownership
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.db.postmaster import find_processes
 from trunkline.errors import EmbeddedServerError
+from trunkline.sql.migrate import migrate
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,95 @@ def test_serves_over_socket_and_loopback_and_keeps_data_over_a_stop(data: Path) 
     with EmbeddedServer(data) as again:
         assert answer(again.url) == 42
         assert again.port == port
+
+
+def test_the_owner_is_no_superuser(data: Path) -> None:
+    with EmbeddedServer(data) as server:
+        migrate(server.url)
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            assert conn.execute(OWNERS).fetchall() == [("trunkline", False)]
+            assert conn.execute("select rolsuper, rolcreaterole from pg_roles where rolname = user").fetchall() == [
+                (False, False)
+            ]
+            assert use(conn)
+        assert stat.S_IMODE(server.superuser_password_file.stat().st_mode) == 0o600
+        with psycopg.connect(server.superuser_url, autocommit=True) as admin:
+            assert admin.execute("select rolsuper from pg_roles where rolname = user").fetchone() == (True,)
+            admin.execute("create role shop login")
+        # the owner grants the group roles; the superuser is not needed for it
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("grant trunkline_publisher to shop")
+        assert server.superuser_password_file.read_text() != server.password_file.read_text()
+
+
+OWNERS = """
+    select rolname, rolsuper from pg_roles where oid in (
+        select proowner from pg_proc where pronamespace = 'trunkline'::regnamespace
+        union select relowner from pg_class where relnamespace in ('trunkline'::regnamespace, 'public'::regnamespace)
+        union select nspowner from pg_namespace where nspname = 'trunkline'
+        union select datdba from pg_database where datname = current_database())
+"""
+
+
+def use(conn: psycopg.Connection[Any]) -> bool:
+    """Publish, claim and settle, with upkeep and an upgrade of the functions."""
+    conn.execute("select trunkline.ensure_topic('t'), trunkline.ensure_queue('q')")
+    conn.execute("select trunkline.publish('t', '1'), trunkline.enqueue('q', '1')")
+    receipts = [row[0] for row in conn.execute("select receipt from trunkline.claim('q')")]
+    done = conn.execute("select result from trunkline.ack(%s)", (receipts,)).fetchall()
+    conn.execute("call trunkline.upkeep()")
+    return done == [("done",)]
+
+
+def as_an_earlier_release_made_it(data: Path) -> None:
+    """One role, the bootstrap superuser, owns everything: the schema, messages, and tables of an application."""
+    with EmbeddedServer(data) as server, psycopg.connect(server.superuser_url, autocommit=True) as admin:
+        secret = server.password_file.read_text().strip()
+        admin.execute("alter database trunkline owner to trunkline_superuser")
+        admin.execute("reassign owned by trunkline to trunkline_superuser")
+        admin.execute("drop owned by trunkline")
+        admin.execute("drop role trunkline")
+        for group in ownership.GROUPS:
+            admin.execute(f"drop role {group}")
+        admin.execute("create role helper superuser login password 'x'")
+        with psycopg.connect(server.superuser_url, user="helper", password="x", autocommit=True) as helper:
+            helper.execute("alter role trunkline_superuser rename to trunkline")
+            helper.execute(f"alter role trunkline password '{secret}'")
+        admin.execute("drop role helper")
+        migrate(server.url)
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            assert use(conn)
+            conn.execute("create table public.orders (id serial primary key, state text)")
+            conn.execute("create type public.state as enum ('new')")
+            conn.execute("create view public.open_orders as select * from public.orders")
+            conn.execute("create database second")
+    server.superuser_password_file.unlink()
+
+
+@pytest.mark.parametrize("killed", ["never", "before the hand-over", "during it"])
+def test_data_of_an_earlier_release_loses_its_superuser(data: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+    as_an_earlier_release_made_it(data)
+    if killed != "never":
+        name = "hand_over" if killed == "before the hand-over" else "_hand_over_objects"
+        with monkeypatch.context() as crash:
+            crash.setattr(ownership, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                EmbeddedServer(data).start()
+        assert not find_processes(data / "pgdata")
+    for start in range(2):
+        with EmbeddedServer(data) as server:
+            assert migrate(server.url).applied == []
+            with psycopg.connect(server.url, autocommit=True) as conn:
+                assert conn.execute(OWNERS).fetchall() == [("trunkline", False)]
+                assert use(conn)
+                conn.execute("insert into public.orders (state) values ('new')")
+                conn.execute(f"alter table public.orders add column more{start} int")
+                conn.execute(f"alter type public.state add value 'more{start}'")
+                assert conn.execute("select datdba::regrole::text from pg_database where datname = 'second'").fetchone() == (
+                    "trunkline",
+                )
+            with psycopg.connect(server.superuser_url) as admin:
+                assert admin.execute("select rolsuper from pg_roles where rolname = user").fetchone() == (True,)
 
 
 def test_durable_private_and_utf8(data: Path) -> None:

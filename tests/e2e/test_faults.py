@@ -113,9 +113,9 @@ def tight_url(home: Path, small_disk: SmallDisk) -> Iterator[str]:
         place = small_disk.path / "tables"
         place.mkdir()
         os.chown(place, account.uid, account.gid)
-        with psycopg.connect(server.url, autocommit=True) as admin:
+        with psycopg.connect(server.superuser_url, autocommit=True) as admin:
             admin.execute(f"create tablespace small location '{place}'")
-            admin.execute("create database tight tablespace small strategy file_copy")
+            admin.execute("create database tight owner trunkline tablespace small strategy file_copy")
         url = make_conninfo(server.url, dbname="tight")
         migrate(url)
         yield url
@@ -265,7 +265,15 @@ def copy_cluster(primary: EmbeddedServer, data: Path) -> None:
     (data / "pgdata").mkdir(mode=0o700)
     if account.switch:
         os.chown(data / "pgdata", account.uid, account.gid)
-    command = [str(program), "-d", primary.url, "-D", str(data / "pgdata"), "--write-recovery-conf", "--checkpoint=fast"]
+    command = [
+        str(program),
+        "-d",
+        primary.superuser_url,
+        "-D",
+        str(data / "pgdata"),
+        "--write-recovery-conf",
+        "--checkpoint=fast",
+    ]
     copied = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, **account.popen())
     assert copied.returncode == 0, copied.stderr
 
@@ -353,8 +361,8 @@ def victim() -> Iterator[EmbeddedServer]:
     """A server that is stopped over and over."""
     home = Path(tempfile.mkdtemp(prefix="tl-faults-", dir="/tmp"))
     with EmbeddedServer(home / "data") as server:
-        with psycopg.connect(server.url, autocommit=True) as conn:
-            conn.execute("create database tl_template")
+        with psycopg.connect(server.superuser_url, autocommit=True) as conn:
+            conn.execute("create database tl_template owner trunkline")
         migrate(make_conninfo(server.url, dbname="tl_template"))
         yield server
     shutil.rmtree(home, ignore_errors=True)
@@ -421,8 +429,8 @@ def test_a_call_that_a_stop_cuts_short_has_changed_nothing(
 ) -> None:
     table, write = WRITES[name]
     database = f"cut_{list(WRITES).index(name)}_{stop.__name__}"
-    with psycopg.connect(victim.url, autocommit=True) as admin:
-        admin.execute(f"create database {database} template tl_template strategy file_copy")
+    with psycopg.connect(victim.superuser_url, autocommit=True) as admin:
+        admin.execute(f"create database {database} owner trunkline template tl_template strategy file_copy")
     url = make_conninfo(victim.url, dbname=database)
     with psycopg.connect(url, autocommit=True) as gate:
         scene = set_scene(gate)
@@ -447,7 +455,7 @@ def test_a_call_that_a_stop_cuts_short_has_changed_nothing(
         assert digest(conn) == before
         assert write(conn, scene)
         assert_conserved(conn, "q")
-    with psycopg.connect(victim.url, autocommit=True) as admin:
+    with psycopg.connect(victim.superuser_url, autocommit=True) as admin:
         admin.execute(f"drop database {database} with (force)")
 
 
@@ -474,8 +482,8 @@ def make_the_call(url: str, write: Write, scene: Scene, errors: list[psycopg.Err
 
 def test_a_stop_at_any_moment_is_all_or_nothing_and_a_repeat_makes_it_once(victim: EmbeddedServer) -> None:
     """Batches with keys, repeated when their outcome is unknown: each message is in the log once (P3)."""
-    with psycopg.connect(victim.url, autocommit=True) as admin:
-        admin.execute("create database at_any_moment template tl_template strategy file_copy")
+    with psycopg.connect(victim.superuser_url, autocommit=True) as admin:
+        admin.execute("create database at_any_moment owner trunkline template tl_template strategy file_copy")
     url = make_conninfo(victim.url, dbname="at_any_moment")
     with psycopg.connect(url, autocommit=True) as conn:
         call(conn, "create_topic", "t")

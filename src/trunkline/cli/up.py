@@ -153,6 +153,8 @@ def _how_to_connect(server: EmbeddedServer) -> str:
         f"\nPostgres runs on 127.0.0.1 port {server.port} and in {server.socket_dir}, "
         f"user and database trunkline,\npassword in {server.password_file}, log in {server.log_file}:\n\n"
         f"  {password} {program} -h {server.socket_dir} -p {server.port} -U trunkline trunkline\n\n"
+        "This role owns the database and is no superuser. To create roles, extensions and databases connect as\n"
+        f"trunkline_superuser, password in {server.superuser_password_file}.\n\n"
         "From Python and other programs:\n\n"
         f'  export TRUNKLINE_DATABASE_URL="postgresql://trunkline:$(cat {shlex.quote(str(server.password_file))})'
         f'@127.0.0.1:{server.port}/trunkline"'

@@ -4,7 +4,8 @@ The server listens on loopback and on a socket that only its account (and root) 
 on both, and keeps `fsync` on. Everything below the directory survives a kill -9 of any process at any moment:
 
     lock           held (flock) by the process that owns the server; others attach to what runs
-    password       of the only role, readable for its owner alone
+    password       of role trunkline, which owns the database and is no superuser; readable for its owner alone
+    superuser-password   of role trunkline_superuser, which only makes that role; readable for its owner alone
     port           the port of the last start, taken again when it is free
     pgdata/        the cluster; it appears by a rename, so it is complete or absent
     postgres.log   what the server says
@@ -30,11 +31,12 @@ from pathlib import Path
 from typing import IO, Self
 from urllib.parse import quote
 
-from trunkline.db import pginstall
+from trunkline.db import ownership, pginstall
 from trunkline.db.postmaster import Postmaster, find_postmaster, find_processes
 from trunkline.errors import EmbeddedServerError
 
 ROLE = "trunkline"
+SUPERUSER = "trunkline_superuser"
 DATABASE = "trunkline"
 _LOG_LIMIT = 16 * 1024 * 1024
 _ATTEMPTS = 5
@@ -65,6 +67,7 @@ class EmbeddedServer:
         self.pgdata = self.data_dir / "pgdata"
         self.log_file = self.data_dir / "postgres.log"
         self.password_file = self.data_dir / "password"
+        self.superuser_password_file = self.data_dir / "superuser-password"
         self.version = version
         self._wanted_port = port
         self._timeout = timeout
@@ -99,8 +102,12 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """Connection URL over the private socket."""
-        host = quote(str(self.socket_dir), safe="")
-        return f"postgresql://{ROLE}:{self._password()}@/{DATABASE}?host={host}&port={self.port}"
+        return self._socket_url(ROLE, self._password())
+
+    @property
+    def superuser_url(self) -> str:
+        """The same for an administrator: to create extensions, databases and roles."""
+        return self._socket_url(SUPERUSER, _read_password(self.superuser_password_file))
 
     @property
     def tcp_url(self) -> str:
@@ -129,7 +136,11 @@ class EmbeddedServer:
             self._pause(deadline)
         try:
             self._running = self._adopt(deadline) or self._launch(deadline)
+            self._separate_superuser()
         except BaseException:
+            if self._child is not None:
+                with suppress(EmbeddedServerError):
+                    self._shut_down()
             self._release()
             raise
         return self.url
@@ -177,13 +188,28 @@ class EmbeddedServer:
         return self._running
 
     def _password(self) -> str:
-        try:
-            return self.password_file.read_text().strip()
-        except OSError as exc:
-            raise EmbeddedServerError(
-                f"{self.password_file} cannot be read: {exc.strerror}",
-                hint="restore the file, or run as the account that made it",
-            ) from exc
+        return _read_password(self.password_file)
+
+    def _socket_url(self, role: str, password: str) -> str:
+        host = quote(str(self.socket_dir), safe="")
+        return f"postgresql://{role}:{password}@/{DATABASE}?host={host}&port={self.port}"
+
+    def _separate_superuser(self) -> None:
+        """In the directory of an earlier release role trunkline is a superuser: hand its databases to one that is not."""
+        pending = self.data_dir / "superuser-password.pending"
+        if self.superuser_password_file.exists():
+            return
+        superuser = ownership.needs_separation(self.url)
+        if not superuser and not pending.exists():
+            return  # the file was lost
+        password = _ensure_password(pending)
+        if superuser:
+            ownership.swap_roles(self.url, superuser=SUPERUSER, password=password)
+            _log.info("role %s is no superuser any more; that is role %s now", ROLE, SUPERUSER)
+        # a start that was killed here continues with the same password
+        ownership.hand_over(self._socket_url(SUPERUSER, password), ROLE)
+        pending.replace(self.superuser_password_file)
+        _sync_directory(self.data_dir)
 
     def _take_lock(self) -> bool:
         if self._lock is not None:
@@ -291,22 +317,23 @@ class EmbeddedServer:
     def _initialise(self, bin_dir: Path, account: pginstall.Account) -> None:
         """Make the cluster beside its final place, then rename it: a killed start leaves no half."""
         password = _ensure_password(self.password_file)
+        superuser_password = _ensure_password(self.superuser_password_file)
         fresh = Path(tempfile.mkdtemp(prefix="init-", dir=self.data_dir))
         if account.switch:
             os.chown(fresh, account.uid, account.gid)
         sockets = _make_socket_dir(self.data_dir, account)
-        with _private_file(sockets, password, account) as pwfile, _reachable(fresh, account) as (path, fds):
+        with _private_file(sockets, superuser_password, account) as pwfile, _reachable(fresh, account) as (path, fds):
             self._run(
                 [str(bin_dir / "initdb"), "-D", path, f"--pwfile={pwfile}", *_initdb_options(self.version)],
                 account,
                 fds,
             )
-            # Single-user mode: the database exists before anyone can connect.
+            # Single-user mode: the database and its owner exist before anyone can connect.
             self._run(
                 [str(bin_dir / "postgres"), "--single", "-D", path, "postgres"],
                 account,
                 fds,
-                stdin=f"create database {DATABASE}\n",
+                stdin="".join(f"{line}\n" for line in ownership.setup_statements(ROLE, password, DATABASE)),
             )
         fresh.rename(self.pgdata)
         _sync_directory(self.data_dir)
@@ -388,7 +415,7 @@ def _initdb_options(version: int) -> list[str]:
         locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     settings = [part for name, value in _STATIC.items() for part in ("--set", f"{name}={value}")]
     return [
-        f"--username={ROLE}",
+        f"--username={SUPERUSER}",
         "--auth=scram-sha-256",
         "--encoding=UTF8",
         "--data-checksums",
@@ -405,6 +432,16 @@ def _make_data_dir(path: Path) -> None:
     except OSError as exc:
         raise EmbeddedServerError(
             f"{path} cannot be made: {exc.strerror}", hint="choose another directory with --data"
+        ) from exc
+
+
+def _read_password(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as exc:
+        raise EmbeddedServerError(
+            f"{path} cannot be read: {exc.strerror}",
+            hint="restore the file, or run as the account that made it",
         ) from exc
 
 
