@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
@@ -18,11 +19,24 @@ def level(cli: Cli, check: str, code: int = 0, *arguments: str) -> tuple[str, st
     return max(((row["level"], row["message"]) for row in found), key=lambda each: ["ok", "warn", "fail"].index(each[0]))
 
 
-def test_a_healthy_database(cli: Cli, conn: Connection) -> None:
+@pytest.fixture
+def plain_owner(conn: Connection) -> Iterator[str]:
+    """A role without special rights, which owns the schema."""
+    name = f"plain_{conn.info.backend_pid}"
+    conn.execute(f"create role {name}")
+    conn.execute(f"alter schema trunkline owner to {name}")
+    conn.execute(f"select trunkline._set_owner('{name}')")
+    yield name
+    conn.execute(f"reassign owned by {name} to current_user")
+    conn.execute(f"drop owned by {name}")
+    conn.execute(f"drop role {name}")
+
+
+def test_a_healthy_database(cli: Cli, conn: Connection, plain_owner: str) -> None:
     cli("topic", "create", "t")
     conn.execute("call trunkline.upkeep()")
     rows = cli("doctor", "--strict").json
-    assert {row["level"] for row in rows} == {"ok"}
+    assert {row["level"] for row in rows} == {"ok"}, rows
     names = {row["check"] for row in rows}
     assert {"program", "database", "server version", "schema", "segments", "roles", "upkeep", "clock", "fsync"} <= names
     assert "embedded" in next(row["message"] for row in rows if row["check"] == "database")
@@ -74,6 +88,51 @@ def test_who_holds_xmin(cli: Cli, connect: Callable[[], Connection], monkeypatch
     holder.execute("rollback")
 
 
+def test_a_schema_of_a_superuser(cli: Cli, conn: Connection) -> None:
+    found, message = level(cli, "owner")
+    assert found == "warn" and f"superuser {conn.info.user} owns the schema" in message
+
+
+def test_a_schema_of_a_plain_role(cli: Cli, plain_owner: str) -> None:
+    """`_set_owner` leaves nothing to the superuser."""
+    assert level(cli, "owner") == ("ok", "the owner of the schema is no superuser")
+    assert cli("topic", "create", "t").json["name"] == "t"
+
+
+def test_advisory_locks_of_others(cli: Cli, conn: Connection, connect: Callable[[], Connection]) -> None:
+    """A login without any right on Trunkline can stop a topic with one."""
+    name = f"lowly_{conn.info.backend_pid}"
+    conn.execute(f"create role {name} login password 'x'")
+    try:
+        assert level(cli, "advisory locks")[0] == "ok"
+        with psycopg.connect(f"{cli.url} user={name} password=x", autocommit=True) as lowly:
+            lowly.execute("select pg_advisory_lock(778001, 64), pg_advisory_lock(778100, 1), pg_advisory_lock(1)")
+            found = [row for row in cli("doctor", code=5).json if row["check"] == "advisory locks"]
+            pid = lowly.info.backend_pid
+            assert [row["level"] for row in found] == ["fail"]
+            assert f"process {pid} of {name}" in found[0]["message"] and "lock 778001, 64" in found[0]["message"]
+            assert "without rights" in found[0]["message"] and f"pg_terminate_backend({pid})" in found[0]["hint"]
+        # one that lasts longer than a transaction is not of the kernel, whoever has it
+        holder = connect()
+        holder.execute("select pg_advisory_lock(778005, 7)")
+        found_level, message = level(cli, "advisory locks")
+        assert found_level == "warn" and "lock 778005, 7" in message and "outside of a transaction" in message
+        holder.execute("select pg_advisory_unlock_all()")
+    finally:
+        conn.execute(f"drop role {name}")
+
+
+def test_advisory_locks_held_for_long(cli: Cli, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = connect()
+    holder.execute("begin")
+    holder.execute("select pg_advisory_xact_lock(778001, 64)")
+    assert level(cli, "advisory locks")[0] == "ok"
+    monkeypatch.setattr(checks_schema, "_LONG_LOCK", timedelta(0))
+    found, message = level(cli, "advisory locks")
+    assert found == "warn" and f"process {holder.info.backend_pid} " in message
+    holder.execute("rollback")
+
+
 def test_missing_segments(cli: Cli, conn: Connection) -> None:
     cli("topic", "create", "t")
     row = conn.execute("select topic_id from trunkline.topics").fetchone()
@@ -112,7 +171,7 @@ def test_somebody_with_few_rights(cli: Cli, conn: Connection) -> None:
         conn.execute(f"drop role {name}")
 
 
-def test_top(cli: Cli) -> None:
+def test_top(cli: Cli, plain_owner: str) -> None:
     cli("topic", "create", "t")
     cli("queue", "create", "q")
     cli("group", "create", "t", "g")

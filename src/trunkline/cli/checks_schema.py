@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 _MANY_DEAD_ROWS = 10_000
 _UPKEEP_SILENCE = timedelta(seconds=30)
+# Lock classes of the kernel: sql/README.md, "Lock order".
+_LOCK_CLASSES = (778000, 778099)
+_LONG_LOCK = timedelta(seconds=10)
+_MOST_LOCKS = 10
 _ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
 
 
@@ -105,6 +109,25 @@ def roles(conn: Connection) -> Iterator[Finding]:
         yield Finding("roles", "ok", f"all four are there; {user} is {kind}")
 
 
+def owner(conn: Connection) -> Iterator[Finding]:
+    """Functions run with the rights of their owner: a superuser would lend its rights to every caller."""
+    rows = conn.execute(
+        "select distinct r.rolname from pg_catalog.pg_roles r where r.rolsuper and r.oid in ("
+        " select nspowner from pg_catalog.pg_namespace where nspname = 'trunkline' union all"
+        " select p.proowner from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace"
+        " where n.nspname = 'trunkline') order by 1"
+    ).fetchall()
+    for (name,) in rows:
+        yield Finding(
+            "owner",
+            "warn",
+            f"superuser {name} owns the schema: its functions run with the rights of a superuser",
+            "as an administrator: create role ... ; alter schema trunkline owner to ...; select trunkline._set_owner('...')",
+        )
+    if not rows:
+        yield Finding("owner", "ok", "the owner of the schema is no superuser")
+
+
 def _member(conn: Connection, role: str) -> bool:
     row = conn.execute("select pg_catalog.pg_has_role(current_user, %s, 'member')", [role]).fetchone()
     return bool(row and row[0])
@@ -123,4 +146,43 @@ def notices(conn: Connection) -> Iterator[Finding]:
         yield Finding("notices", "ok", "none in the last day")
 
 
-CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, notices)
+def advisory_locks(conn: Connection) -> Iterator[Finding]:
+    """Any login can take our advisory locks: name the sessions that have no business with one, or hold it for long."""
+    rows = conn.execute(
+        "select l.classid::int, l.objid::int, l.pid, a.usename, a.application_name,"
+        " pg_catalog.clock_timestamp() - coalesce(a.xact_start, a.state_change),"
+        # session locks: ours end with a transaction, which an idle session does not have
+        " coalesce(a.state = 'idle', false),"
+        " r.rolsuper or pg_catalog.pg_has_role(r.oid, n.nspowner, 'member')"
+        "  or exists (select from pg_catalog.pg_roles o where o.rolname = any (%s)"
+        "             and pg_catalog.pg_has_role(r.oid, o.oid, 'member')),"
+        " (select count(*) from pg_catalog.pg_locks w where w.locktype = 'advisory' and not w.granted"
+        "  and (w.database, w.classid, w.objid, w.objsubid) = (l.database, l.classid, l.objid, l.objsubid))"
+        " from pg_catalog.pg_locks l join pg_catalog.pg_database d on d.oid = l.database"
+        " join pg_catalog.pg_stat_activity a on a.pid = l.pid left join pg_catalog.pg_roles r on r.oid = a.usesysid"
+        " cross join (select nspowner from pg_catalog.pg_namespace where nspname = 'trunkline') n"
+        " where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid between %s and %s"
+        " and d.datname = pg_catalog.current_database() and l.pid <> pg_catalog.pg_backend_pid() order by 6 desc nulls last",
+        [list(_ROLES), *_LOCK_CLASSES],
+    ).fetchall()
+    found = 0
+    for lock, key, pid, user, program, age, idle, ours, waiting in rows:
+        if ours and not idle and (age is None or age < _LONG_LOCK):
+            continue
+        if (found := found + 1) > _MOST_LOCKS:
+            continue
+        since = "" if age is None else f" for {int(age.total_seconds())} s"
+        why = "" if ours else ", a role without rights on Trunkline,"
+        kind = ", outside of a transaction" if idle else ""
+        yield Finding(
+            "advisory locks",
+            "warn" if ours else "fail",
+            f"process {pid} of {user} ({program or 'no name'}){why} holds lock {lock}, {key}{since}{kind};"
+            f" {waiting} sessions wait for it",
+            f"end it, or select pg_terminate_backend({pid})",
+        )
+    if not found:
+        yield Finding("advisory locks", "ok", f"no session holds one for more than {int(_LONG_LOCK.total_seconds())} s")
+
+
+CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, owner, advisory_locks, notices)

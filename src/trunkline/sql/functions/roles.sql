@@ -132,26 +132,35 @@ create or replace function trunkline.queue_number(p_queue text) returns int
 language sql
 as $$ select (trunkline._queue(p_queue)).queue_id $$;
 
--- Everything belongs to the role that installed the first version, whoever upgrades: verbs run with the rights of their owner, and
--- these should not become those of an administrator.
-do $do$
+-- Makes a role the owner of everything in the schema. For an administrator, after "alter schema trunkline owner to ..."; verbs run with the
+-- rights of their owner, so that should be no superuser.
+create or replace function trunkline._set_owner(p_owner regrole) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
 declare
-    v_owner regrole := (select relowner from pg_class where oid = 'trunkline.topics'::regclass);
-    v_what  text;
+    v_what text;
 begin
     for v_what in
         select format('%s %s', case relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end, oid::regclass) from pg_class c
-        where relnamespace = 'trunkline'::regnamespace and relowner <> v_owner and relkind in ('r', 'p', 'v', 'S')
+        where relnamespace = 'trunkline'::regnamespace and relowner <> p_owner and relkind in ('r', 'p', 'v', 'S')
           -- the sequence of a column follows its table
           and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i') and c.relkind = 'S')
         union all
         select format('type %s', t.oid::regtype) from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
-        where t.typnamespace = 'trunkline'::regnamespace and t.typowner <> v_owner
+        where t.typnamespace = 'trunkline'::regnamespace and t.typowner <> p_owner
         union all
-        select format('routine %s', oid::regprocedure) from pg_proc where pronamespace = 'trunkline'::regnamespace and proowner <> v_owner
+        select format('routine %s', oid::regprocedure) from pg_proc where pronamespace = 'trunkline'::regnamespace and proowner <> p_owner
     loop
-        execute format('alter %s owner to %s', v_what, v_owner);
+        execute format('alter %s owner to %s', v_what, p_owner);
     end loop;
+end
+$$;
+
+-- Everything belongs to the role that installed the first version, whoever upgrades: the rights of verbs should not become those of an administrator.
+do $do$
+begin
+    perform trunkline._set_owner((select relowner from pg_class where oid = 'trunkline.topics'::regclass)::regrole);
     perform trunkline.grant_roles();
 end
 $do$;
