@@ -16,9 +16,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from trunkline.db import ownership
 from trunkline.db.embedded import EmbeddedServer
+from trunkline.db.pginstall import psql
 from trunkline.db.postmaster import find_processes
 from trunkline.errors import EmbeddedServerError
 from trunkline.sql.migrate import migrate
@@ -97,6 +99,29 @@ OWNERS = """
         union select nspowner from pg_namespace where nspname = 'trunkline'
         union select datdba from pg_database where datname = current_database())
 """
+
+
+def test_compose_makes_an_owner_that_is_no_superuser(data: Path) -> None:
+    """As the image of Postgres runs the file: by psql, as the superuser, with the password in the environment."""
+    text = (Path(__file__).parents[2] / "compose.yaml").read_text()
+    assert "POSTGRES_USER: postgres" in text and "./compose/owner.sql:/docker-entrypoint-initdb.d/" in text
+    script = Path(__file__).parents[2] / "compose" / "owner.sql"
+    with EmbeddedServer(data) as server:
+        admin_url = make_conninfo(server.superuser_url, dbname="postgres")
+        with psycopg.connect(admin_url, autocommit=True) as admin:
+            admin.execute("drop database trunkline")
+            admin.execute("drop owned by trunkline")
+            for name in ("trunkline", *ownership.GROUPS):
+                admin.execute(f"drop role {name}")
+            admin.execute("create database trunkline")
+            command = [str(psql()), "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d", server.superuser_url, "-f", str(script)]
+            subprocess.run(command, check=True, env={**os.environ, "POSTGRES_PASSWORD": "it's secret"})
+            url = make_conninfo(server.superuser_url, user="trunkline", password="it's secret")
+            migrate(url)
+            with psycopg.connect(url, autocommit=True) as conn:
+                assert conn.execute(OWNERS).fetchall() == [("trunkline", False)]
+                assert use(conn)
+            assert admin.execute("select rolpassword from pg_authid where rolname = user").fetchone() == (None,)
 
 
 def use(conn: psycopg.Connection[Any]) -> bool:
