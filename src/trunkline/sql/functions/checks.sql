@@ -110,7 +110,7 @@ begin
                                 'use words separated by dots, * for one word, # for any number of words');
     elsif v_count > 100 then
         perform trunkline._fail('TL001', format('pattern must have at most 100 words, got %s', v_count),
-                                'use # for a run of words that need no match of their own');
+                                'use # for a run of words');
     elsif v_wild > 20 then
         perform trunkline._fail('TL001', format('pattern must have at most 20 wildcards, got %s', v_wild),
                                 'use one # for a run of wildcards, or match fewer words');

@@ -157,7 +157,7 @@ begin
 end
 $$;
 
--- Everything belongs to the role that installed the first version, whoever upgrades: the rights of verbs should not become those of an administrator.
+-- Everything belongs to the role that installed the first version, also after an upgrade by another: the rights of verbs should not become those of an administrator.
 do $do$
 begin
     perform trunkline._set_owner((select relowner from pg_class where oid = 'trunkline.topics'::regclass)::regrole);

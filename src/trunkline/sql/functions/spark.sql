@@ -533,9 +533,9 @@ begin
         select i.next_id into v_next from trunkline.staged_ids i where i.log = s.log and i.segment = s.segment;
         continue when p_log is null and v_next <= v_end
                   and s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second');
-        -- whoever is being given ids of it holds this, and its line in staged cannot be seen yet
+        -- a session that is being given ids of it holds this, and its line in staged cannot be seen yet
         continue when not pg_try_advisory_xact_lock(778011, s.log);
-        -- the rest of its ids goes to nobody
+        -- the rest of its ids is never given out
         update trunkline.staged_ids i set next_id = v_end + 1 where i.log = s.log and i.segment = s.segment and i.next_id <= v_end;
         continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
         update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (

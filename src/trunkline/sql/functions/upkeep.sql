@@ -619,7 +619,7 @@ declare
     v_first text;
     v_state text;
 begin
-    -- A procedure that commits cannot have settings of its own (pin.sql), so it sets the path in each of its transactions.
+    -- A procedure that commits cannot have settings (pin.sql), so it sets the path in each of its transactions.
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     for r in
         select * from (values
