@@ -53,8 +53,8 @@ def test_settings_that_lose_messages(cli: Cli, conn: Connection) -> None:
 
 
 def test_tables_that_are_not_logged(cli: Cli, conn: Connection) -> None:
-    conn.execute("alter table trunkline.notices set unlogged")
-    assert level(cli, "tables", 5) == ("fail", "unlogged: notices")
+    conn.execute("alter table trunkline.alerts set unlogged")
+    assert level(cli, "tables", 5) == ("fail", "unlogged: alerts")
 
 
 def test_who_holds_xmin(cli: Cli, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_missing_segments(cli: Cli, conn: Connection) -> None:
     assert "partition 0 of t has no segment 0" in {each["message"] for each in cli("doctor", code=5).json}
 
 
-def test_dead_rows_upkeep_and_notices(cli: Cli, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_rows_upkeep_and_alerts(cli: Cli, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert level(cli, "upkeep") == ("warn", "upkeep never ran")
-    conn.execute("insert into trunkline.notices (at, kind, detail) values (now(), 'retention', '{}')")
-    assert level(cli, "notices")[0] == "warn"
+    conn.execute("insert into trunkline.alerts (at, kind, detail) values (now(), 'retention', '{}')")
+    assert level(cli, "alerts")[0] == "warn"
     monkeypatch.setattr(checks_schema, "_MANY_DEAD_ROWS", -1)
     assert level(cli, "dead rows")[0] == "warn"
 

@@ -197,7 +197,7 @@ def test_logs_are_json_lines(db: str) -> None:
 
 
 def test_upkeep_runs_inside(db: str) -> None:
-    """A lease that ends comes back without anybody claiming, because the server runs the duties."""
+    """A lease that ends comes back without anybody claiming, because the server runs the tasks."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         client.post("/v1/queues?ensure=true", json={"id": "q"})
         client.post("/v1/queues/q/messages", json={"payload": 1})

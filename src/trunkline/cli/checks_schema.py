@@ -72,7 +72,7 @@ def segments(conn: Connection) -> Iterator[Finding]:
 def upkeep(conn: Connection) -> Iterator[Finding]:
     """Somebody must run upkeep: delayed messages, retention and schedules wait for it."""
     row = conn.execute(
-        "select trunkline.clock() - to_timestamp(last_value / 1000.0), last_value = 0 from trunkline.duty_segments"
+        "select trunkline.clock() - to_timestamp(last_value / 1000.0), last_value = 0 from trunkline.upkeep_segments"
     ).fetchone()
     age, never = row if row is not None else (timedelta(0), True)
     if never or age > _UPKEEP_SILENCE:
@@ -110,17 +110,17 @@ def _member(conn: Connection, role: str) -> bool:
     return bool(row and row[0])
 
 
-def notices(conn: Connection) -> Iterator[Finding]:
+def alerts(conn: Connection) -> Iterator[Finding]:
     """What upkeep could not do by itself."""
     rows = conn.execute(
-        "select kind, count(*), max(at) from trunkline.notices where at > trunkline.clock() - interval '1 day'"
+        "select kind, count(*), max(at) from trunkline.alerts where at > trunkline.clock() - interval '1 day'"
         " group by 1 order by 3 desc limit 5"
     ).fetchall()
     for kind, count, last in rows:
         message = f"{count} x {kind} in the last day, last at {last:%Y-%m-%d %H:%M:%S%z}"
-        yield Finding("notices", "warn", message, "select * from trunkline.notices; delete them when done")
+        yield Finding("alerts", "warn", message, "select * from trunkline.alerts; delete them when done")
     if not rows:
-        yield Finding("notices", "ok", "none in the last day")
+        yield Finding("alerts", "ok", "none in the last day")
 
 
-CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, notices)
+CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, alerts)

@@ -96,7 +96,7 @@ class Engine:
         return [None if number is None else self.cursors.get(number) for number in numbers]
 
     async def keep_up(self) -> None:
-        """Run background duties until the worker stops; a database that is away for a while does not end it."""
+        """Run upkeep until the worker stops; a database that is away for a while does not end it."""
         pause = 0.5
         assert self.config.upkeep_seconds is not None  # noqa: S101
         while not self.stopping.is_set():
@@ -160,12 +160,12 @@ async def running(app: Litestar) -> AsyncIterator[None]:
     """The life of a worker."""
     engine = Engine(app.state.config)
     app.state.engine = engine
-    duties: asyncio.Task[Any] | None = None
+    keeper: asyncio.Task[Any] | None = None
     with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # not the main thread of a process
         asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, engine.stop)
     async with engine.mq:
         if engine.config.upkeep_seconds is not None:
-            duties = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
+            keeper = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
         scraped = await serve_metrics(engine) if engine.config.metrics_port is not None else None
         _spare_collections()
         try:
@@ -174,7 +174,7 @@ async def running(app: Litestar) -> AsyncIterator[None]:
             await engine.drain()
             if scraped is not None:
                 scraped.close()
-            if duties is not None:
-                duties.cancel()
+            if keeper is not None:
+                keeper.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await duties
+                    await keeper

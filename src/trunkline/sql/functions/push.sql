@@ -642,7 +642,7 @@ end
 $$;
 
 -- Empties the days of attempts that are not kept any more, and the inbox window that nobody can look into.
-create or replace function trunkline._duty_attempts() returns int
+create or replace function trunkline._upkeep_attempts() returns int
 language plpgsql
 as $$
 declare

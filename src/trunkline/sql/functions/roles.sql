@@ -25,7 +25,7 @@ as $$
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
         bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,lift_bar,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,
-        retry_job,run_duty,upkeep,grant_roles}')
+        retry_job,run_upkeep,upkeep,grant_roles}')
 $$;
 
 create or replace function trunkline._has_role(p_role text) returns boolean
@@ -110,7 +110,7 @@ begin
             execute format('grant select on trunkline.migrations to %I', r.role);
         end if;
         if r.role = 'trunkline_reader' then
-            execute 'grant select on trunkline.notices to trunkline_reader';
+            execute 'grant select on trunkline.alerts to trunkline_reader';
             for f in select oid::regclass as name from pg_class where relnamespace = 'trunkline'::regnamespace and relkind = 'v' loop
                 execute format('grant select on %s to trunkline_reader', f.name);
             end loop;

@@ -1,4 +1,4 @@
--- Upkeep: duties that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each duty is safe to repeat, does a
+-- Upkeep: tasks that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each task is safe to repeat, does a
 -- bounded amount of work, and is done by one session at a time. trunkline.upkeep() runs those that are due.
 
 -- Moves due messages from `scheduled` into their log, at most p_limit; for one topic or all.
@@ -42,13 +42,13 @@ begin
 end
 $$;
 
--- How many logs or cursors a run of a duty takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
-create or replace function trunkline._duty_size() returns int
+-- How many logs or cursors one run of a task takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
+create or replace function trunkline._upkeep_batch() returns int
 language sql immutable
 as $$ select 500 $$;
 
 -- Ends overdue leases of all queues. A queue that cannot be looked at (a damaged log) must not keep the others waiting.
-create or replace function trunkline._duty_expire() returns int
+create or replace function trunkline._upkeep_expire() returns int
 language plpgsql
 as $$
 declare
@@ -61,7 +61,7 @@ begin
             left join lateral (select k.closed_upto, k.stragglers from trunkline.lease_checks k where k.cursor_id = c.cursor_id order by k.check_no desc limit 1) k on true
             where c.queue_id is not null and (k.stragglers <> '{}' or coalesce(k.closed_upto, 0) < (
                 select l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1))
-            order by random() limit trunkline._duty_size()) x
+            order by random() limit trunkline._upkeep_batch()) x
         order by x.cursor_id
     loop
         begin
@@ -74,11 +74,11 @@ begin
 end
 $$;
 
-create or replace function trunkline._duty_due() returns int
+create or replace function trunkline._upkeep_due() returns int
 language sql
 as $$ select trunkline._release_due(null, 5000) $$;
 
--- A topic may be deleted while a duty is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
+-- A topic may be deleted while a task is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
 create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
 language plpgsql
 as $$
@@ -90,7 +90,7 @@ end
 $$;
 
 -- Gives offsets to what nobody asked for yet, so that lag and rates of idle logs are right.
-create or replace function trunkline._duty_sequence() returns int
+create or replace function trunkline._upkeep_sequence() returns int
 language plpgsql
 as $$
 declare
@@ -172,7 +172,7 @@ end
 $$;
 
 -- Segments: keeps one ahead, rolls those that are old, seals those that are complete.
-create or replace function trunkline._duty_segments() returns int
+create or replace function trunkline._upkeep_segments() returns int
 language plpgsql
 as $$
 declare
@@ -186,11 +186,11 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for r in
         select * from (
-            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._duty_size()) x
+            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._upkeep_batch()) x
         order by log
     loop
         -- publishers and readers may have to wait for what we lock here
-        exit when v_count >= trunkline._duty_size() / 10;
+        exit when v_count >= trunkline._upkeep_batch() / 10;
         begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
             -- The topic's lock comes before those we hold now, so it is only tried: who has it changes or deletes the topic, and the next run comes soon.
@@ -256,7 +256,7 @@ $$;
 
 -- Removes segments that retention lets go and that every reader has passed. Rows go by truncate, which locks only the
 -- segment itself; the empty table goes when its parent can be locked without waiting.
-create or replace function trunkline._duty_retention() returns int
+create or replace function trunkline._upkeep_retention() returns int
 language plpgsql
 as $$
 declare
@@ -276,7 +276,7 @@ begin
         from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
         order by l.log, s.last_offset, s.segment
     loop
-        exit when v_count >= trunkline._duty_size() / 5;
+        exit when v_count >= trunkline._upkeep_batch() / 5;
         select base_offset into v_base from trunkline.logs where log = r.log;
         continue when r.sealed_at is null;
         -- below it lies what is gone; and what was staged and passed by others, or got no offset at all: its rows need not wait for the table to go
@@ -300,7 +300,7 @@ begin
             v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
             if v_gone > 0 and v_needed <= r.last_offset then
                 perform trunkline._overtake(r.log, r.last_offset + 1);
-                insert into trunkline.notices (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
+                insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
                     jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
                 raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
             end if;
@@ -345,7 +345,7 @@ begin
         where s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
-        order by random() limit trunkline._duty_size() / 5
+        order by random() limit trunkline._upkeep_batch() / 5
     loop
         begin
             perform set_config('lock_timeout', '20ms', true);
@@ -455,7 +455,7 @@ $$;
 
 -- Empties the older slot of the hot tables and makes it the current one. Whatever is still open is carried over first, while
 -- nobody can read or write that slot: those who come wait at most for the lock time-out and the copying of what is open.
-create or replace function trunkline._duty_rotate() returns int
+create or replace function trunkline._upkeep_rotate() returns int
 language plpgsql
 as $$
 declare
@@ -523,7 +523,7 @@ begin
 end
 $$;
 
--- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_duty puts the time-out back.
+-- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_upkeep puts the time-out back.
 create or replace function trunkline._empty_slot(p_slot text) returns int
 language plpgsql
 as $$
@@ -559,7 +559,7 @@ end
 $$;
 
 -- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
-create or replace function trunkline._duty_windows() returns int
+create or replace function trunkline._upkeep_windows() returns int
 language plpgsql
 as $$
 declare
@@ -571,8 +571,8 @@ begin
 end
 $$;
 
--- Runs one duty if it is due and nobody else is at it. Answers what it did, or null when it did not run.
-create or replace function trunkline.run_duty(p_duty text, p_every interval default '0') returns int
+-- Runs one upkeep task if it is due and no other session runs it. Returns how much it did, or null if it did not run.
+create or replace function trunkline.run_upkeep(p_task text, p_every interval default '0') returns int
 language plpgsql
 as $$
 declare
@@ -581,32 +581,32 @@ declare
     v_done int;
     v_wait text := current_setting('lock_timeout');
 begin
-    if p_duty ~ '^[a-z]+$' then
-        v_mark := to_regclass('trunkline.duty_' || p_duty);
+    if p_task ~ '^[a-z]+$' then
+        v_mark := to_regclass('trunkline.upkeep_' || p_task);
     end if;
     if v_mark is null then
-        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, history, attempts, stages, rollups, jobs');
+        perform trunkline._fail('TL001', format('there is no upkeep task %L', p_task), 'tasks: expire, due, schedules, sequence, segments, retention, rotate, windows, history, attempts, stages, rollups, jobs');
     end if;
     perform trunkline._need_read_committed('upkeep');
     if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
         return null;
     end if;
-    if not pg_try_advisory_xact_lock(778004, hashtext(p_duty)) then
+    if not pg_try_advisory_xact_lock(778004, hashtext(p_task)) then
         return null;
     end if;
-    -- before the work, and kept when that fails: a duty that cannot do it waits for its next turn
+    -- before the work, and kept when that fails: a task that cannot do it waits for its next turn
     perform setval(v_mark, v_now);
-    -- whatever somebody keeps locked, the other duties are not to wait for it
+    -- whatever somebody keeps locked, the other tasks are not to wait for it
     if v_wait = '0' then
         perform set_config('lock_timeout', '2s', true);
     end if;
-    execute format('select trunkline._duty_%s()', p_duty) into v_done;
+    execute format('select trunkline._upkeep_%s()', p_task) into v_done;
     perform set_config('lock_timeout', v_wait, true);
     return v_done;
 end
 $$;
 
--- Every duty that is due, each in a transaction of its own; first the one that waits longest, so that one that takes too long for a time-out of the
+-- Every task that is due, each in a transaction of its own; first the one that waits longest, so that one that takes too long for a time-out of the
 -- caller, which ends the call, is the last the next time. One that fails is told with a warning, waits until it is due again, and
 -- does not keep the others from their work; the first such error ends the call when all have had their turn.
 create or replace procedure trunkline.upkeep()
@@ -624,15 +624,15 @@ begin
             ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
             ('segments', '5 seconds'), ('retention', '15 seconds'), ('windows', '1 minute'), ('history', '1 hour'), ('attempts', '1 hour'),
             ('stages', '10 minutes'), ('rotate', trunkline._setting('rotate_every')::interval), ('rollups', '1 minute'), ('jobs', '2 seconds')
-        ) d(duty, every) order by coalesce(pg_sequence_last_value(format('trunkline.duty_%s', d.duty)::regclass), 0), d.every
+        ) d(task, every) order by coalesce(pg_sequence_last_value(format('trunkline.upkeep_%s', d.task)::regclass), 0), d.every
     loop
         begin
-            perform trunkline.run_duty(r.duty, r.every);
+            perform trunkline.run_upkeep(r.task, r.every);
         exception when others then
             get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
-            raise warning 'duty %: %', r.duty, v_text using errcode = v_code;
+            raise warning 'upkeep task %: %', r.task, v_text using errcode = v_code;
             v_state := coalesce(v_state, v_code);
-            v_first := coalesce(v_first, format('duty %s: %s', r.duty, v_text));
+            v_first := coalesce(v_first, format('upkeep task %s: %s', r.task, v_text));
         end;
         commit;
     end loop;
