@@ -15,7 +15,7 @@ as $$
         finish_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
         start_waiting,advance_group,report_pipeline,clock,new_id}'),
     ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
-        head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
+        head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
         archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
         log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),

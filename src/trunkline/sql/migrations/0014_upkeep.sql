@@ -17,3 +17,15 @@ alter table trunkline.notices rename to alerts;
 alter table trunkline.alerts rename column notice_id to alert_id;
 alter sequence trunkline.notices_notice_id_seq rename to alerts_alert_id_seq;
 alter index trunkline.notices_pkey rename to alerts_pkey;
+
+-- An upkeep task that failed when it last ran. Written when it starts to fail and when the error changes, deleted when it succeeds:
+-- a task that fails twice a second must not leave a dead row each time.
+create table trunkline.upkeep_failures (
+    task  text        primary key,
+    since timestamptz not null,
+    code  text        not null,
+    error text        not null
+);
+
+-- The time of the last call of upkeep, in milliseconds. In the future: the server's clock was ahead and went back.
+create sequence trunkline.upkeep_clock minvalue 0 start 0;
