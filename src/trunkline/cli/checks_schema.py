@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from trunkline.cli.findings import Connection
 
 _MANY_DEAD_ROWS = 10_000
-_UPKEEP_SILENCE = timedelta(seconds=30)
+_UPKEEP_SILENCE = 30.0
+_UPKEEP_FAILS = timedelta(minutes=1)
+"""A task that fails for longer fails the check; a lock may be kept for a moment."""
 _ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
 
 
@@ -70,16 +72,35 @@ def segments(conn: Connection) -> Iterator[Finding]:
 
 
 def upkeep(conn: Connection) -> Iterator[Finding]:
-    """Somebody must run upkeep: delayed messages, retention and schedules wait for it."""
-    row = conn.execute(
-        "select trunkline.clock() - to_timestamp(last_value / 1000.0), last_value = 0 from trunkline.upkeep_segments"
-    ).fetchone()
-    age, never = row if row is not None else (timedelta(0), True)
-    if never or age > _UPKEEP_SILENCE:
-        message = "upkeep never ran" if never else f"upkeep last ran {int(age.total_seconds())} s ago"
-        yield Finding("upkeep", "warn", message, "run trunkline up, or call trunkline.upkeep() from a scheduler")
-    else:
-        yield Finding("upkeep", "ok", f"ran {max(0.0, age.total_seconds()):.1f} s ago")
+    """Check that each upkeep task runs at its interval, works, and has no last run in the future."""
+    rows = conn.execute(
+        "select task, state, age_seconds, extract(epoch from every)::float8, error, failing_since < trunkline.clock() - %s"
+        " from trunkline.upkeep_stats()",
+        [_UPKEEP_FAILS],
+    ).fetchall()
+    run_it = "run trunkline up, or call trunkline.upkeep() from a scheduler"
+    ages = [age for _, _, age, *_ in rows if age is not None]
+    if not ages:
+        yield Finding("upkeep", "warn", "upkeep never ran", run_it)
+        return
+    silent = min(ages) > _UPKEEP_SILENCE
+    if silent:
+        yield Finding("upkeep", "warn", f"upkeep last ran {min(ages):.0f} s ago", run_it)
+    for task, state, age, every, error, lasting in rows:
+        if state == "failing":
+            hint = "fix the cause; the task runs again at its interval"
+            yield Finding("upkeep", "fail" if lasting else "warn", f"task {task} fails: {error}", hint)
+        elif state == "ahead":
+            message = f"task {task} last ran {-age:.0f} s in the future: the clock of the server went back"
+            yield Finding("upkeep", "warn", message, f"check the clock of the database server; {run_it}")
+        elif silent:
+            continue
+        elif state == "never":
+            yield Finding("upkeep", "warn", f"task {task} never ran, it is due every {every:g} s", run_it)
+        elif state == "late":
+            yield Finding("upkeep", "warn", f"task {task} last ran {age:.0f} s ago, it is due every {every:g} s", run_it)
+    if not silent and all(state == "ok" for _, state, *_ in rows):
+        yield Finding("upkeep", "ok", f"all {len(rows)} tasks run; the last one {max(0.0, min(ages)):.1f} s ago")
 
 
 def roles(conn: Connection) -> Iterator[Finding]:
