@@ -102,6 +102,11 @@ def test_no_setting_of_ours_stays_in_a_shared_session(pooler: str, db: str) -> N
         conn.execute("select trunkline.create_queue('mail')")
         conn.execute(f"alter database {conn.info.dbname} set default_transaction_isolation = serializable")
         conn.execute(f"alter database {conn.info.dbname} set statement_timeout = '50s'")
+        # the pooler's sessions are older than these defaults
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
     with SyncClient(pooler, max_connections=2, prepare=False) as mq:
         mq.enqueue("mail", 1)
     stop = asyncio.Event()
