@@ -121,6 +121,8 @@ class Clock:
         self._conn = conn
         conn.execute("create table public.test_clock (skew interval not null)")
         conn.execute("insert into public.test_clock values ('0')")
+        # clock() runs with the rights of its caller
+        conn.execute("grant select on public.test_clock to public")
         conn.execute(
             "create or replace function trunkline.clock() returns timestamptz language sql volatile as"
             " $$ select clock_timestamp() + (select skew from public.test_clock) $$"

@@ -99,7 +99,7 @@ def jobs(name: str) -> Solo:
         name="trunkline jobs",
         command=(sys.executable, "-m", "bench.solo", f"trunkline_{name}"),
         tables=("trunkline.ticks", "trunkline.leases", "trunkline.lease_events"),
-        # not while a duty of upkeep looks at the queue: it would stumble over what is gone
+        # not while an upkeep task reads the queue: it would fail on tables that are gone
         clear="select pg_advisory_xact_lock(778004, hashtext(d)) from unnest('{sequence,segments,retention}'::text[]) d;"
         "select trunkline.delete_queue('jobs', true); select trunkline.create_queue('jobs')",
         count="select ready + delayed + leased + dead from trunkline.queue_stats('jobs')",

@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pg_port: int | None = None
     """Port of the embedded server; None means a free one, kept for the next start."""
     upkeep_interval: timedelta = timedelta(milliseconds=500)
-    """How often background duties run."""
+    """How often upkeep runs."""
     push_allow: tuple[str, ...] = ()
     """Networks that push deliveries may go to besides the public internet."""
     debug: bool = False

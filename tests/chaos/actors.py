@@ -60,7 +60,7 @@ Spec = (
 
 
 class Upkeep:
-    """Runs the duties that are due."""
+    """Runs the tasks that are due."""
 
     def __init__(self, session: Session, spec: UpkeepSpec) -> None:
         self.session = session

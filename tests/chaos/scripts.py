@@ -177,7 +177,7 @@ def buried_message(world: World) -> None:
     world.main.settle("bury", [rows[0][0]])
     world.main.settle("ack", [rows[1][0]])
     world.advance(2)
-    world.main.rows("select trunkline.run_duty('expire')")
+    world.main.rows("select trunkline.run_upkeep('expire')")
     finish_queue(world)
 
 

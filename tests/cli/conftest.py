@@ -58,7 +58,9 @@ class Cli:
         return answer
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "TRUNKLINE_DATABASE_URL": self.url, **more}
+        # PYTHONPATH: a git worktree is tested with the virtual environment of another one
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        return {**kept, "TRUNKLINE_DATABASE_URL": self.url, **more}
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         """As a process of its own."""

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
-from tests.conftest import Connection
+from tests.conftest import Clock, Connection
 from trunkline.cli import checks_schema, checks_server
 
 
@@ -67,8 +67,8 @@ def test_settings_that_lose_messages(cli: Cli, conn: Connection) -> None:
 
 
 def test_tables_that_are_not_logged(cli: Cli, conn: Connection) -> None:
-    conn.execute("alter table trunkline.notices set unlogged")
-    assert level(cli, "tables", 5) == ("fail", "unlogged: notices")
+    conn.execute("alter table trunkline.alerts set unlogged")
+    assert level(cli, "tables", 5) == ("fail", "unlogged: alerts")
 
 
 def test_who_holds_xmin(cli: Cli, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +143,61 @@ def test_missing_segments(cli: Cli, conn: Connection) -> None:
     assert "partition 0 of t has no segment 0" in {each["message"] for each in cli("doctor", code=5).json}
 
 
-def test_dead_rows_upkeep_and_notices(cli: Cli, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_rows_upkeep_and_alerts(cli: Cli, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert level(cli, "upkeep") == ("warn", "upkeep never ran")
-    conn.execute("insert into trunkline.notices (at, kind, detail) values (now(), 'retention', '{}')")
-    assert level(cli, "notices")[0] == "warn"
+    conn.execute("insert into trunkline.alerts (at, kind, detail) values (now(), 'retention', '{}')")
+    assert level(cli, "alerts")[0] == "warn"
     monkeypatch.setattr(checks_schema, "_MANY_DEAD_ROWS", -1)
     assert level(cli, "dead rows")[0] == "warn"
+
+
+def upkeep_findings(cli: Cli, code: int = 0) -> list[tuple[str, str]]:
+    return [(row["level"], row["message"]) for row in cli("doctor", code=code).json if row["check"] == "upkeep"]
+
+
+def test_upkeep_tasks(cli: Cli, conn: Connection, clock: Clock) -> None:
+    conn.execute("call trunkline.upkeep()")
+    [(found, message)] = upkeep_findings(cli)
+    assert found == "ok" and "all 13 tasks" in message
+    clock.advance(100)
+    [(found, message)] = upkeep_findings(cli)
+    assert found == "warn" and message.startswith("upkeep last ran 10")
+    conn.execute("call trunkline.upkeep()")
+    conn.execute("select setval('trunkline.upkeep_retention', last_value - 3600000) from trunkline.upkeep_retention")
+    conn.execute("select setval('trunkline.upkeep_rotate', 0)")
+    assert upkeep_findings(cli) == [
+        ("warn", "task retention last ran 3600 s ago, it is due every 15 s"),
+        ("warn", "task rotate never ran, it is due every 300 s"),
+    ]
+
+
+def test_upkeep_marks_in_the_future(cli: Cli, conn: Connection, clock: Clock) -> None:
+    clock.advance(timedelta(days=1))
+    conn.execute("call trunkline.upkeep()")
+    clock.advance(timedelta(days=-1))
+    found = upkeep_findings(cli)
+    assert len(found) == 13
+    assert {level for level, _ in found} == {"warn"}
+    assert all("s in the future: the clock of the server went back" in message for _, message in found)
+    conn.execute("call trunkline.upkeep()")
+    assert [level for level, _ in upkeep_findings(cli)] == ["ok"]
+    assert "clock_went_back" in level(cli, "alerts")[1]
+
+
+def test_a_failing_upkeep_task(cli: Cli, conn: Connection, clock: Clock) -> None:
+    conn.execute("create or replace function trunkline._upkeep_jobs() returns int language sql as 'select 1 / 0'")
+    conn.execute("call trunkline.upkeep()")
+    assert upkeep_findings(cli) == [("warn", "task jobs fails: division by zero")]
+    clock.advance(61)
+    conn.execute("call trunkline.upkeep()")
+    assert upkeep_findings(cli, code=5) == [("fail", "task jobs fails: division by zero")]
+
+
+def test_a_schema_of_an_older_version(cli: Cli, conn: Connection) -> None:
+    conn.execute("drop function trunkline.upkeep_stats()")
+    conn.execute("delete from trunkline.migrations where version = (select max(version) from trunkline.migrations)")
+    assert level(cli, "schema", 5)[0] == "fail"
+    assert level(cli, "upkeep", 5) == ("warn", "cannot be checked in this version of the schema")
 
 
 def test_clock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

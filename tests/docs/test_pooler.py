@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -18,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.docs.pages import blocks
 from tests.docs.shells import Shells, environment
 from tests.http.servers import free_port
-from trunkline import SyncClient
+from trunkline import SyncClient, upkeep
 from trunkline.sql import catalog
 from trunkline.sql.migrate import migrate
 
@@ -92,6 +94,39 @@ def test_migrate_and_upkeep_through_the_pooler(pooler: str, db: str) -> None:
         for _ in range(20):
             conn.execute("call trunkline.upkeep()")
         assert conn.execute("select ready, delayed from trunkline.queue_stats('late')").fetchone() == (1, 0)
+
+
+def test_no_setting_of_ours_stays_in_a_shared_session(pooler: str, db: str) -> None:
+    """An application behind the same pooler keeps its own isolation level and time limits."""
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute("select trunkline.create_queue('mail')")
+        conn.execute(f"alter database {conn.info.dbname} set default_transaction_isolation = serializable")
+        conn.execute(f"alter database {conn.info.dbname} set statement_timeout = '50s'")
+        # the pooler's sessions are older than these defaults
+        conn.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+    with SyncClient(pooler, max_connections=2, prepare=False) as mq:
+        mq.enqueue("mail", 1)
+    stop = asyncio.Event()
+
+    async def keep_up() -> None:
+        await upkeep.run(pooler, timedelta(milliseconds=10), stop)
+
+    async def run() -> None:
+        task = asyncio.create_task(keep_up())
+        async with await psycopg.AsyncConnection.connect(db, autocommit=True) as conn:
+            while (await (await conn.execute("select last_value from trunkline.upkeep_jobs")).fetchone()) == (0,):
+                await asyncio.sleep(0.02)
+        stop.set()
+        await task
+
+    asyncio.run(run())
+    with psycopg.connect(pooler, autocommit=True, prepare_threshold=None) as conn:
+        assert conn.info.backend_pid != conn.execute("select pg_backend_pid()").fetchone()[0]
+        assert conn.execute("show default_transaction_isolation").fetchone() == ("serializable",)
+        assert conn.execute("show statement_timeout").fetchone() == ("50s",)
 
 
 def test_borrowed_connection_without_prepared_statements(pooler: str, db: str) -> None:

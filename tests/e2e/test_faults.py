@@ -302,7 +302,7 @@ def test_a_standby_refuses_every_write(pair: Pair) -> None:
         ("create_queue", ("new",), {}),
         ("delete_topic", ("t", True), {}),
         ("subscribe", ("q", "t"), {}),
-        ("run_duty", ("expire",), {}),
+        ("run_upkeep", ("expire",), {}),
     ]
     for verb, args, named in writes:
         with pytest.raises(psycopg.Error) as caught:

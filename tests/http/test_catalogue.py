@@ -192,10 +192,10 @@ def test_below_retention(db: str, conn: Any, clock: Clock) -> None:
     for _ in range(3):
         conn.execute("select count(*) from trunkline.publish_many('t', array_fill('x'::bytea, array[20]))")
         conn.execute("select trunkline.head('t', 0)")
-        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_upkeep('segments')")
     clock.advance(7200)
-    conn.execute("select trunkline.run_duty('segments')")
-    conn.execute("select trunkline.run_duty('retention')")
+    conn.execute("select trunkline.run_upkeep('segments')")
+    conn.execute("select trunkline.run_upkeep('retention')")
     with serving(db, "--no-upkeep") as server, httpx.Client(base_url=server.url, timeout=30) as http:
         lowest = http.get("/v1/topics/t/offset?at=earliest").json()["offset"]
         assert lowest > 1

@@ -197,7 +197,7 @@ def test_logs_are_json_lines(db: str) -> None:
 
 
 def test_upkeep_runs_inside(db: str) -> None:
-    """A lease that ends comes back without anybody claiming, because the server runs the duties."""
+    """A lease that ends comes back without anybody claiming, because the server runs the tasks."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         client.post("/v1/queues?ensure=true", json={"id": "q"})
         client.post("/v1/queues/q/messages", json={"payload": 1})
@@ -207,6 +207,27 @@ def test_upkeep_runs_inside(db: str) -> None:
             while conn.execute("select count(*) from trunkline.pending").fetchone() != (1,):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
+
+
+def test_metrics_of_upkeep(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute("create or replace function trunkline._upkeep_jobs() returns int language sql as 'select 1 / 0'")
+        conn.execute("call trunkline.upkeep()")
+    with serving(db, "--no-upkeep") as server:
+        text = httpx.get(f"{server.url}/metrics").text
+    assert '\ntrunkline_upkeep_task_failing{task="jobs"} 1.0\n' in text
+    assert '\ntrunkline_upkeep_task_failing{task="due"} 0.0\n' in text
+    assert '\ntrunkline_upkeep_task_age_seconds{task="jobs"} ' in text
+
+
+def test_the_service_does_not_depend_on_the_defaults_of_the_database(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute(f"alter database {conn.info.dbname} set default_transaction_isolation = serializable")
+    with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        client.post("/v1/queues?ensure=true", json={"id": "q"}).raise_for_status()
+        client.post("/v1/queues/q/messages", json={"payload": 1}).raise_for_status()
+        [delivery] = client.post("/v1/queues/q/claims").raise_for_status().json()["deliveries"]
+        client.post("/v1/queues/q/ack", json={"receipts": [delivery["receipt"]]}).raise_for_status()
 
 
 def test_a_port_for_metrics_alone(db: str) -> None:

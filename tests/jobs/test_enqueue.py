@@ -286,7 +286,7 @@ async def test_results_go_when_their_time_is_over(app: App, clock: Clock, conn: 
         assert await (await work.enqueue()).result("10s") == 5
     for _ in range(32):
         clock.advance(timedelta(days=1))
-        conn.execute("select trunkline.run_duty('jobs')")
+        conn.execute("select trunkline.run_upkeep('jobs')")
     assert conn.execute(
         "select (select count(*) from trunkline.job_results), (select count(*) from trunkline.job_once)"
     ).fetchone() == (0, 0)

@@ -58,7 +58,7 @@ def test_what_slipped_past_is_found_by_upkeep(conn: Connection, connect: Connect
         finish(other, one.receipt, one.id)
         waiting = call(conn, "enqueue_after", queue, [one.id], b"2", "last")[0]
     assert claim(conn, queue) == []
-    conn.execute("select trunkline.run_duty('jobs')")
+    conn.execute("select trunkline.run_upkeep('jobs')")
     assert [row.id for row in claim(conn, queue, 10)] == [waiting.id]
 
 

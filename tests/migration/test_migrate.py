@@ -142,3 +142,11 @@ def test_schema_made_by_an_administrator_is_used(empty_db: str) -> None:
         with psycopg.connect(empty_db, autocommit=True) as admin:
             admin.execute(f"drop owned by {role}")  # type: ignore[arg-type]
             admin.execute(f"drop role {role}")  # type: ignore[arg-type]
+
+
+def test_defaults_of_the_database_do_not_stop_it(empty_db: str) -> None:
+    with psycopg.connect(empty_db, autocommit=True) as conn:
+        for setting in ("default_transaction_isolation = serializable", "statement_timeout = '20ms'"):
+            conn.execute(f"alter database {conn.info.dbname} set {setting}")  # type: ignore[arg-type]
+    assert migrate(empty_db).version == latest_version()
+    assert migrate(empty_db).applied == []

@@ -47,7 +47,7 @@ def fill(conn: Connection) -> None:
     for _ in range(ROWS // 1000):
         conn.execute("select count(*) from trunkline.publish_many('t', array_fill('1'::bytea, array[1000]))")
         conn.execute("select count(*) from trunkline.enqueue_many('q', array_fill('1'::bytea, array[1000]))")
-    conn.execute("select trunkline.run_duty('expire')")
+    conn.execute("select trunkline.run_upkeep('expire')")
     for table, (order, changes) in HISTORY.items():
         key, _ = order.split(", ")
         conn.execute(  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def traffic(conn: Connection) -> None:
     for lease, offset in taken:
         conn.execute("select trunkline.ack_lease(%s, array[%s]::bigint[])", (lease, offset))
     conn.execute("select * from trunkline.poll(array['q'], array['t'], array['g'], array['m'], array['t'])")
-    conn.execute("select trunkline.run_duty('expire')")
+    conn.execute("select trunkline.run_upkeep('expire')")
 
 
 class Counters:

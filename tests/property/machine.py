@@ -84,8 +84,8 @@ class Kernel(RuleBasedStateMachine):
         [[value]] = self.sql(query, *params)
         return value
 
-    def duty(self, name: str) -> int:
-        return self.one("select trunkline.run_duty(%s)", name)  # type: ignore[no-any-return]
+    def run_upkeep(self, name: str) -> int:
+        return self.one("select trunkline.run_upkeep(%s)", name)  # type: ignore[no-any-return]
 
     @initialize(
         rows=st.integers(16, 64),
@@ -454,10 +454,10 @@ class Kernel(RuleBasedStateMachine):
         self.now = self.sessions.now()
 
     @rule(
-        duty=st.sampled_from(["expire", "due", "sequence", "sequence", "rotate", "rotate", "retain"]),
+        task=st.sampled_from(["expire", "due", "sequence", "sequence", "rotate", "rotate", "retain"]),
         times=st.integers(1, 3),
     )
-    def upkeep(self, duty: str, times: int) -> None:
+    def upkeep(self, task: str, times: int) -> None:
         for _ in range(times):
             {
                 "expire": self.expire,
@@ -465,14 +465,14 @@ class Kernel(RuleBasedStateMachine):
                 "sequence": self.sequence,
                 "rotate": self.rotate,
                 "retain": self.retain,
-            }[duty]()
+            }[task]()
 
     def expire(self) -> None:
-        self.duty("expire")
+        self.run_upkeep("expire")
         self.queue.end_overdue(self.now)
 
     def release_due(self) -> None:
-        self.duty("due")
+        self.run_upkeep("due")
         self._committed([message for due, message in self.unlogged if due <= self.now])
         self.unlogged = [entry for entry in self.unlogged if entry[0] > self.now]
         for due, message in list(self.queue.delayed):
@@ -481,16 +481,16 @@ class Kernel(RuleBasedStateMachine):
                 self._committed([message])
 
     def sequence(self) -> None:
-        self.duty("sequence")
+        self.run_upkeep("sequence")
 
     def rotate(self) -> None:
-        assert self.duty("rotate") == 1, "nobody holds a lock, so the rotation must succeed"
+        assert self.run_upkeep("rotate") == 1, "nobody holds a lock, so the rotation must succeed"
         self.queue.rotations += 1
 
     def retain(self) -> None:
         self.expire()
-        self.duty("segments")
-        self.duty("retention")
+        self.run_upkeep("segments")
+        self.run_upkeep("retention")
         self.advance(20)
 
     # what must hold after each step

@@ -161,7 +161,7 @@ class Queue:
         assert item.state is State.DEAD, f"{place} is a dead letter but should be {item.state.value}"
 
     def end_overdue(self, now: datetime) -> None:
-        """The expire duty ran: every overdue lease came back or died."""
+        """The expire task ran: every overdue lease came back or died."""
         for item in self.items.values():
             if item.state is State.LEASED and item.until <= now:
                 if item.attempt >= self.max_attempts:

@@ -133,7 +133,7 @@ def test_inbox_windows_overlap_and_are_emptied(conn: Connection, clock: Any) -> 
     clock.advance(7 * 86400 - 1)
     assert conn.execute(first).fetchone() == (False,)
     clock.advance(21 * 86400)
-    conn.execute("select trunkline.run_duty('attempts')")
+    conn.execute("select trunkline.run_upkeep('attempts')")
     assert conn.execute(first).fetchone() == (True,)
 
 

@@ -243,5 +243,5 @@ def test_attempts_are_emptied_by_the_day(conn: Connection, clock: Any) -> None:
     assert value(conn, "select count(*) from trunkline.attempts") == 2
     clock.advance(2 * 86400)
     conn.execute("call trunkline.upkeep()")
-    conn.execute("select trunkline.run_duty('attempts')")
+    conn.execute("select trunkline.run_upkeep('attempts')")
     assert value(conn, "select count(*) from trunkline.attempts") == 1

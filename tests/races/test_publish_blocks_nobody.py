@@ -50,7 +50,7 @@ def test_segments_are_made_and_filled(main: Session, open_publisher: Session) ->
     """New segments are attached while a transaction that wrote to the same topic is open."""
     for _ in range(10):
         publish(main, 10)
-        main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('segments')")
     assert main.one("select trunkline.head('t')") == 100
     open_publisher.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[10]))")
     publish(main, 10)
@@ -63,7 +63,7 @@ def test_state_tables_rotate(main: Session, open_publisher: Session) -> None:
     publish(main, 10)
     assert len(main.column("select receipt from trunkline.claim('q', 5)")) == 5
     for _ in range(4):
-        assert main.one("select trunkline.run_duty('rotate')") == 1
+        assert main.one("select trunkline.run_upkeep('rotate')") == 1
     open_publisher.run("commit")
     assert len(main.column("select receipt from trunkline.claim('q', 100)")) == 6
 
@@ -74,13 +74,13 @@ def test_retention_of_what_the_publisher_does_not_need_goes_on(main: Session, se
     main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
     for _ in range(4):
         clock.advance(10)
-        main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('segments')")
     publisher = session()
     publisher.run("begin")
     publisher.run("select trunkline.publish('t', '\"open\"')")
     main.run("set lock_timeout = '2s'")
     clock.advance(10)
-    assert main.one("select trunkline.run_duty('retention')") > 0
+    assert main.one("select trunkline.run_upkeep('retention')") > 0
     assert main.one("select base_offset from trunkline.logs") == 41
     publisher.run("select trunkline.publish('t', '\"again\"')")
     publisher.run("commit")
@@ -93,8 +93,8 @@ def test_retention_never_takes_the_segment_of_an_open_publisher(
     publish(main, 60)
     for _ in range(6):
         clock.advance(10)
-        main.run("select trunkline.run_duty('segments')")
-        main.run("select trunkline.run_duty('retention')")
+        main.run("select trunkline.run_upkeep('segments')")
+        main.run("select trunkline.run_upkeep('retention')")
         main.run("select trunkline.head('t')")
     assert (
         main.one("select min(base_offset) from trunkline.logs join trunkline.topics using (topic_id) where name = 't'") == 1
@@ -116,17 +116,17 @@ def test_publishers_trust_only_segments_that_were_there_before(main: Session) ->
     there = main.one("select max(segment) + 1 from trunkline.segments")
     for _ in range(3):
         main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[16]))")
-        assert main.one("select trunkline.run_duty('segments')") > 0
+        assert main.one("select trunkline.run_upkeep('segments')") > 0
         assert limits(main) == [16 * there]
         there = main.one("select max(segment) + 1 from trunkline.segments")
-        main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('segments')")
         assert limits(main) == [16 * there], "a later look counts on it"
     main.run("select trunkline.alter_topic('t', 3)")
     assert limits(main) == [16 * there, 0, 0]
-    main.run("select trunkline.run_duty('segments')")
+    main.run("select trunkline.run_upkeep('segments')")
     assert limits(main) == [16 * there, 32, 32]
     written = main.one("select xmin from pg_proc where proname = 'topic_1_publish'")
-    main.run("select trunkline.run_duty('segments')")
+    main.run("select trunkline.run_upkeep('segments')")
     assert main.one("select xmin from pg_proc where proname = 'topic_1_publish'") == written
 
 
@@ -165,7 +165,7 @@ def test_publishers_do_not_wait_while_a_segment_is_ended_early(main: Session, se
         main.run("select trunkline.publish('t', '1')")
         clock.advance(2)
         with upkeep.transaction():
-            upkeep.run("select trunkline.run_duty('segments')")
+            upkeep.run("select trunkline.run_upkeep('segments')")
             main.run("select trunkline.publish('t', '1')")
     assert main.one("select trunkline._last_id(1, 0)") > 300
     assert main.one("select trunkline.head('t')") == 24
@@ -174,7 +174,7 @@ def test_publishers_do_not_wait_while_a_segment_is_ended_early(main: Session, se
 def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
     main: Session, session: MakeSession, clock: Clock
 ) -> None:
-    """Publishers in threads against all duties: no error, and every message that retention left is readable."""
+    """Publishers in threads against all tasks: no error, and every message that retention left is readable."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 32, p_retention => '1 second')")
     stop = threading.Event()
 
@@ -191,8 +191,8 @@ def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
         try:
             for _ in range(40):
                 clock.advance(2)
-                for duty in ("sequence", "segments", "retention", "rotate"):
-                    main.run("select trunkline.run_duty(%s)", duty)
+                for task in ("sequence", "segments", "retention", "rotate"):
+                    main.run("select trunkline.run_upkeep(%s)", task)
                 check_running(producers)
         finally:
             stop.set()

@@ -1,4 +1,4 @@
-"""Rotation of the state tables under load, and against the other duties: nothing lost, nothing twice, nobody fails."""
+"""Rotation of the state tables under load, and against the other tasks: nothing lost, nothing twice, nobody fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROTATIONS = 30
 
 def rotate(session: Session) -> None:
     """A rotation gives up when somebody is busy: ask until it was done."""
-    wait_for(session, "select trunkline.run_duty('rotate') = 1")
+    wait_for(session, "select trunkline.run_upkeep('rotate') = 1")
 
 
 def consume(session: Session, stop: threading.Event) -> list[bytes]:
@@ -91,12 +91,12 @@ def test_retention_that_waits_for_a_rotation_keeps_leased_messages(
     main.run("select trunkline.ack(%s)", rest)
     for _ in range(6):
         clock.advance(10)
-        main.run("select trunkline.run_duty('expire'), trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('expire'), trunkline.run_upkeep('segments')")
     rotate(main)
     upkeep, other = session(), session()
     with upkeep.transaction():
-        assert upkeep.one("select trunkline.run_duty('rotate')") == 1
-        call = other.start("select trunkline.run_duty('retention')")
+        assert upkeep.one("select trunkline.run_upkeep('rotate')") == 1
+        call = other.start("select trunkline.run_upkeep('retention')")
         wait_blocked(main, other)
     answer(call)
     assert main.column("select result from trunkline.nack(%s, '0')", [receipt]) == ["done"]
@@ -111,9 +111,9 @@ def test_rotation_does_not_wait_for_an_open_claim(main: Session, session: MakeSe
     with holder.transaction():
         assert len(holder.run("select * from trunkline.claim('q', 5)")) == 5
         started = time.monotonic()
-        assert main.one("select trunkline.run_duty('rotate')") == 0
+        assert main.one("select trunkline.run_upkeep('rotate')") == 0
         assert time.monotonic() - started < 10
-    assert main.one("select trunkline.run_duty('rotate')") == 1
+    assert main.one("select trunkline.run_upkeep('rotate')") == 1
     assert len(main.run("select * from trunkline.claim('q', 10)")) == 5
 
 
@@ -124,6 +124,6 @@ def test_rolled_back_rotation_changes_nothing(main: Session, session: MakeSessio
     upkeep = session()
     for _ in range(3):
         with upkeep.transaction("rollback"):
-            assert upkeep.one("select trunkline.run_duty('rotate')") == 1
+            assert upkeep.one("select trunkline.run_upkeep('rotate')") == 1
     assert main.column("select result from trunkline.ack(%s)", receipts) == ["done"] * 5
     assert len(main.run("select * from trunkline.claim('q', 10)")) == 5

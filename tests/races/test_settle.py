@@ -54,11 +54,11 @@ def test_ack_in_open_transaction_wins_over_expiry(main: Session, session: MakeSe
     receipts = lease(main)
     begin(worker, "ack", receipts)
     clock.advance(60)
-    main.run("select trunkline.run_duty('expire')")
+    main.run("select trunkline.run_upkeep('expire')")
     assert claim(main) == []
     worker.run("commit")
     clock.advance(60)
-    main.run("select trunkline.run_duty('expire')")
+    main.run("select trunkline.run_upkeep('expire')")
     assert claim(main) == []
     assert audit(main) == {"acked": 1}
 
@@ -92,7 +92,7 @@ def test_ack_that_waits_for_expiry_is_lost(main: Session, session: MakeSession, 
     receipts = lease(main)
     clock.advance(60)
     upkeep.run("begin")
-    upkeep.run("select trunkline.run_duty('expire')")
+    upkeep.run("select trunkline.run_upkeep('expire')")
     call = worker.start("select result from trunkline.ack(%s)", receipts)
     wait_blocked(main, worker)
     upkeep.run(end)
@@ -156,7 +156,7 @@ def test_extend_in_open_transaction_wins_over_expiry(main: Session, session: Mak
     worker.run("begin")
     assert worker.column("select result from trunkline.extend(%s, '5 minutes')", receipts) == ["done"]
     clock.advance(60)
-    main.run("select trunkline.run_duty('expire')")
+    main.run("select trunkline.run_upkeep('expire')")
     worker.run("commit")
     assert claim(main) == []
     assert settle(main, "ack", receipts) == ["done"]
@@ -177,12 +177,12 @@ def test_rotation_leaves_an_open_ack_alone(main: Session, session: MakeSession, 
     """The rotation gives up in time, and the next one succeeds."""
     worker = session()
     receipts = lease(main)
-    main.run("select trunkline.run_duty('rotate')")
+    main.run("select trunkline.run_upkeep('rotate')")
     begin(worker, "ack", receipts)
-    assert main.one("select trunkline.run_duty('rotate')") == 0
+    assert main.one("select trunkline.run_upkeep('rotate')") == 0
     worker.run("commit")
     for _ in range(4):
-        assert main.one("select trunkline.run_duty('rotate')") == 1
+        assert main.one("select trunkline.run_upkeep('rotate')") == 1
     clock.advance(60)
     assert claim(main) == []
     assert audit(main) == {"acked": 1}
@@ -193,9 +193,9 @@ def test_rotation_leaves_an_open_ack_alone(main: Session, session: MakeSession, 
 def test_settle_that_waits_for_a_rotation_is_kept(main: Session, session: MakeSession, verb: str, end: str) -> None:
     upkeep, worker = session(), session()
     receipts = lease(main)
-    main.run("select trunkline.run_duty('rotate')")
+    main.run("select trunkline.run_upkeep('rotate')")
     upkeep.run("begin")
-    assert upkeep.one("select trunkline.run_duty('rotate')") == 1
+    assert upkeep.one("select trunkline.run_upkeep('rotate')") == 1
     call = worker.start(f"select result from trunkline.{verb}(%s)", receipts)
     wait_blocked(main, worker)
     upkeep.run(end)
@@ -207,5 +207,5 @@ def test_settle_that_waits_for_a_rotation_is_kept(main: Session, session: MakeSe
 def test_receipt_works_after_rotations(main: Session, verb: str) -> None:
     receipts = lease(main)
     for _ in range(5):
-        assert main.one("select trunkline.run_duty('rotate')") == 1
+        assert main.one("select trunkline.run_upkeep('rotate')") == 1
     assert settle(main, verb, receipts) == ["done"]

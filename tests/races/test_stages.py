@@ -1,4 +1,4 @@
-"""Staged rows (docs/adr/0018) against upkeep, other sessions of the same attempt, and all duties at once."""
+"""Staged rows (docs/adr/0018) against upkeep, other sessions of the same attempt, and all tasks at once."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_segment_is_not_sealed_under_ids_that_are_being_given(main: Session, s
     task, attempt = session(), uuid4()
     with task.transaction():
         places = task.run(OPEN, "t", attempt, [6])
-        main.run("select trunkline.run_duty('stages'), trunkline.run_duty('retention')")
+        main.run("select trunkline.run_upkeep('stages'), trunkline.run_upkeep('retention')")
     fill(task, places, 10)
     task.run("select trunkline.close_stage(%s)", attempt)
     assert commit(task, 1, attempt, 6) == 6
     assert [int(payload) for payload in main.column("select payload from trunkline.read('t', 0, 1)")] == list(range(16))
-    assert main.one("select trunkline.run_duty('stages')") == 1
+    assert main.one("select trunkline.run_upkeep('stages')") == 1
 
 
 def test_what_is_opened_during_a_close_is_not_complete(main: Session, session: MakeSession) -> None:
@@ -103,9 +103,9 @@ def test_rows_that_were_given_up_go_while_a_publisher_is_open(main: Session, ses
     main.run("select trunkline.drop_stage(array[%s])", attempt)
     with publisher.transaction():
         publisher.run("select trunkline.publish('t', '1')")
-        assert main.run("select trunkline.run_duty('stages'), trunkline.run_duty('retention')") == [(1, 1)]
+        assert main.run("select trunkline.run_upkeep('stages'), trunkline.run_upkeep('retention')") == [(1, 1)]
         assert main.one("select pg_relation_size('trunkline.topic_1_0_' || segment) from trunkline.staged_segments") == 0
-    assert main.one("select trunkline.run_duty('retention')") == 0
+    assert main.one("select trunkline.run_upkeep('retention')") == 0
     assert main.one("select count(*) from trunkline.staged_segments") == 0
 
 
@@ -118,9 +118,9 @@ def test_a_slow_commit_and_the_end_of_patience(main: Session, session: MakeSessi
     main.run("set lock_timeout = '2s'")
     with committer.transaction(end):
         assert commit(committer, 0, attempt, 16) == 16
-        assert main.one("select trunkline.run_duty('stages')") == 0
-    assert main.one("select trunkline.run_duty('stages')") == 1
-    main.run("select trunkline.run_duty('retention')")
+        assert main.one("select trunkline.run_upkeep('stages')") == 0
+    assert main.one("select trunkline.run_upkeep('stages')") == 1
+    main.run("select trunkline.run_upkeep('retention')")
     if end == "rollback":
         with pytest.raises(psycopg.Error, match="0 of 16 staged rows are left"):
             commit(main, 0, attempt, 16)

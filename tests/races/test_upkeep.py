@@ -1,4 +1,4 @@
-"""Duties and overviews while topics and queues are deleted under them: what is gone is passed by."""
+"""Tasks and overviews while topics and queues are deleted under them: what is gone is passed by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.races.sessions import Session, answer, wait_blocked
 
 MakeSession = Callable[[], Session]
 OVERVIEWS = ("topic_stats", "queue_stats", "group_stats", "list_topics", "list_queues", "list_groups", "list_subscriptions")
-DUTIES = ("expire", "due", "schedules", "sequence", "segments", "retention", "windows", "history", "rotate", "rollups")
+TASKS = ("expire", "due", "schedules", "sequence", "segments", "retention", "windows", "history", "rotate", "rollups")
 
 
 def delete_during(main: Session, session: MakeSession, query: str) -> list[tuple[object, ...]]:
@@ -35,10 +35,10 @@ def delete_during(main: Session, session: MakeSession, query: str) -> list[tuple
     return answer(call)
 
 
-@pytest.mark.parametrize("duty", DUTIES)
-def test_a_duty_survives_a_deletion(main: Session, session: MakeSession, duty: str) -> None:
-    delete_during(main, session, f"select trunkline.run_duty('{duty}')")
-    if duty == "sequence":
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_survives_a_deletion(main: Session, session: MakeSession, task: str) -> None:
+    delete_during(main, session, f"select trunkline.run_upkeep('{task}')")
+    if task == "sequence":
         assert main.run("select topic, head from trunkline.topic_stats() where topic = 'kept'") == [("kept", 1)]
 
 
@@ -61,7 +61,7 @@ def test_a_delete_and_the_sequencer_come_in_the_same_order(main: Session, sessio
         reader.run(f"select from trunkline.topic_{topic_id}_0_0")
         deleting = deleter.start("select trunkline.delete_topic('gone')")
         wait_blocked(main, deleter)
-        # the duty would pass it by after a moment
+        # the task would pass it by after a moment
         sequencing = sequencer.start("select trunkline.head('gone')")
         wait_blocked(main, sequencer)
     answer(deleting)
@@ -71,7 +71,7 @@ def test_a_delete_and_the_sequencer_come_in_the_same_order(main: Session, sessio
 
 
 def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> None:
-    """Who deletes a topic holds its lock and then wants its tables: a duty that has these must not wait for the lock."""
+    """Who deletes a topic holds its lock and then wants its tables: a task that has these must not wait for the lock."""
     topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
     for _ in range(70):
         main.run("select trunkline.publish('small', '1')")
@@ -79,8 +79,8 @@ def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> Non
     main.run("set lock_timeout = '2s'")
     with changer.transaction():
         changer.run("select pg_advisory_xact_lock(778003, %s)", topic_id)
-        main.run("select trunkline.run_duty('segments')")
-    main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('segments')")
+    main.run("select trunkline.run_upkeep('segments')")
     assert main.one("select count(*) from trunkline.segments where log = 64 * %s", topic_id) == 3
 
 
@@ -93,8 +93,8 @@ def test_a_log_that_somebody_keeps_is_passed_by(main: Session, session: MakeSess
     with reader.transaction():
         assert reader.one("select trunkline.head('kept')") == 1
         main.run("select trunkline.publish('kept', '1')")
-        assert main.one("select trunkline.run_duty('sequence')") == 1
-    assert main.one("select trunkline.run_duty('sequence')") == 1
+        assert main.one("select trunkline.run_upkeep('sequence')") == 1
+    assert main.one("select trunkline.run_upkeep('sequence')") == 1
 
 
 def test_hard_retention_does_not_wait_for_a_claim_that_stays_open(main: Session, session: MakeSession, clock: Clock) -> None:
@@ -104,13 +104,13 @@ def test_hard_retention_does_not_wait_for_a_claim_that_stays_open(main: Session,
         main.run("select trunkline.create_queue(%s), trunkline.subscribe(%s, %s)", name, name, name)
         main.run("select trunkline.publish_many(%s, array_fill('1'::bytea, array[20]))", name)
     for _ in range(3):
-        main.run("select trunkline.run_duty('segments')")
+        main.run("select trunkline.run_upkeep('segments')")
     clock.advance(10)
     worker = session()
     lowest = "select base_offset from trunkline.logs where topic_id = trunkline.topic_number('topic', %s)"
     with worker.transaction():
         assert len(worker.column("select log_offset from trunkline.claim('kept')")) == 1
-        assert main.one("select trunkline.run_duty('retention')") == 1
+        assert main.one("select trunkline.run_upkeep('retention')") == 1
         assert [main.one(lowest, name) for name in ("kept", "other")] == [1, 16]
-    assert main.one("select trunkline.run_duty('retention')") == 1
+    assert main.one("select trunkline.run_upkeep('retention')") == 1
     assert main.one(lowest, "kept") == 16

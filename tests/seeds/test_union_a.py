@@ -12,13 +12,13 @@ from tests.sql.verbs import (
     claim_all,
     commit,
     contents,
-    duty,
     enqueue,
     fetch,
     publish,
     queue_stats,
     read,
     refused,
+    run_upkeep,
     settle,
     settle_all,
     value,
@@ -137,7 +137,7 @@ def test_row_07_delete_queue_with_messages_and_routes(conn: Connection, clock: C
     assert value(conn, "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace") == relations
     assert value(conn, "select count(*) from pg_proc where pronamespace = 'trunkline'::regnamespace") == functions
     clock.advance(120)
-    assert duty(conn, "schedules", 2) == [0, 0]
+    assert run_upkeep(conn, "schedules", 2) == [0, 0]
     assert call(conn, "list_schedules") == []
     assert contents(read(conn, "t")) == [5]
 

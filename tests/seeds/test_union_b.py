@@ -17,7 +17,6 @@ from tests.sql.verbs import (
     claim,
     claim_all,
     contents,
-    duty,
     enqueue,
     fetch,
     head,
@@ -26,6 +25,7 @@ from tests.sql.verbs import (
     queue_stats,
     read,
     refused,
+    run_upkeep,
     settle,
     upkeep,
     value,
@@ -197,10 +197,10 @@ def test_row_27_idempotency_key(conn: Connection, clock: Clock) -> None:
     [elsewhere] = call(conn, "publish", "other", "1", p_idempotency_key="k")
     assert (elsewhere.duplicate, elsewhere.id == first.id) == (False, False)
     clock.advance(timedelta(hours=23, minutes=59))
-    duty(conn, "windows", 2)
+    run_upkeep(conn, "windows", 2)
     assert call(conn, "publish", "t", "1", p_idempotency_key="k")[0].duplicate
     clock.advance(timedelta(days=3))
-    duty(conn, "windows", 2)
+    run_upkeep(conn, "windows", 2)
     assert not call(conn, "publish", "t", "1", p_idempotency_key="k")[0].duplicate
     assert head(conn, "t") == 2
 
@@ -224,7 +224,7 @@ def test_row_29_delivery_time_of_a_message(conn: Connection, clock: Clock) -> No
     for _ in range(4):
         seen.append(contents(read(conn, "t")))
         clock.advance(timedelta(hours=1, seconds=1))
-        duty(conn, "due")
+        run_upkeep(conn, "due")
     assert seen == [[-1], [-1, 1], [-1, 1, 2], [-1, 1, 2, 3]]
 
 

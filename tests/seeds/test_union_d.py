@@ -15,12 +15,12 @@ from tests.sql.verbs import (
     claim,
     claim_all,
     contents,
-    duty,
     enqueue,
     queue_stats,
     refused,
     rows,
     run_together,
+    run_upkeep,
     settle,
     settle_all,
     upkeep,
@@ -181,7 +181,7 @@ def test_row_62_oldest_first(conn: Connection, clock: Clock) -> None:
     enqueue(conn, "q", *range(10))
     assert contents(claim(conn, "q", 4)) == [0, 1, 2, 3]
     clock.advance(31)
-    duty(conn, "expire")
+    run_upkeep(conn, "expire")
     assert contents(claim(conn, "q", 100)) == list(range(10)), "what came back goes before what is new"
 
 

@@ -19,7 +19,6 @@ from tests.sql.verbs import (
     claim_all,
     commit,
     contents,
-    duty,
     enqueue,
     fetch,
     publish,
@@ -27,6 +26,7 @@ from tests.sql.verbs import (
     read,
     refused,
     rows,
+    run_upkeep,
     settle,
     settle_all,
     upkeep,
@@ -87,7 +87,7 @@ def test_row_77_dead_letter_after_n(conn: Connection, clock: Clock) -> None:
             if contents([delivery]) == ["nacked"]:
                 settle(conn, "nack", delivery.receipt, p_delay="0")
         clock.advance(31)
-        duty(conn, "expire")
+        run_upkeep(conn, "expire")
     assert claim(conn, "q") == []
     dead = call(conn, "list_dead_letters", "q")
     assert sorted(contents(dead)) == ["nacked", "silent"]
@@ -201,7 +201,7 @@ def test_row_83_retention_by_time_or_size(conn: Connection, clock: Clock) -> Non
     lowest = {row.topic: row.lowest_offset for row in call(conn, "topic_stats")}
     assert (lowest["time"] > 64, lowest["size"] > 1, lowest["held"], lowest["hard"] > 64) == (True, True, 1, True)
     assert value(conn, "select bytes from trunkline.topic_stats('size')") <= 200_000
-    assert {row.detail["topic"] for row in rows(conn, "select detail from trunkline.notices")} == {"hard"}
+    assert {row.detail["topic"] for row in rows(conn, "select detail from trunkline.alerts")} == {"hard"}
     assert len(fetch(conn, "held", "slow")) == 80
     with refused("TL006", str(lowest["time"])):
         read(conn, "time", 1)

@@ -34,7 +34,7 @@ def fill(db: str, conn: Connection, n: int, topic: str = "t") -> None:
 
 def seal(conn: Connection) -> None:
     for _ in range(3):
-        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_upkeep('segments')")
 
 
 def sums(spark: SparkSession, db: str, topic: str = "t") -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def test_archive_then_drop_then_read_all(spark: SparkSession, db: str, conn: Con
     assert done.files == len(list(Path(location).rglob("*.parquet"))) > 4
     assert archive(db, "t", spark=spark).files == 0
 
-    conn.execute("select trunkline.run_duty('retention')")
+    conn.execute("select trunkline.run_upkeep('retention')")
     stats = calls.archive_stats(conn, "t")
     assert all(1 < row.lowest_live <= row.archived_upto + 1 for row in stats)
     assert sums(spark, db) == before

@@ -59,7 +59,7 @@ def live(db: str, topic: str, topic_id: int, lo: int, hi: int, partition: int = 
 
 def seal(conn: Connection) -> None:
     for _ in range(3):
-        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_upkeep('segments')")
 
 
 def archive_all(db: str, conn: Connection, topic: str, topic_id: int, location: Path, rows: int = 100) -> list[NewFile]:
@@ -193,7 +193,7 @@ def test_reading_goes_from_archive_to_log(db: str, conn: Connection, tmp_path: P
     seal(conn)
     made = archive_all(db, conn, "t", number, tmp_path)
     assert len(made) > 2
-    conn.execute("select trunkline.run_duty('retention')")
+    conn.execute("select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") > 1
     before.append(list(tiered.read(db, "t")))
     first, second = (
@@ -214,7 +214,7 @@ def test_reading_goes_from_archive_to_log(db: str, conn: Connection, tmp_path: P
 def test_below_the_archive_is_a_clear_error(db: str, conn: Connection, tmp_path: Path) -> None:
     number = fill(db, "t", 200, conn=conn)
     seal(conn)
-    conn.execute("select trunkline.run_duty('retention')")
+    conn.execute("select trunkline.run_upkeep('retention')")
     base = lowest(conn, "t")
     assert base > 1
     with pytest.raises(OffsetOutOfRange, match=f"below the lowest one left, {base}"):
@@ -268,7 +268,7 @@ def test_no_message_is_ever_in_neither_place(db: str, connect: Callable[[], Conn
                     raise
 
     def drop(mine: Connection, turn: int) -> None:
-        mine.execute("select trunkline.run_duty('segments'), trunkline.run_duty('retention')")
+        mine.execute("select trunkline.run_upkeep('segments'), trunkline.run_upkeep('retention')")
 
     def publish(mine: Connection, turn: int) -> None:
         mine.execute("select trunkline.publish_many('t', array_fill('x'::bytea, array[40]))")

@@ -190,7 +190,7 @@ def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, con
                     delivery.nack(error="later", delay="1h")
                 else:
                     delivery.ack()
-    conn.execute("select trunkline.run_duty('rollups')")
+    conn.execute("select trunkline.run_upkeep('rollups')")
     done = report(orders, str(tmp_path), spark=spark)
     assert (done.messages, done.deliveries) == (300, 320)
     page = (tmp_path / "report.html").read_text()

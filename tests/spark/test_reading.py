@@ -111,8 +111,8 @@ def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connect
         expected += conn.execute("select log_offset, payload, key from trunkline.read('t', 0, %s, 1000)", (at,)).fetchall()
     assert [tuple(row.values()) for row in found.to_pylist()] == expected[: head.head - 1]
     # the same range in other pieces, and after ticks were folded together
-    conn.execute("select trunkline.run_duty('rotate')")
-    conn.execute("select trunkline.run_duty('rotate')")
+    conn.execute("select trunkline.run_upkeep('rotate')")
+    conn.execute("select trunkline.run_upkeep('rotate')")
     again = [
         read(db, Range("t", head.topic_id, 0, lo, min(lo + 100, head.head)), ["offset", "payload", "key"])
         for lo in range(1, head.head, 100)
@@ -125,11 +125,11 @@ def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) ->
     publish(conn, "t", 100)
     topic_id = heads(db, ["t"])[0].topic_id
     for _ in range(2):
-        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_upkeep('segments')")
     clock.advance(timedelta(hours=2))
     for _ in range(3):
-        conn.execute("select trunkline.run_duty('segments')")
-        conn.execute("select trunkline.run_duty('retention')")
+        conn.execute("select trunkline.run_upkeep('segments')")
+        conn.execute("select trunkline.run_upkeep('retention')")
     base = heads(db, ["t"])[0].base
     assert base > 1
     with pytest.raises(OffsetOutOfRange, match=f"lowest one left, {base}"):

@@ -211,10 +211,10 @@ def test_publishers_and_commits_in_turn(db: str, conn: Connection) -> None:
         commit(db, "w", turn, [stage(db, [batch(len(expected), 7 * turn + 1)], topic="t")])
         expected += range(len(expected), len(expected) + 7 * turn + 1)
         if turn % 5 == 0:
-            conn.execute("select trunkline.run_duty('rotate')")
+            conn.execute("select trunkline.run_upkeep('rotate')")
     assert payloads(conn, "t") == expected
     for _ in range(3):
-        assert conn.execute("select trunkline.run_duty('rotate')").fetchone() == (1,)
+        assert conn.execute("select trunkline.run_upkeep('rotate')").fetchone() == (1,)
         assert payloads(conn, "t") == expected
     fetched: list[int] = []
     while rows := conn.execute("select payload, generation, log_offset from trunkline.fetch('t', 'g', 'm', 500)").fetchall():
@@ -231,8 +231,8 @@ def test_retention_drops_what_was_staged(db: str, conn: Connection, clock: Clock
     left = stage(db, [batch(250, 10)], topic="t")
 
     def upkeep() -> list[tuple[int, int | None]]:
-        for duty in ("stages", "segments", "segments", "retention"):
-            conn.execute("select trunkline.run_duty(%s)", (duty,))
+        for task in ("stages", "segments", "segments", "retention"):
+            conn.execute("select trunkline.run_upkeep(%s)", (task,))
         return conn.execute("select segment - (1 << 30), last_offset from trunkline.staged_segments order by 1").fetchall()
 
     assert upkeep() == [(0, 101), (1, 201), (2, 251), (4, None)], "a segment that holds only what was given up is gone"
@@ -248,7 +248,7 @@ def test_retention_drops_what_was_staged(db: str, conn: Connection, clock: Clock
     assert [int(row[0]) for row in rows] == list(range(250, 265))
     old = stage(db, [batch(0, 1)], topic="t")
     clock.advance(timedelta(days=4))
-    conn.execute("select trunkline.run_duty('stages')")
+    conn.execute("select trunkline.run_upkeep('stages')")
     with pytest.raises(StageLost):
         commit(db, "w", 3, [old])
     clock.advance(timedelta(hours=9))
@@ -266,9 +266,9 @@ def test_a_sealed_segment_takes_no_late_commit(db: str, conn: Connection, connec
     committer = connect()
     committer.execute("begin")
     committer.execute("select trunkline.commit_stage('w', 0, array[%s::uuid], '{16}')", (made.attempt,))
-    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (0,)
+    assert conn.execute("select trunkline.run_upkeep('stages')").fetchone() == (0,)
     committer.execute("commit")
-    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (1,)
+    assert conn.execute("select trunkline.run_upkeep('stages')").fetchone() == (1,)
     assert conn.execute("select last_offset from trunkline.staged_segments").fetchone() == (16,)
     late = stage(db, [batch(16, 16)], topic="t")
     conn.execute("update trunkline.staged_segments set sealed_at = now(), last_offset = 0 where sealed_at is null")
@@ -376,7 +376,7 @@ def test_a_role_can_be_dropped_when_its_segments_are_sealed(db: str, conn: Conne
     commit(url, "w", 0, [stage(url, [batch(0, 5)], topic="t")])
     close_all()
     clock.advance(timedelta(days=31))
-    conn.execute("select trunkline.run_duty('stages')")
+    conn.execute("select trunkline.run_upkeep('stages')")
     conn.execute(f"drop role {name}".encode())
     # and the writer is free again
     assert commit(db, "w", 1, [stage(db, [batch(5, 5)], topic="t")]).rows == 5
@@ -404,7 +404,7 @@ def test_staged_segments_are_limited(conn: Connection, publishers: list[str]) ->
         with pytest.raises(psycopg.Error, match="the database cannot have more than 8 open segments"):
             second.execute(open_stage, (attempts[1], [64]))
         first.execute("select trunkline.drop_stage(array[%s])", (attempts[0],))
-        conn.execute("select trunkline.run_duty('stages')")
+        conn.execute("select trunkline.run_upkeep('stages')")
         second.execute(open_stage, (attempts[1], [64]))
 
 
@@ -419,7 +419,7 @@ def test_stages_of_an_earlier_release_are_committed(db: str, conn: Connection) -
     new = stage(db, [batch(5, 5)], topic="t")
     assert commit(db, "w", 0, [old, new]).rows == 10
     assert payloads(conn, "t") == list(range(10))
-    assert conn.execute("select trunkline.run_duty('stages')").fetchone() == (1,)
+    assert conn.execute("select trunkline.run_upkeep('stages')").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -475,8 +475,8 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
 
     def keep() -> None:
         clock.advance(timedelta(minutes=source.choice([0, 5, 30])))
-        for duty in source.sample(["expire", "stages", "segments", "segments", "retention", "rotate", "sequence"], 4):
-            conn.execute("select trunkline.run_duty(%s)", (duty,))
+        for task in source.sample(["expire", "stages", "segments", "segments", "retention", "rotate", "sequence"], 4):
+            conn.execute("select trunkline.run_upkeep(%s)", (task,))
 
     for _ in range(150):
         source.choices([publish, write, fetch, work, keep], [3, 2, 3, 3, 3])[0]()
@@ -487,8 +487,8 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
         clock.advance(timedelta(minutes=2))
         work()
     assert sorted(worked) == list(range(count))
-    for duty in ("stages", "segments", "segments", "segments", "expire", "retention"):
-        conn.execute("select trunkline.run_duty(%s)", (duty,))
+    for task in ("stages", "segments", "segments", "segments", "expire", "retention"):
+        conn.execute("select trunkline.run_upkeep(%s)", (task,))
         clock.advance(timedelta(minutes=40))
     lowest, head = conn.execute("select lowest_offset, head from trunkline.topic_stats('t')").fetchone() or (0, 0)
     assert head == count and lowest > 1, "retention took some of it"

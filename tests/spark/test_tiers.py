@@ -47,7 +47,7 @@ class Archiver(threading.Thread):
         try:
             with psycopg.connect(self._db, autocommit=True) as conn:
                 while self.archive(conn, 4):
-                    conn.execute("select trunkline.run_duty('retention')")
+                    conn.execute("select trunkline.run_upkeep('retention')")
         except BaseException as exc:
             self.error = exc
 
@@ -99,6 +99,6 @@ def test_a_read_goes_on_in_the_archive(
     first = next(rows)
     while archiver.archive(conn, 100):
         pass
-    conn.execute("select trunkline.run_duty('retention')")
+    conn.execute("select trunkline.run_upkeep('retention')")
     offsets = first.column("offset").to_pylist() + [at for batch in rows for at in batch.column("offset").to_pylist()]
     assert offsets == list(range(1, head + 1))

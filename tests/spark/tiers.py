@@ -44,14 +44,14 @@ def fill(conn: Connection, topic: str, first: int, messages: int, payload: int) 
             " select count(*) from made, trunkline.publish_many(%s, payloads, p_keys => keys)",
             (payload, start, min(start + _CALL, first + messages) - 1, topic),
         )
-        conn.execute("select trunkline.run_duty('segments')")
+        conn.execute("select trunkline.run_upkeep('segments')")
 
 
 def drop(conn: Connection) -> None:
     """Seal what is full; drop what may go."""
     for _ in range(3):
-        conn.execute("select trunkline.run_duty('segments')")
-    conn.execute("select trunkline.run_duty('retention')")
+        conn.execute("select trunkline.run_upkeep('segments')")
+    conn.execute("select trunkline.run_upkeep('retention')")
 
 
 def sums(spark: SparkSession, url: str, topic: str, **options: str) -> tuple[Any, ...]:

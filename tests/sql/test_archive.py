@@ -18,7 +18,7 @@ def fill(conn: Connection, topic: str, n: int, **settings: Any) -> None:
 
 def seal(conn: Connection) -> None:
     for _ in range(4):
-        value(conn, "select trunkline.run_duty('segments')")
+        value(conn, "select trunkline.run_upkeep('segments')")
 
 
 def add(conn: Connection, topic: str, first: int, last: int, partition: int = 0) -> int:
@@ -69,13 +69,13 @@ def test_required_archive_holds_retention_also_the_hard_one(conn: Connection) ->
     fill(conn, "t", 40, p_hard_retention="0")
     call(conn, "require_archive", "t")
     seal(conn)
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") == 1
     add(conn, "t", 1, 20)
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") == 16, "the segment that ends at 15 is archived whole, the next one is not"
     call(conn, "require_archive", "t", False)
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") == 32
 
 
@@ -94,7 +94,7 @@ def test_tiers_cover_a_range_once(conn: Connection) -> None:
     assert tiers(conn, 5, 40) == [("archive", 5, 10), ("archive", 11, 25), ("live", 26, 40)]
     assert tiers(conn, 5, 20) == [("archive", 5, 10), ("archive", 11, 20)]
     assert tiers(conn, 5, 40, "live") == [("live", 5, 40)]
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") == 32
     assert tiers(conn, 5, 40) == [("archive", 5, 10), ("archive", 11, 25), ("gone", 26, 31), ("live", 32, 40)]
     assert tiers(conn, 12, 13, "live") == [("archive", 12, 13)]
@@ -110,7 +110,7 @@ def test_tiers_of_every_range_over_a_file_that_reaches_into_the_log(conn: Connec
     seal(conn)
     add(conn, "t", 1, 10)
     add(conn, "t", 11, 36)
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") == 32
     for prefer, border in (("archive", 37), ("live", 32)):
         for first in range(1, 41):
@@ -125,7 +125,7 @@ def test_group_may_start_in_the_archive(conn: Connection) -> None:
     fill(conn, "t", 40)
     seal(conn)
     add(conn, "t", 1, 31)
-    value(conn, "select trunkline.run_duty('retention')")
+    value(conn, "select trunkline.run_upkeep('retention')")
     call(conn, "create_group", "t", "old", "archive")
     call(conn, "create_group", "t", "middle", "20")
     assert rows(conn, "select start_position from trunkline.cursors order by cursor_id") == [(1,), (20,)]

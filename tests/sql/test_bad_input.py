@@ -10,7 +10,21 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import call, claim, contents, digest, duty, enqueue, head, publish, read, refused, rows, settle, value
+from tests.sql.verbs import (
+    call,
+    claim,
+    contents,
+    digest,
+    enqueue,
+    head,
+    publish,
+    read,
+    refused,
+    rows,
+    run_upkeep,
+    settle,
+    value,
+)
 
 BAD_NAMES = [
     "",
@@ -60,8 +74,8 @@ def yard(shared_conn: Connection) -> Connection:
     call(conn, "create_topic", "t", 3, p_max_payload=100)
     call(conn, "create_topic", "old", p_segment_rows=16, p_retention="0")
     publish(conn, "old", *range(1, 21))
-    duty(conn, "segments", 3)
-    duty(conn, "retention", 2)
+    run_upkeep(conn, "segments", 3)
+    run_upkeep(conn, "retention", 2)
     publish(conn, "t", *range(5), p_key="k", p_idempotency_key=None)
     publish(conn, "t", 5, p_key="k", p_idempotency_key="used")
     call(conn, "create_group", "t", "g")
@@ -305,7 +319,7 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL021", "group g", "delete_topic", ["t"], {}),
     ("TL021", "dead letters", "delete_queue", ["q"], {}),
     ("TL023", "'o'", "claim", ["o"], {"p_labels": ["a"]}),
-    ("TL001", "no duty", "run_duty", ["sleep"], {}),
+    ("TL001", "no upkeep task", "run_upkeep", ["sleep"], {}),
 ]
 
 

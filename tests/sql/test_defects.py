@@ -19,7 +19,6 @@ from tests.sql.verbs import (
     claim_all,
     commit,
     contents,
-    duty,
     enqueue,
     fetch,
     head,
@@ -30,6 +29,7 @@ from tests.sql.verbs import (
     refused,
     rows,
     run_together,
+    run_upkeep,
     settle,
     settle_all,
     upkeep,
@@ -357,7 +357,7 @@ def smoke(conn: Connection) -> None:
     [delivery] = claim(conn, "q")
     assert settle(conn, "ack", delivery.receipt) == ["done"]
     upkeep(conn, 2)
-    duty(conn, "rotate", 2)
+    run_upkeep(conn, "rotate", 2)
     assert (queue_stats(conn, "q").acked, queue_stats(conn, "q").delayed) == (1, 1)
     call(conn, "alter_topic", "t", p_partitions=3)
     call(conn, "purge_queue", "q")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import claim, commit, duty, enqueue, fetch, publish, refused, settle, value
+from tests.sql.verbs import claim, commit, enqueue, fetch, publish, refused, run_upkeep, settle, value
 
 
 def explain(conn: Connection, message: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def queue(conn: Connection, *messages: Any, **settings: Any) -> list[Any]:
     named = "".join(f", p_{name} => %({name})s" for name in settings)
     conn.execute(f"select trunkline.create_queue('q'{named})".encode(), settings)
     made = enqueue(conn, "q", *messages)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     return made
 
 
@@ -66,10 +66,10 @@ def acked(conn: Connection, clock: Clock) -> Any:
 
 def acked_and_rotated(conn: Connection, clock: Clock) -> Any:
     message = acked(conn, clock)
-    duty(conn, "expire")
+    run_upkeep(conn, "expire")
     enqueue(conn, "q", 2)
     claim(conn, "q")
-    duty(conn, "rotate", 4)
+    run_upkeep(conn, "rotate", 4)
     return message
 
 
@@ -152,7 +152,7 @@ def other_key(conn: Connection, clock: Clock) -> Any:
     conn.execute("select trunkline.create_queue('q')")
     conn.execute("select trunkline.subscribe('q', 't', 'order.*')")
     [message] = publish(conn, "t", 1, p_routing_key="mail.sent")
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     return message
 
 
@@ -161,7 +161,7 @@ def other_headers(conn: Connection, clock: Clock) -> Any:
     conn.execute("select trunkline.create_queue('q')")
     conn.execute("""select trunkline.subscribe('q', 't', '#', '{"region": ["eu"]}')""")
     [message] = publish(conn, "t", 1, p_headers='{"region": "us"}')
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     return message
 
 
@@ -169,7 +169,7 @@ def before_the_start(conn: Connection, clock: Clock) -> Any:
     conn.execute("select trunkline.create_topic('t')")
     conn.execute("select trunkline.create_queue('q')")
     [message] = publish(conn, "t", 1)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     conn.execute("select trunkline.subscribe('q', 't', p_start => 'latest')")
     return message
 
@@ -178,7 +178,7 @@ def group_waiting(conn: Connection, clock: Clock) -> Any:
     conn.execute("select trunkline.create_topic('t')")
     conn.execute("select trunkline.create_group('t', 'g', 'earliest')")
     [message] = publish(conn, "t", 1)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     return message
 
 
@@ -247,7 +247,7 @@ def test_history_of_a_message_is_told(conn: Connection, clock: Clock) -> None:
         (1, None, "nacked", "boom"),
         (2, "bert", None, None),
     ]
-    duty(conn, "expire")
+    run_upkeep(conn, "expire")
     assert len(reader(conn, message)["history"]) == 2, "closing a lease neither hides nor doubles it"
 
 
@@ -256,14 +256,14 @@ def test_redriven(conn: Connection, clock: Clock) -> None:
     message = buried(conn, clock)
     conn.execute("select trunkline.redrive('q')")
     assert explain(conn, message)["state"] == "not_sequenced"
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     assert reader(conn, message)["state"] == "waiting"
     claim(conn, "q", 1, p_consumer="anna")
     told = reader(conn, message)
     assert (told["state"], told["attempt"], told["consumer"]) == ("leased", 1, "anna")
     assert explain(conn, message)["redriven_at"]
     clock.advance(31 * 86400)
-    duty(conn, "windows")
+    run_upkeep(conn, "windows")
     assert value(conn, "select count(*) from trunkline.redriven") == 0
 
 
@@ -294,7 +294,7 @@ def test_scheduled(conn: Connection) -> None:
 def test_nobody_reads_the_topic(conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     [message] = publish(conn, "t", 1)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     assert explain(conn, message)["reason"] == "no group or queue reads this topic"
 
 
@@ -308,7 +308,7 @@ def test_an_id_of_the_clients_own_is_found_among_the_newest(conn: Connection) ->
     conn.execute("select trunkline.create_topic('t')")
     publish(conn, "t", *range(10))
     [message] = publish(conn, "t", 1, p_id=uuid4())
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     assert explain(conn, message)["offset"] == 11
 
 
@@ -319,15 +319,15 @@ def test_a_message_that_was_sequenced_long_after_it_was_made(conn: Connection, c
         [message] = publish(slow, "t", "slow")
         for number in range(30):
             publish(conn, "t", number)
-            duty(conn, "sequence")
-    duty(conn, "sequence")
+            run_upkeep(conn, "sequence")
+    run_upkeep(conn, "sequence")
     assert explain(conn, message)["offset"] == 31
 
 
 def test_by_offset(conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     [message] = publish(conn, "t", 1)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     assert value(conn, "select trunkline.explain_offset('t', 0, 1)")["id"] == str(message)
     with refused("TL006"):
         conn.execute("select trunkline.explain_offset('t', 0, 2)")

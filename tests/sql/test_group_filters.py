@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, commit, contents, duty, fetch, head, offsets, publish, refused, rows, value
+from tests.sql.verbs import call, commit, contents, fetch, head, offsets, publish, refused, rows, run_upkeep, value
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_a_rotation_keeps_the_state(conn: Connection) -> None:
     publish_run(conn, "nyn")
     batch = fetch(conn, "t")
     conn.execute("update trunkline.epoch set rotated_at = rotated_at - interval '1 day'")
-    duty(conn, "rotate", 2)
+    run_upkeep(conn, "rotate", 2)
     assert state(conn) == (1, 3)
     assert commit(conn, "t", batch) == "done"
     assert state(conn) == (3, 3)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, contents, duty, fetch, head, publish, refused, rows, seal, value
+from tests.sql.verbs import Connect, call, contents, fetch, head, publish, refused, rows, run_upkeep, seal, value
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +290,7 @@ def test_members_that_left_without_a_word_are_forgotten(conn: Connection, clock:
     publish(conn, "t", 1)
     fetch(conn, "t", member="gone")
     clock.advance(2 * 3600)
-    value(conn, "select trunkline.run_duty('windows')")
+    value(conn, "select trunkline.run_upkeep('windows')")
     assert rows(conn, "select * from trunkline.members") == []
 
 
@@ -303,7 +303,7 @@ def test_the_lag_in_seconds_of_a_group_below_retention_is_that_of_the_lowest_mes
     head(conn, "short")
     seal(conn, 3)
     clock.advance(3 * 3600)
-    duty(conn, "retention", 3)
+    run_upkeep(conn, "retention", 3)
     assert call(conn, "topic_stats", "short")[0].lowest_offset > 1
     [stats] = call(conn, "group_stats", "short", "g")
     assert (stats.next_offset, stats.lag) == (1, 40)

@@ -12,7 +12,6 @@ from tests.sql.verbs import (
     claim,
     commit,
     contents,
-    duty,
     fetch,
     head,
     now,
@@ -22,6 +21,7 @@ from tests.sql.verbs import (
     read,
     refused,
     rows,
+    run_upkeep,
     seal,
     settle,
     settle_all,
@@ -57,7 +57,7 @@ def test_a_whole_segment_of_ids_may_be_rolled_back(conn: Connection) -> None:
     publish(conn, "t", 15)
     assert head(conn, "t") == 16
     assert value(conn, "select to_regclass('trunkline.topic_1_0_2') is null")
-    duty(conn, "rotate", 3)
+    run_upkeep(conn, "rotate", 3)
     assert contents(read(conn, "t")) == list(range(16))
     assert contents(claim(conn, "q", 100)) == list(range(16))
     assert contents(fetch(conn, "t")) == list(range(16))
@@ -172,7 +172,7 @@ def test_rotation_merges_ticks_and_keeps_every_offset(conn: Connection, connect:
     before = read(conn, "t")
     assert len(before) == 52
     for _ in range(4):
-        assert duty(conn, "rotate") == [1]
+        assert run_upkeep(conn, "rotate") == [1]
         assert read(conn, "t") == before
     assert value(conn, "select count(*) from trunkline.ticks") < 15
     publish(conn, "t", "new")
@@ -185,10 +185,10 @@ def test_rotation_merges_ticks_and_keeps_every_offset(conn: Connection, connect:
 def test_old_messages_start_a_segment_of_their_own(conn: Connection, clock: Clock) -> None:
     call(conn, "create_topic", "t", p_retention="8 hours", p_segment_rows=64)
     publish(conn, "t", 1, 2, 3)
-    duty(conn, "segments")
+    run_upkeep(conn, "segments")
     publish(conn, "t", 4)
     clock.advance(2 * 3600)
-    duty(conn, "segments")
+    run_upkeep(conn, "segments")
     publish(conn, "t", 5)
     assert value(conn, "select count(*) from trunkline.topic_1_0_1") == 1
     assert contents(read(conn, "t")) == [1, 2, 3, 4, 5]
@@ -212,9 +212,9 @@ def test_retention_by_time_removes_whole_segments_and_only_a_prefix(conn: Connec
     call(conn, "create_topic", "t", p_segment_rows=16, p_retention="1 hour")
     publish(conn, "t", *range(1, 101))
     seal(conn, 6)
-    assert duty(conn, "retention") == [0]
+    assert run_upkeep(conn, "retention") == [0]
     clock.advance(7200)
-    assert duty(conn, "retention") == [6]
+    assert run_upkeep(conn, "retention") == [6]
     with refused("TL006", "96"):
         read(conn, "t", 95)
     with refused("TL006", "96"):
@@ -241,12 +241,12 @@ def test_retention_waits_for_the_slowest_reader(conn: Connection, clock: Clock) 
     assert commit(conn, "t", batch) == "done"
     seal(conn, 6)
     clock.advance(7200)
-    assert duty(conn, "retention") == [0]
+    assert run_upkeep(conn, "retention") == [0]
     assert contents(claim(conn, "q", 1)) == contents(first) == [1]
     clock.advance(31)
     settle_all(conn, "ack", claim(conn, "q", 1))
-    duty(conn, "expire", 2)
-    assert duty(conn, "retention") == [2]
+    run_upkeep(conn, "expire", 2)
+    assert run_upkeep(conn, "retention") == [2]
     assert contents(fetch(conn, "t")) == list(range(41, 101))
     assert offsets(read(conn, "t", 32, 1)) == [32]
     with refused("TL006", "32"):
@@ -260,7 +260,7 @@ def test_retention_by_bytes(conn: Connection) -> None:
     seal(conn, 10)
     full = value(conn, "select bytes from trunkline.topic_stats('t')")
     assert full > 400_000
-    assert duty(conn, "retention")[0] > 0
+    assert run_upkeep(conn, "retention")[0] > 0
     [stats] = call(conn, "topic_stats", "t")
     assert stats.bytes <= 200_000
     assert 1 < stats.lowest_offset < stats.head == 160
@@ -276,11 +276,11 @@ def test_hard_retention_overtakes_a_queue_loudly(conn: Connection, clock: Clock)
     assert settle(conn, "nack", returned.receipt, p_delay="1 day") == ["done"]
     seal(conn, 2)
     clock.advance(5400)
-    assert duty(conn, "retention") == [0]
+    assert run_upkeep(conn, "retention") == [0]
     clock.advance(5400)
-    assert duty(conn, "retention") == [2]
-    [notice] = rows(conn, "select kind, detail from trunkline.notices limit 1")
-    assert (notice.kind, notice.detail["topic"]) == ("retention_overtook_reader", "t")
+    assert run_upkeep(conn, "retention") == [2]
+    [alert] = rows(conn, "select kind, detail from trunkline.alerts limit 1")
+    assert (alert.kind, alert.detail["topic"]) == ("retention_overtook_reader", "t")
     assert contents(claim(conn, "q", 100)) == list(range(32, 41))
     assert settle(conn, "ack", kept.receipt) == ["done"]
     stats = queue_stats(conn, "q")
@@ -297,10 +297,10 @@ def test_a_delivery_that_hard_retention_removed_can_only_be_lost(conn: Connectio
     [taken] = claim(conn, "q", 1)
     seal(conn, 2)
     clock.advance(3 * 3600)
-    assert duty(conn, "retention") == [2]
+    assert run_upkeep(conn, "retention") == [2]
     if verb == "expire":
         clock.advance(2 * 3600)
-        duty(conn, "expire", 2)
+        run_upkeep(conn, "expire", 2)
     else:
         assert settle(conn, verb, taken.receipt) != ["unknown"]
     assert contents(claim(conn, "q", 100)) == list(range(32, 41))
@@ -313,7 +313,7 @@ def test_hard_retention_overtakes_a_group_and_fetch_says_so(conn: Connection, cl
     publish(conn, "t", *range(1, 41))
     seal(conn, 2)
     clock.advance(3 * 3600)
-    assert duty(conn, "retention") == [2]
+    assert run_upkeep(conn, "retention") == [2]
     with refused("TL006", "32"):
         fetch(conn, "t")
     assert call(conn, "group_stats", "t", "g")[0].lag == 40

@@ -13,12 +13,12 @@ from tests.sql.verbs import (
     call,
     claim,
     contents,
-    duty,
     enqueue,
     publish,
     queue_stats,
     refused,
     rows,
+    run_upkeep,
     settle,
     value,
 )
@@ -110,10 +110,10 @@ def test_an_open_ack_wins_over_expiry(conn: Connection, connect: Connect, clock:
     worker.execute("begin")
     assert settle(worker, "ack", delivery.receipt) == ["done"]
     clock.advance(31)
-    duty(conn, "expire")
+    run_upkeep(conn, "expire")
     assert claim(conn, "mail") == []
     worker.execute("commit")
-    duty(conn, "expire")
+    run_upkeep(conn, "expire")
     assert claim(conn, "mail") == []
     assert queue_stats(conn, "mail").acked == 1
 

@@ -81,7 +81,7 @@ def test_only_the_owner_reaches_tables_and_internal_functions(things: Connection
              and has_table_privilege(r.role, c.oid, 'select, insert, update, delete, truncate')""",
         ROLES[:3],
     )
-    assert set(granted) == {("trunkline_reader", "notices"), *((role, "migrations") for role in ROLES[:3])}
+    assert set(granted) == {("trunkline_reader", "alerts"), *((role, "migrations") for role in ROLES[:3])}
     call(things, "grant_roles")
     inner = rows(
         things,
@@ -172,7 +172,7 @@ def test_reader(things: Connection) -> None:
         assert call(things, "list_dead_letters", "q") == []
         assert len(call(things, "next_runs", "@daily")) == 5
         assert call(things, "queue_rollups", "q") == []
-        assert rows(things, "select * from trunkline.notices") == []
+        assert rows(things, "select * from trunkline.alerts") == []
         for (view,) in rows(
             things,
             "select oid::regclass::text from pg_class where relnamespace = 'trunkline'::regnamespace and relkind = 'v'",
@@ -183,7 +183,7 @@ def test_reader(things: Connection) -> None:
             "claim('q')",
             "fetch('t', 'g', 'm')",
             "pause_queue('q')",
-            "run_duty('expire')",
+            "run_upkeep('expire')",
             "run_schedule('s')",
         ):
             with refused("42501", "permission denied"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Clock, Connection
 from tests.plans import seeding
-from tests.sql.verbs import call, claim, duty, enqueue, fetch, publish, refused, rows, settle, upkeep, value
+from tests.sql.verbs import call, claim, enqueue, fetch, publish, refused, rows, run_upkeep, settle, upkeep, value
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -26,9 +26,9 @@ def noon(conn: Connection, clock: Clock) -> Clock:
 
 
 def roll_up(conn: Connection) -> None:
-    assert duty(conn, "sequence") != [None]
-    assert duty(conn, "expire") != [None]
-    assert duty(conn, "rollups") != [None]
+    assert run_upkeep(conn, "sequence") != [None]
+    assert run_upkeep(conn, "expire") != [None]
+    assert run_upkeep(conn, "rollups") != [None]
 
 
 def test_topic_rates(conn: Connection, noon: Clock) -> None:
@@ -140,7 +140,7 @@ def test_work_that_takes_longer_than_a_minute_counts_when_it_is_done(conn: Conne
     for _ in range(5):
         roll_up(conn)
         noon.advance(60)
-        duty(conn, "rotate")
+        run_upkeep(conn, "rotate")
     settle(conn, "ack", delivery.receipt)
     noon.advance(1)
     roll_up(conn)
@@ -214,9 +214,9 @@ def test_one_damaged_log_does_not_stop_the_others(conn: Connection, noon: Clock)
     call(conn, "create_queue", "good")
     enqueue(conn, "bad", 1, 2)
     enqueue(conn, "good", 1, 2)
-    duty(conn, "sequence")
+    run_upkeep(conn, "sequence")
     conn.execute("delete from trunkline.topic_1")
-    duty(conn, "rollups")
+    run_upkeep(conn, "rollups")
     assert [row.ready for row in call(conn, "queue_rollups", "good")] == [2]
     assert call(conn, "queue_rollups", "bad") == []
 
@@ -227,7 +227,7 @@ def test_no_lock_is_held_on_any_log_or_cursor(conn: Connection, noon: Clock) -> 
     publish(conn, "t", 1)
     enqueue(conn, "q", 1)
     with conn.transaction():
-        duty(conn, "rollups")
+        run_upkeep(conn, "rollups")
         held = rows(conn, "select classid::int from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()")
     assert held == [(778004,)]
 
@@ -274,17 +274,17 @@ def test_reading_a_day_touches_its_own_rows_only(connect: Callable[[], Connectio
         assert (scans, by_index <= 1500) == (0, True), read
 
 
-def test_the_duty_reads_a_bounded_number_of_rows_whatever_the_past(connect: Callable[[], Connection]) -> None:
+def test_the_task_reads_a_bounded_number_of_rows_whatever_the_past(connect: Callable[[], Connection]) -> None:
     conn = connect()
     seeding.create(conn)
     for _ in range(7):
-        duty(conn, "rollups")
+        run_upkeep(conn, "rollups")
     seeding.fill(conn)
-    duty(conn, "rollups")
+    run_upkeep(conn, "rollups")
     big = seeding.big_tables(conn)
     counters = seeding.Counters(conn)
     for _ in range(3):
-        duty(conn, "rollups")
+        run_upkeep(conn, "rollups")
     read = counters.since()
     assert {name: counts[0] for name, counts in read.items() if name in big and counts[0]} == {}
     touched = {name: counts[1] + counts[2] for name, counts in read.items() if seeding.is_hot(name)}

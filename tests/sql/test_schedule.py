@@ -7,7 +7,20 @@ from datetime import timedelta
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, duty, enqueue, fetch, publish, queue_stats, read, settle, upkeep, value
+from tests.sql.verbs import (
+    call,
+    claim,
+    contents,
+    enqueue,
+    fetch,
+    publish,
+    queue_stats,
+    read,
+    run_upkeep,
+    settle,
+    upkeep,
+    value,
+)
 
 
 def test_delay_holds_a_message_back_until_due(conn: Connection, clock: Clock) -> None:
@@ -18,7 +31,7 @@ def test_delay_holds_a_message_back_until_due(conn: Connection, clock: Clock) ->
     assert contents([first]) == ["now"]
     settle(conn, "ack", first.receipt)
     clock.advance(3590)
-    duty(conn, "due")
+    run_upkeep(conn, "due")
     assert claim(conn, "q") == []
     assert queue_stats(conn, "q").delayed == 1
     clock.advance(11)
@@ -91,4 +104,4 @@ def test_a_deleted_topic_takes_its_delayed_messages_with_it(conn: Connection, cl
     publish(conn, "t", 1, p_delay="1 minute")
     call(conn, "delete_topic", "t")
     clock.advance(61)
-    assert duty(conn, "due") == [0]
+    assert run_upkeep(conn, "due") == [0]

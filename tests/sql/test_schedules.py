@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, duty, read, refused, rows, upkeep, value
+from tests.sql.verbs import call, claim, contents, read, refused, rows, run_upkeep, upkeep, value
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 """A Tuesday."""
@@ -56,9 +56,9 @@ def test_a_tick_becomes_a_message_at_its_time(conn: Connection, noon: Clock) -> 
     )
     assert (row.paused, row.next_at, row.last_at, row.last_id) == (False, NOON + timedelta(minutes=10), None, None)
     noon.advance(599)
-    assert duty(conn, "schedules") == [0]
+    assert run_upkeep(conn, "schedules") == [0]
     noon.advance(1)
-    assert duty(conn, "schedules", 2) == [1, 0]
+    assert run_upkeep(conn, "schedules", 2) == [1, 0]
     [message] = read(conn, "t")
     assert (message.payload, message.content_type, message.key) == (b'{"n": 1}', "application/json", "k")
     assert (message.routing_key, message.label) == ("a.b", "l")
@@ -92,7 +92,7 @@ def test_time_zone_of_a_schedule(conn: Connection, noon: Clock) -> None:
 def test_missed_ticks_with_the_newest_on_time(conn: Connection, noon: Clock, catch_up: str, expected: list[str]) -> None:
     create(conn, p_catch_up=catch_up)
     noon.advance(51 * 60)
-    assert duty(conn, "schedules", 2) == [len(expected), 0]
+    assert run_upkeep(conn, "schedules", 2) == [len(expected), 0]
     assert ticks(conn) == expected
     assert schedule(conn).next_at == NOON + timedelta(hours=1)
 
@@ -101,7 +101,7 @@ def test_missed_ticks_with_the_newest_on_time(conn: Connection, noon: Clock, cat
 def test_missed_ticks_with_all_of_them_late(conn: Connection, noon: Clock, catch_up: str, expected: list[str]) -> None:
     create(conn, p_catch_up=catch_up)
     noon.advance(25 * 60)
-    assert duty(conn, "schedules", 2) == [len(expected), 0]
+    assert run_upkeep(conn, "schedules", 2) == [len(expected), 0]
     assert ticks(conn) == expected
     row = schedule(conn)
     assert row.next_at == NOON + timedelta(minutes=30)
@@ -111,7 +111,7 @@ def test_missed_ticks_with_all_of_them_late(conn: Connection, noon: Clock, catch
 def test_a_year_of_missed_minutes_is_one_message(conn: Connection, noon: Clock) -> None:
     create(conn, cron="* * * * *")
     noon.advance(timedelta(days=365))
-    assert duty(conn, "schedules", 2) == [1, 0]
+    assert run_upkeep(conn, "schedules", 2) == [1, 0]
     assert schedule(conn).last_at == NOON + timedelta(days=365)
 
 
@@ -119,7 +119,7 @@ def test_catching_up_is_bounded_per_run_and_goes_on(conn: Connection, noon: Cloc
     create(conn, cron="* * * * *", p_catch_up="all")
     create(conn, "other", cron="0 * * * *", p_catch_up="all", p_topic="t")
     noon.advance(timedelta(minutes=1500))
-    assert duty(conn, "schedules", 3) == [1000, 525, 0]
+    assert run_upkeep(conn, "schedules", 3) == [1000, 525, 0]
     stamps = [message.occurred_at for message in read(conn, "t", limit=2000) if message.headers["trunkline-schedule"] == "s"]
     assert stamps == [NOON + timedelta(minutes=n) for n in range(1, 1501)]
 
@@ -132,10 +132,10 @@ def test_a_schedule_without_its_target_is_paused_and_the_others_go_on(conn: Conn
     conn.execute("update trunkline.schedules set topic = 'gone' where name = 'a'")
     conn.execute("update trunkline.schedules set queue = 'lost' where name = 'b'")
     noon.advance(601)
-    assert duty(conn, "schedules", 2) == [1, 0]
+    assert run_upkeep(conn, "schedules", 2) == [1, 0]
     assert [(row.name, row.paused) for row in call(conn, "list_schedules")] == [("a", True), ("b", True), ("c", False)]
-    notices = rows(conn, "select kind, detail from trunkline.notices order by detail ->> 'schedule'")
-    assert [(n.kind, n.detail["schedule"], n.detail["code"]) for n in notices] == [
+    alerts = rows(conn, "select kind, detail from trunkline.alerts order by detail ->> 'schedule'")
+    assert [(n.kind, n.detail["schedule"], n.detail["code"]) for n in alerts] == [
         ("schedule_paused", "a", "TL010"),
         ("schedule_paused", "b", "TL011"),
     ]
@@ -144,16 +144,16 @@ def test_a_schedule_without_its_target_is_paused_and_the_others_go_on(conn: Conn
     call(conn, "create_topic", "gone")
     call(conn, "resume_schedule", "a")
     noon.advance(600)
-    assert duty(conn, "schedules") == [2]
+    assert run_upkeep(conn, "schedules") == [2]
 
 
 def test_a_message_that_the_topic_no_longer_takes_pauses_the_schedule(conn: Connection, noon: Clock) -> None:
     create(conn, p_payload=json.dumps("x" * 100))
     call(conn, "alter_topic", "t", p_max_payload=10)
     noon.advance(601)
-    assert duty(conn, "schedules") == [0]
+    assert run_upkeep(conn, "schedules") == [0]
     assert schedule(conn).paused
-    assert value(conn, "select detail ->> 'code' from trunkline.notices") == "TL003"
+    assert value(conn, "select detail ->> 'code' from trunkline.alerts") == "TL003"
 
 
 def test_pause_and_resume(conn: Connection, noon: Clock) -> None:
@@ -161,12 +161,12 @@ def test_pause_and_resume(conn: Connection, noon: Clock) -> None:
     create(conn, p_catch_up="all")
     call(conn, "pause_schedule", "s")
     noon.advance(25 * 60)
-    assert duty(conn, "schedules") == [0]
+    assert run_upkeep(conn, "schedules") == [0]
     call(conn, "resume_schedule", "s")
     call(conn, "resume_schedule", "s")
-    assert duty(conn, "schedules") == [0]
+    assert run_upkeep(conn, "schedules") == [0]
     noon.advance(5 * 60)
-    assert duty(conn, "schedules") == [1]
+    assert run_upkeep(conn, "schedules") == [1]
     assert ticks(conn) == ["12:30"]
 
 
@@ -174,14 +174,14 @@ def test_resume_of_a_running_schedule_keeps_what_is_due(conn: Connection, noon: 
     create(conn)
     noon.advance(601)
     call(conn, "resume_schedule", "s")
-    assert duty(conn, "schedules") == [1]
+    assert run_upkeep(conn, "schedules") == [1]
 
 
 def test_delete(conn: Connection, noon: Clock) -> None:
     create(conn)
     call(conn, "delete_schedule", "s")
     noon.advance(601)
-    assert duty(conn, "schedules") == [0]
+    assert run_upkeep(conn, "schedules") == [0]
     assert call(conn, "list_schedules") == []
 
 
@@ -200,9 +200,9 @@ def test_firing_rolls_back_with_the_move(conn: Connection, noon: Clock) -> None:
     create(conn)
     noon.advance(601)
     with conn.transaction(force_rollback=True):
-        assert duty(conn, "schedules") == [1]
+        assert run_upkeep(conn, "schedules") == [1]
     assert ticks(conn) == []
-    assert duty(conn, "schedules") == [1]
+    assert run_upkeep(conn, "schedules") == [1]
     assert ticks(conn) == ["12:10"]
 
 
@@ -215,7 +215,7 @@ def test_ensure_creates_and_changes(conn: Connection, noon: Clock) -> None:
     # the tick that is due stays due when only the message changes
     second = ensure("*/10 * * * *", p_topic="t", p_payload="2")
     assert (second.schedule_id, second.next_at, second.headers) == (first.schedule_id, first.next_at, None)
-    assert duty(conn, "schedules") == [1]
+    assert run_upkeep(conn, "schedules") == [1]
     assert contents(read(conn, "t")) == [2]
     call(conn, "pause_schedule", "s")
     third = ensure("0 * * * *", p_queue="q", p_timezone="Asia/Kolkata", p_catch_up="all")

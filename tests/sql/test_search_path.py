@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import call, claim, contents, duty, enqueue, fetch, head, publish, read, settle
+from tests.sql.verbs import call, claim, contents, enqueue, fetch, head, publish, read, run_upkeep, settle
 
 FAKES = """
 create schema fake;
@@ -51,4 +51,4 @@ def test_nothing_in_the_callers_search_path_counts(conn: Connection, clock: Cloc
     enqueue(conn, "q", 3, p_idempotency_key="k")
     assert contents(claim(conn, "q")) == [3]
     for name in ("expire", "segments", "retention", "rotate", "windows"):
-        assert duty(conn, name) != [None]
+        assert run_upkeep(conn, name) != [None]

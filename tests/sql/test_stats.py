@@ -13,12 +13,12 @@ from tests.sql.verbs import (
     claim,
     claim_all,
     contents,
-    duty,
     enqueue,
     fetch,
     publish,
     queue_stats,
     refused,
+    run_upkeep,
     settle,
     upkeep,
     value,
@@ -39,11 +39,11 @@ def test_the_states_of_a_queue_after_a_scripted_day(conn: Connection, clock: Clo
     clock.advance(20)
     assert 20 <= queue_stats(conn, "q").oldest_age < 50
     clock.advance(700)
-    duty(conn, "expire", 2)
+    run_upkeep(conn, "expire", 2)
     stats = queue_stats(conn, "q")
     assert (stats.ready, stats.delayed, stats.leased) == (8, 1, 0)
     clock.advance(90_000)
-    duty(conn, "due")
+    run_upkeep(conn, "due")
     assert contents(claim(conn, "q", 100)) == ["later"]
     stats = queue_stats(conn, "q")
     assert (stats.ready, stats.expired, stats.leased, stats.acked, stats.dead) == (0, 8, 1, 1, 1)
@@ -159,6 +159,6 @@ def test_none_is_lost_or_doubled_by_any_order_of_verbs(conn: Connection, clock: 
     clock.advance(3600)
     for _ in range(20):
         settle(conn, "ack", *[delivery.receipt for delivery in claim_all(conn, "q")])
-    duty(conn, "expire", 3)
+    run_upkeep(conn, "expire", 3)
     audit = assert_conserved(conn, "q")
     assert (audit.ready, audit.pending, audit.leased) == (0, 0, 0)

@@ -15,12 +15,13 @@ from tests.sql.verbs import (
     claim,
     claim_all,
     contents,
-    duty,
+    run_upkeep,
     fetch,
     publish,
     queue_stats,
     refused,
     rows,
+    run_upkeep,
     settle,
     value,
 )
@@ -278,7 +279,7 @@ def test_unsubscribing_forgets_what_is_out_and_hurts_nobody(
     forgotten = [delivery.receipt for delivery in deliveries if delivery.topic == "t"]
     assert settle(conn, "nack", forgotten[0], p_delay="0") != ["done"]
     clock.advance(31)
-    duty(conn, "expire", 2)
+    run_upkeep(conn, "expire", 2)
     assert contents(claim(conn, "q")) == ["mine"]
     assert settle(conn, "ack", forgotten[1]) != ["done"]
     assert queue_stats(conn, "q").leased == 1

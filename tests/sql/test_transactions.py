@@ -62,7 +62,7 @@ READING_BACK: dict[str, Work] = {
     "offset_at": lambda conn, yard: call(conn, "offset_at", "t", 0, "2020-01-01"),
     "purge_queue": lambda conn, yard: call(conn, "purge_queue", "q"),
     "cleanup_queue": lambda conn, yard: call(conn, "cleanup_queue", "q"),
-    "run_duty": lambda conn, yard: call(conn, "run_duty", "expire"),
+    "run_upkeep": lambda conn, yard: call(conn, "run_upkeep", "expire"),
     "queue_stats": lambda conn, yard: call(conn, "queue_stats", "q"),
     **{
         verb: lambda conn, yard, verb=verb: settle(conn, verb, yard.receipt)
@@ -125,7 +125,7 @@ def test_publishers_at_other_levels_do_not_disturb_each_other(
 
 def test_in_a_read_only_transaction_nothing_is_written(conn: Connection, yard: Yard) -> None:
     before = digest(conn)
-    quiet = ("head", "read", "offset_at", "queue_stats", "run_duty", "cleanup_queue")
+    quiet = ("head", "read", "offset_at", "queue_stats", "run_upkeep", "cleanup_queue")
     for verb, work in {**READING_BACK, **WRITING}.items():
         conn.execute("begin read only")
         if verb in quiet:

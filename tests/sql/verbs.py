@@ -93,22 +93,22 @@ def head(conn: Connection, topic: str, partition: int = 0) -> int:
     return int(value(conn, "select trunkline.head(%s, %s)", topic, partition))
 
 
-def duty(conn: Connection, name: str, times: int = 1) -> list[int | None]:
-    """Run one duty of upkeep; answers what each run said."""
-    return [value(conn, "select trunkline.run_duty(%s)", name) for _ in range(times)]
+def run_upkeep(conn: Connection, name: str, times: int = 1) -> list[int | None]:
+    """Run one upkeep task; return the result of each run."""
+    return [value(conn, "select trunkline.run_upkeep(%s)", name) for _ in range(times)]
 
 
 def seal(conn: Connection, segments: int) -> None:
     """A segment takes two runs: one notes who may still write to it, the next finds that they are gone."""
-    duty(conn, "segments", segments + 2)
+    run_upkeep(conn, "segments", segments + 2)
 
 
 def upkeep(conn: Connection, times: int = 1) -> None:
-    """All of upkeep, as if every duty were due."""
+    """All of upkeep, as if every task were due."""
     for _ in range(times):
         conn.execute(
             "select setval(c.oid, 0) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-            " where n.nspname = 'trunkline' and c.relkind = 'S' and c.relname like 'duty\\_%'"
+            " where n.nspname = 'trunkline' and c.relkind = 'S' and c.relname like 'upkeep\\_%'"
         )
         conn.execute("call trunkline.upkeep()")
 

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from trunkline.cli.findings import Connection
 
 _MANY_DEAD_ROWS = 10_000
-_UPKEEP_SILENCE = timedelta(seconds=30)
 # Lock classes of the kernel: sql/README.md, "Lock order".
 _LOCK_CLASSES = (778000, 778099)
 _LONG_LOCK = timedelta(seconds=10)
 _MOST_LOCKS = 10
+_UPKEEP_SILENCE = 30.0
+_UPKEEP_FAILS = timedelta(minutes=1)
+"""A task that fails for longer fails the check; a lock may be kept for a moment."""
 _ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
 
 
@@ -74,16 +76,35 @@ def segments(conn: Connection) -> Iterator[Finding]:
 
 
 def upkeep(conn: Connection) -> Iterator[Finding]:
-    """Somebody must run upkeep: delayed messages, retention and schedules wait for it."""
-    row = conn.execute(
-        "select trunkline.clock() - to_timestamp(last_value / 1000.0), last_value = 0 from trunkline.duty_segments"
-    ).fetchone()
-    age, never = row if row is not None else (timedelta(0), True)
-    if never or age > _UPKEEP_SILENCE:
-        message = "upkeep never ran" if never else f"upkeep last ran {int(age.total_seconds())} s ago"
-        yield Finding("upkeep", "warn", message, "run trunkline up, or call trunkline.upkeep() from a scheduler")
-    else:
-        yield Finding("upkeep", "ok", f"ran {max(0.0, age.total_seconds()):.1f} s ago")
+    """Check that each upkeep task runs at its interval, works, and has no last run in the future."""
+    rows = conn.execute(
+        "select task, state, age_seconds, extract(epoch from every)::float8, error, failing_since < trunkline.clock() - %s"
+        " from trunkline.upkeep_stats()",
+        [_UPKEEP_FAILS],
+    ).fetchall()
+    run_it = "run trunkline up, or call trunkline.upkeep() from a scheduler"
+    ages = [age for _, _, age, *_ in rows if age is not None]
+    if not ages:
+        yield Finding("upkeep", "warn", "upkeep never ran", run_it)
+        return
+    silent = min(ages) > _UPKEEP_SILENCE
+    if silent:
+        yield Finding("upkeep", "warn", f"upkeep last ran {min(ages):.0f} s ago", run_it)
+    for task, state, age, every, error, lasting in rows:
+        if state == "failing":
+            hint = "fix the cause; the task runs again at its interval"
+            yield Finding("upkeep", "fail" if lasting else "warn", f"task {task} fails: {error}", hint)
+        elif state == "ahead":
+            message = f"task {task} last ran {-age:.0f} s in the future: the clock of the server went back"
+            yield Finding("upkeep", "warn", message, f"check the clock of the database server; {run_it}")
+        elif silent:
+            continue
+        elif state == "never":
+            yield Finding("upkeep", "warn", f"task {task} never ran, it is due every {every:g} s", run_it)
+        elif state == "late":
+            yield Finding("upkeep", "warn", f"task {task} last ran {age:.0f} s ago, it is due every {every:g} s", run_it)
+    if not silent and all(state == "ok" for _, state, *_ in rows):
+        yield Finding("upkeep", "ok", f"all {len(rows)} tasks run; the last one {max(0.0, min(ages)):.1f} s ago")
 
 
 def roles(conn: Connection) -> Iterator[Finding]:
@@ -133,17 +154,17 @@ def _member(conn: Connection, role: str) -> bool:
     return bool(row and row[0])
 
 
-def notices(conn: Connection) -> Iterator[Finding]:
+def alerts(conn: Connection) -> Iterator[Finding]:
     """What upkeep could not do by itself."""
     rows = conn.execute(
-        "select kind, count(*), max(at) from trunkline.notices where at > trunkline.clock() - interval '1 day'"
+        "select kind, count(*), max(at) from trunkline.alerts where at > trunkline.clock() - interval '1 day'"
         " group by 1 order by 3 desc limit 5"
     ).fetchall()
     for kind, count, last in rows:
         message = f"{count} x {kind} in the last day, last at {last:%Y-%m-%d %H:%M:%S%z}"
-        yield Finding("notices", "warn", message, "select * from trunkline.notices; delete them when done")
+        yield Finding("alerts", "warn", message, "select * from trunkline.alerts; delete them when done")
     if not rows:
-        yield Finding("notices", "ok", "none in the last day")
+        yield Finding("alerts", "ok", "none in the last day")
 
 
 def advisory_locks(conn: Connection) -> Iterator[Finding]:
@@ -185,4 +206,4 @@ def advisory_locks(conn: Connection) -> Iterator[Finding]:
         yield Finding("advisory locks", "ok", f"no session holds one for more than {int(_LONG_LOCK.total_seconds())} s")
 
 
-CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, owner, advisory_locks, notices)
+CHECKS = (unlogged_tables, segments, dead_rows, upkeep, roles, owner, advisory_locks, alerts)

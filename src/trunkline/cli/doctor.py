@@ -57,6 +57,10 @@ def examine(url: str) -> list[Finding]:
         for check in checks:
             try:
                 findings += check(conn)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+                # The schema is of another version, which the check of the schema reports.
+                name = check.__name__.replace("_", " ")
+                findings.append(Finding(name, "warn", "cannot be checked in this version of the schema"))
             except psycopg.errors.InsufficientPrivilege as exc:
                 findings.append(
                     Finding(check.__name__.replace("_", " "), "warn", f"not allowed to look: {exc.diag.message_primary}")

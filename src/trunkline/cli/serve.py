@@ -28,7 +28,11 @@ from trunkline.settings import Settings
     show_default=True,
     help="Database connections per process.",
 )
-@click.option("--upkeep/--no-upkeep", default=True, help="Run background duties too; over all processes one acts at a time.")
+@click.option(
+    "--upkeep/--no-upkeep",
+    default=True,
+    help="Run upkeep too; one process acts at a time.",
+)
 @click.option(
     "--require-token/--no-require-token",
     default=None,

@@ -7,14 +7,13 @@ import shlex
 import shutil
 import signal
 from contextlib import AbstractContextManager, nullcontext
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
 
 from trunkline.cli.command import Command
 from trunkline.cli.target import warn_about_secrets
-from trunkline.errors import TrunklineError, from_psycopg
+from trunkline.errors import TrunklineError
 from trunkline.settings import Settings
 
 if TYPE_CHECKING:
@@ -178,23 +177,10 @@ async def _keep_running(server: EmbeddedServer, stop: asyncio.Event) -> None:
 
 
 async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> None:
-    """Run upkeep until told to stop; a database that is away for a while does not end it."""
-    import psycopg
-
+    """Run upkeep until `stop` is set."""
     from trunkline import upkeep
 
-    pause = 0.5
-    while not stop.is_set():
-        began = monotonic()
-        try:
-            await upkeep.run(url, settings.upkeep_interval, stop)
-        except (TrunklineError, psycopg.Error) as exc:
-            error = from_psycopg(exc)
-            if monotonic() - began > _LONGEST_PAUSE:
-                pause = 0.5
-            click.echo(f"trunkline: upkeep: {error} [{error.code}]; next try in {pause:.1f} s", err=True)
-            await _stopped_within(stop, pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+    await upkeep.run(url, settings.upkeep_interval, stop, lambda text: click.echo(f"trunkline: {text}", err=True))
 
 
 async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -> None:

@@ -696,7 +696,7 @@ async def explain_offset(conn: Connection, topic: str, partition: int, offset: i
 
 
 async def upkeep(conn: Connection) -> None:
-    """Run the duties that are due. Not inside a transaction: each duty commits by itself."""
+    """Run the upkeep tasks that are due. Not inside a transaction: each task commits by itself."""
     await conn.execute("call trunkline.upkeep()")
 
 

@@ -94,6 +94,19 @@ async def ages(conn: Connection) -> Ages:
     return Ages(*rows[0])
 
 
+class UpkeepTask(NamedTuple):
+    """An upkeep task: its state, and the seconds since it last ran (None: never; negative: the clock went back)."""
+
+    task: str
+    state: str
+    age: float | None
+
+
+async def upkeep_tasks(conn: Connection) -> list[UpkeepTask]:
+    rows = await fetch_rows(conn, "select task, state, age_seconds from trunkline.upkeep_stats()")
+    return [UpkeepTask(*row) for row in rows]
+
+
 async def answers(conn: Connection) -> bool:
     """Whether the database answers and has the schema."""
     return int((await fetch_rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,17 @@ from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError,
 from trunkline.sql.migrate import latest_version
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+READ_COMMITTED = {"default_transaction_isolation": "read committed"}
+"""Only publishing works at another level."""
+UNLIMITED = READ_COMMITTED | {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+"""No time limits either: for upkeep, which has its own."""
 
 
 async def _check(conn: Connection) -> None:
@@ -29,9 +40,28 @@ async def _check(conn: Connection) -> None:
             raise psycopg.OperationalError("the server closed the connection")
 
 
-async def connect(conninfo: str, *, prepare: bool = True) -> Connection:
+async def connect(conninfo: str, *, prepare: bool = True, settings: Mapping[str, str] = READ_COMMITTED) -> Connection:
     """A connection outside the pool, in autocommit mode."""
-    return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=_threshold(prepare))
+    conn = await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=_threshold(prepare))
+    try:
+        await configure(conn, settings)
+    except BaseException:
+        await conn.close()
+        raise
+    return conn
+
+
+async def configure(conn: Connection, settings: Mapping[str, str] = READ_COMMITTED) -> None:
+    """Give one of our own sessions the settings it needs, whatever the defaults of its database and role are.
+
+    Not behind a pooler, where the settings would stay for the next client of the server's session. A pooler shows: the
+    process id it gave to us is not the one of the server's process.
+    """
+    query = (
+        "select pg_catalog.set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
+        " where pg_catalog.pg_backend_pid() = %s and pg_catalog.current_setting(s.name, true) <> s.value"
+    )
+    await conn.execute(query, [list(settings), list(settings.values()), conn.info.backend_pid], prepare=False)
 
 
 def _threshold(prepare: bool) -> int | None:
@@ -59,6 +89,7 @@ class Pool:
             min_size=0,
             max_size=self._max_size,
             timeout=self._timeout,
+            configure=configure,
             check=_check,
             open=False,
             num_workers=1,

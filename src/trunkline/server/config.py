@@ -20,7 +20,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8080
     workers: int = 1
     upkeep_seconds: float | None = 0.5
-    """How often background duties run; None: somebody else runs them."""
+    """How often upkeep runs; None: another process runs it."""
     max_connections: int = 10
     """Database connections of each worker."""
     max_body: int = 1024 * 1024

@@ -17,7 +17,6 @@ from litestar import Litestar
 
 from trunkline import Client, upkeep
 from trunkline.db import doors
-from trunkline.errors import from_psycopg
 from trunkline.server.access import Access
 from trunkline.server.config import STOP_SIGNAL, Config
 from trunkline.server.metrics import Metrics
@@ -29,7 +28,6 @@ from trunkline.server.waiting import Lines
 
 log = logging.getLogger("trunkline.server")
 _REMEMBERED = 100_000
-_LONGEST_PAUSE = 30.0
 _GARBAGE = 10_000
 
 
@@ -96,18 +94,10 @@ class Engine:
         return [None if number is None else self.cursors.get(number) for number in numbers]
 
     async def keep_up(self) -> None:
-        """Run background duties until the worker stops; a database that is away for a while does not end it."""
-        pause = 0.5
+        """Run upkeep until the worker stops."""
         assert self.config.upkeep_seconds is not None  # noqa: S101
-        while not self.stopping.is_set():
-            try:
-                await upkeep.run(self.config.database_url, timedelta(seconds=self.config.upkeep_seconds), self.stopping)
-            except Exception as exc:
-                error = from_psycopg(exc)
-                log.warning("upkeep: %s; next try in %.1f s", error, pause)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.stopping.wait(), pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+        interval = timedelta(seconds=self.config.upkeep_seconds)
+        await upkeep.run(self.config.database_url, interval, self.stopping, log.warning)
 
     def stop(self) -> None:
         """Take no more work; those who wait for messages are told at once that there are none."""
@@ -160,12 +150,12 @@ async def running(app: Litestar) -> AsyncIterator[None]:
     """The life of a worker."""
     engine = Engine(app.state.config)
     app.state.engine = engine
-    duties: asyncio.Task[Any] | None = None
+    keeper: asyncio.Task[Any] | None = None
     with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # not the main thread of a process
         asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, engine.stop)
     async with engine.mq:
         if engine.config.upkeep_seconds is not None:
-            duties = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
+            keeper = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
         scraped = await serve_metrics(engine) if engine.config.metrics_port is not None else None
         _spare_collections()
         try:
@@ -174,7 +164,7 @@ async def running(app: Litestar) -> AsyncIterator[None]:
             await engine.drain()
             if scraped is not None:
                 scraped.close()
-            if duties is not None:
-                duties.cancel()
+            if keeper is not None:
+                keeper.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await duties
+                    await keeper

@@ -55,6 +55,7 @@ class Metrics:
         self._stats: Stats | None = None
         self._ages = doors.Ages(0, 0)
         self._endpoints: list[push.EndpointStats] = []
+        self._tasks: list[doors.UpkeepTask] = []
         self._stats_at = 0.0
 
     def begun(self, handler: str) -> None:
@@ -88,26 +89,43 @@ class Metrics:
             async with mq.connection() as conn:
                 self._ages = await doors.ages(conn)
                 self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
+                self._tasks = await doors.upkeep_tasks(conn)
             self._stats_at = time.monotonic()
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         database = CollectorRegistry()
-        database.register(_Database(self._stats, self._ages, self._endpoints))
+        database.register(_Database(self._stats, self._ages, self._endpoints, self._tasks))
         return generate_latest(registry) + generate_latest(database), CONTENT_TYPE_LATEST
 
 
 class _Database(Collector):
-    """The numbers of topics, groups, queues and endpoints."""
+    """The numbers of topics, groups, queues, endpoints and upkeep tasks."""
 
-    def __init__(self, stats: Stats, ages: doors.Ages, endpoints: list[push.EndpointStats]) -> None:
+    def __init__(
+        self, stats: Stats, ages: doors.Ages, endpoints: list[push.EndpointStats], tasks: list[doors.UpkeepTask]
+    ) -> None:
         self._stats = stats
         self._ages = ages
         self._endpoint_stats = endpoints
+        self._tasks = tasks
 
     def collect(self) -> list[GaugeMetricFamily]:
-        return [*self._queues(), *self._topics(), *self._groups(), *self._endpoints(), *self._waits()]
+        return [*self._queues(), *self._topics(), *self._groups(), *self._endpoints(), *self._waits(), *self._upkeep()]
+
+    def _upkeep(self) -> list[GaugeMetricFamily]:
+        failing = GaugeMetricFamily(
+            "trunkline_upkeep_task_failing", "Whether the last run of an upkeep task failed.", labels=["task"]
+        )
+        age = GaugeMetricFamily(
+            "trunkline_upkeep_task_age_seconds", "Time since an upkeep task last ran, also if it failed.", labels=["task"]
+        )
+        for row in self._tasks:
+            failing.add_metric([row.task], row.state == "failing")
+            if row.age is not None:
+                age.add_metric([row.task], row.age)
+        return [failing, age]
 
     def _waits(self) -> list[GaugeMetricFamily]:
         held = "Age of the oldest transaction that holds back vacuum (xmin)."

@@ -91,7 +91,7 @@ def warm_later() -> None:
     tried = target.with_suffix(".tried")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if tried.exists() and time.time() - tried.stat().st_mtime < _AGAIN_AFTER:
+        if tried.exists() and 0 <= time.time() - tried.stat().st_mtime < _AGAIN_AFTER:
             return
         tried.touch(mode=0o600)
     except OSError:

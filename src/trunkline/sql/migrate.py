@@ -49,6 +49,8 @@ def migrate(conninfo: str, *, upto: int | None = None, extra: Sequence[str] = ()
     """
     try:
         with psycopg.connect(conninfo, autocommit=True) as conn:
+            # of each transaction, so that it also holds behind a transaction pooler; see _lock for the others
+            conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             return _migrate(conn, upto, extra)
     except psycopg.Error as exc:
         raise from_psycopg(exc) from exc
@@ -90,6 +92,11 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[st
 
 
 def _lock(conn: psycopg.Connection[Any]) -> None:
+    # A limit for the statements of an application must not stop a migration, which may wait for another one.
+    conn.execute(
+        "select set_config(name, '0', true) from unnest(%s::text[]) name where current_setting(name, true) <> '0'",
+        (["statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout"],),
+    )
     # Held to the end of the transaction, so that it works behind a transaction pooler too.
     conn.execute("select pg_advisory_xact_lock(%s, %s)", _LOCK)
     # The installer is often an administrator: what others have put into its search_path must not run with its rights.

@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from datetime import timedelta
 
-import psycopg
+from psycopg.errors import Diagnostic
 
 from trunkline.db import calls
+from trunkline.db.pool import UNLIMITED, connect
 from trunkline.errors import from_psycopg
 
+log = logging.getLogger("trunkline.upkeep")
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
 
-async def run(conninfo: str, interval: timedelta, stop: asyncio.Event) -> None:
-    """Run upkeep every `interval` until `stop` is set. Raises when the database goes away; the caller starts it again."""
+
+async def run(
+    conninfo: str, interval: timedelta, stop: asyncio.Event, report: Callable[[str], object] = log.warning
+) -> None:
+    """Run upkeep every `interval` until `stop` is set.
+
+    A failing task is reported when it starts to fail, fails differently or works again; it does not slow down the others.
+    If the database cannot be reached, the next try comes after 0.5 s, then after twice as long each time, up to 30 s.
+    """
+    pause = _FIRST_PAUSE
+    while not stop.is_set():
+        try:
+            async with await connect(conninfo, settings=UNLIMITED) as conn:
+                conn.add_notice_handler(lambda notice: _report_task(notice, report))
+                while not stop.is_set():
+                    await calls.upkeep(conn)
+                    pause = _FIRST_PAUSE
+                    await _wait(stop, interval.total_seconds())
+        except Exception as exc:
+            error = from_psycopg(exc)
+            report(f"upkeep: {error} [{error.code}]; next try in {pause:.1f} s")
+            await _wait(stop, pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _report_task(notice: Diagnostic, report: Callable[[str], object]) -> None:
+    """Pass on what upkeep() says about its tasks. It does so once per change, over all processes."""
+    text = notice.message_primary or ""
+    if text.startswith("upkeep"):
+        report(text)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
     try:
-        async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as conn:
-            while not stop.is_set():
-                await calls.upkeep(conn)
-                try:
-                    await asyncio.wait_for(stop.wait(), interval.total_seconds())
-                except TimeoutError:
-                    continue
-    except psycopg.Error as exc:
-        raise from_psycopg(exc) from exc
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

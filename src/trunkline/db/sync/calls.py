@@ -695,7 +695,7 @@ def explain_offset(conn: Connection, topic: str, partition: int, offset: int) ->
 
 
 def upkeep(conn: Connection) -> None:
-    """Run the duties that are due. Not inside a transaction: each duty commits by itself."""
+    """Run the upkeep tasks that are due. Not inside a transaction: each task commits by itself."""
     conn.execute("call trunkline.upkeep()")
 
 

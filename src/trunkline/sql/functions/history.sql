@@ -109,6 +109,6 @@ $$;
 create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
 
 -- Empties the days that no queue keeps any more.
-create or replace function trunkline._duty_history() returns int
+create or replace function trunkline._upkeep_history() returns int
 language sql
 as $$ select trunkline._empty_days('history', coalesce(max(history), '0')) from trunkline.queues $$;

@@ -626,7 +626,7 @@ end
 $$;
 
 -- Empties the days of results and markers that are kept no longer, and forgets what ended without a word.
-create or replace function trunkline._duty_jobs() returns int
+create or replace function trunkline._upkeep_jobs() returns int
 language plpgsql
 as $$
 declare

@@ -460,6 +460,7 @@ declare
     v_slack bigint;
     v_inner int;
     v_now   bigint;
+    v_last  bigint;
     v_used  bigint;
     v_start bigint;
     v_list  float8[] := '{}';
@@ -485,15 +486,17 @@ begin
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778007, p_endpoint_id);
     v_now := extract(epoch from trunkline.clock()) * 1000000;
-    -- never more than what these settings can have used up: what a slower rate used up must not hold back a faster one
-    v_used := least(coalesce(pg_sequence_last_value(v_pace), 0), v_now + 500000 + v_inner * v_step);
+    -- never more than what these settings can have used up: what a slower rate used up, or a clock that was ahead, must not hold back this one
+    v_last := coalesce(pg_sequence_last_value(v_pace), 0);
+    v_used := least(v_last, v_now + 500000 + v_inner * v_step);
     while cardinality(v_list) < least(p_want, 1000) loop
         v_start := greatest(v_now, v_used - (v_inner - 1) * v_step);
         exit when v_start > v_now + 500000;
         v_used := greatest(v_used, v_start) + v_step;
         v_list := v_list || ((v_start - v_now) / 1000000.0)::float8;
     end loop;
-    if cardinality(v_list) > 0 then
+    -- also when nothing was granted: a limit that moves with the clock would never be reached
+    if v_used <> v_last then
         perform setval(v_pace, v_used);
     end if;
     return query select v_list, v_slack / 1000000::float8, greatest(0, v_start - v_now - 500000) / 1000000::float8;
@@ -642,7 +645,7 @@ end
 $$;
 
 -- Empties the days of attempts that are not kept any more, and the inbox window that nobody can look into.
-create or replace function trunkline._duty_attempts() returns int
+create or replace function trunkline._upkeep_attempts() returns int
 language plpgsql
 as $$
 declare

@@ -15,7 +15,7 @@ as $$
         finish_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
         start_waiting,advance_group,report_pipeline,clock,new_id}'),
     ('trunkline_reader', '{list_topics,get_topic,list_queues,get_queue,peek_queue,list_groups,list_subscriptions,test_subscriptions,list_schedules,list_dead_letters,get_dead_letter,
-        head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
+        head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
         archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
         log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
@@ -25,7 +25,7 @@ as $$
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
         bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,lift_bar,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,assign_writer,
-        retry_job,run_duty,upkeep,grant_roles}')
+        retry_job,run_upkeep,upkeep,grant_roles}')
 $$;
 
 create or replace function trunkline._has_role(p_role text) returns boolean
@@ -114,7 +114,7 @@ begin
             execute format('grant select on trunkline.migrations to %I', r.role);
         end if;
         if r.role = 'trunkline_reader' then
-            execute 'grant select on trunkline.notices to trunkline_reader';
+            execute 'grant select on trunkline.alerts to trunkline_reader';
             for f in select oid::regclass as name from pg_class where relnamespace = 'trunkline'::regnamespace and relkind = 'v' loop
                 execute format('grant select on %s to trunkline_reader', f.name);
             end loop;

@@ -184,7 +184,7 @@ end
 $$;
 
 -- One that cannot be looked at (a damaged log) must not keep the others waiting.
-create or replace function trunkline._duty_rollups() returns int
+create or replace function trunkline._upkeep_rollups() returns int
 language plpgsql
 as $$
 declare

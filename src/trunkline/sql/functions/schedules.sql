@@ -544,9 +544,9 @@ begin
 end
 $$;
 
--- Schedules that are due. One that cannot be fired, because its target is gone or refuses the message, is paused with a notice; the
+-- Schedules that are due. One that cannot be fired, because its target is gone or refuses the message, is paused with an alert; the
 -- others go on. At most 1,000 messages in a run: what is left is due in the next.
-create or replace function trunkline._duty_schedules() returns int
+create or replace function trunkline._upkeep_schedules() returns int
 language plpgsql
 as $$
 declare
@@ -563,7 +563,7 @@ begin
                 raise warning 'schedule % cannot be fired now: % (%)', s.name, sqlerrm, sqlstate;
             else
                 update trunkline.schedules set paused = true where schedule_id = s.schedule_id;
-                insert into trunkline.notices (at, kind, detail)
+                insert into trunkline.alerts (at, kind, detail)
                 values (v_now, 'schedule_paused', jsonb_build_object('schedule', s.name, 'topic', s.topic, 'queue', s.queue, 'code', sqlstate, 'error', sqlerrm));
                 raise warning 'schedule % is paused: %', s.name, sqlerrm;
             end if;

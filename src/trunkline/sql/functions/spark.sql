@@ -498,7 +498,7 @@ end
 $$;
 
 -- Gives up what was staged more than three days ago, seals staged segments, and forgets what was published by versions that are long past.
-create or replace function trunkline._duty_stages() returns int
+create or replace function trunkline._upkeep_stages() returns int
 language plpgsql
 as $$
 begin

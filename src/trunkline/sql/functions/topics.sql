@@ -2,7 +2,7 @@
 
 -- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
 --   778001 sequencing a log      778002 checking a cursor's leases   778005 moving a cursor (claim, fetch, commit)
---   778003 changing a topic      778004 one upkeep duty at a time
+--   778003 changing a topic      778004 one upkeep task at a time
 
 create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
 language plpgsql stable

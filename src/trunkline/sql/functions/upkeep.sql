@@ -1,4 +1,4 @@
--- Upkeep: duties that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each duty is safe to repeat, does a
+-- Upkeep: tasks that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each task is safe to repeat, does a
 -- bounded amount of work, and is done by one session at a time. trunkline.upkeep() runs those that are due.
 
 -- Moves due messages from `scheduled` into their log, at most p_limit; for one topic or all.
@@ -42,13 +42,13 @@ begin
 end
 $$;
 
--- How many logs or cursors a run of a duty takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
-create or replace function trunkline._duty_size() returns int
+-- How many logs or cursors one run of a task takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
+create or replace function trunkline._upkeep_batch() returns int
 language sql immutable
 as $$ select 500 $$;
 
 -- Ends overdue leases of all queues. A queue that cannot be looked at (a damaged log) must not keep the others waiting.
-create or replace function trunkline._duty_expire() returns int
+create or replace function trunkline._upkeep_expire() returns int
 language plpgsql
 as $$
 declare
@@ -61,7 +61,7 @@ begin
             left join lateral (select k.closed_upto, k.stragglers from trunkline.lease_checks k where k.cursor_id = c.cursor_id order by k.check_no desc limit 1) k on true
             where c.queue_id is not null and (k.stragglers <> '{}' or coalesce(k.closed_upto, 0) < (
                 select l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1))
-            order by random() limit trunkline._duty_size()) x
+            order by random() limit trunkline._upkeep_batch()) x
         order by x.cursor_id
     loop
         begin
@@ -74,11 +74,11 @@ begin
 end
 $$;
 
-create or replace function trunkline._duty_due() returns int
+create or replace function trunkline._upkeep_due() returns int
 language sql
 as $$ select trunkline._release_due(null, 5000) $$;
 
--- A topic may be deleted while a duty is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
+-- A topic may be deleted while a task is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
 create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
 language plpgsql
 as $$
@@ -90,7 +90,7 @@ end
 $$;
 
 -- Gives offsets to what nobody asked for yet, so that lag and rates of idle logs are right.
-create or replace function trunkline._duty_sequence() returns int
+create or replace function trunkline._upkeep_sequence() returns int
 language plpgsql
 as $$
 declare
@@ -172,7 +172,7 @@ end
 $$;
 
 -- Segments: keeps one ahead, rolls those that are old, seals those that are complete.
-create or replace function trunkline._duty_segments() returns int
+create or replace function trunkline._upkeep_segments() returns int
 language plpgsql
 as $$
 declare
@@ -186,11 +186,11 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for r in
         select * from (
-            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._duty_size()) x
+            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._upkeep_batch()) x
         order by log
     loop
         -- publishers and readers may have to wait for what we lock here
-        exit when v_count >= trunkline._duty_size() / 10;
+        exit when v_count >= trunkline._upkeep_batch() / 10;
         begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
             -- The topic's lock comes before those we hold now, so it is only tried: who has it changes or deletes the topic, and the next run comes soon.
@@ -256,7 +256,7 @@ $$;
 
 -- Removes segments that retention lets go and that every reader has passed. Rows go by truncate, which locks only the
 -- segment itself; the empty table goes when its parent can be locked without waiting.
-create or replace function trunkline._duty_retention() returns int
+create or replace function trunkline._upkeep_retention() returns int
 language plpgsql
 as $$
 declare
@@ -276,7 +276,7 @@ begin
         from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
         order by l.log, s.last_offset, s.segment
     loop
-        exit when v_count >= trunkline._duty_size() / 5;
+        exit when v_count >= trunkline._upkeep_batch() / 5;
         select base_offset into v_base from trunkline.logs where log = r.log;
         continue when r.sealed_at is null;
         -- below it lies what is gone; and what was staged and passed by others, or got no offset at all: its rows need not wait for the table to go
@@ -300,7 +300,7 @@ begin
             v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
             if v_gone > 0 and v_needed <= r.last_offset then
                 perform trunkline._overtake(r.log, r.last_offset + 1);
-                insert into trunkline.notices (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
+                insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
                     jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
                 raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
             end if;
@@ -345,7 +345,7 @@ begin
         where s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
-        order by random() limit trunkline._duty_size() / 5
+        order by random() limit trunkline._upkeep_batch() / 5
     loop
         begin
             perform set_config('lock_timeout', '20ms', true);
@@ -455,7 +455,7 @@ $$;
 
 -- Empties the older slot of the hot tables and makes it the current one. Whatever is still open is carried over first, while
 -- nobody can read or write that slot: those who come wait at most for the lock time-out and the copying of what is open.
-create or replace function trunkline._duty_rotate() returns int
+create or replace function trunkline._upkeep_rotate() returns int
 language plpgsql
 as $$
 declare
@@ -523,7 +523,7 @@ begin
 end
 $$;
 
--- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_duty puts the time-out back.
+-- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_upkeep puts the time-out back.
 create or replace function trunkline._empty_slot(p_slot text) returns int
 language plpgsql
 as $$
@@ -559,7 +559,7 @@ end
 $$;
 
 -- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
-create or replace function trunkline._duty_windows() returns int
+create or replace function trunkline._upkeep_windows() returns int
 language plpgsql
 as $$
 declare
@@ -571,76 +571,220 @@ begin
 end
 $$;
 
--- Runs one duty if it is due and nobody else is at it. Answers what it did, or null when it did not run.
-create or replace function trunkline.run_duty(p_duty text, p_every interval default '0') returns int
+-- All upkeep tasks and their intervals.
+create or replace function trunkline._upkeep_tasks() returns table (task text, every interval)
+language sql stable
+as $$
+    values
+    ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
+    ('segments', '5 seconds'), ('retention', '15 seconds'), ('rotate', trunkline._setting('rotate_every')::interval), ('windows', '1 minute'),
+    ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
+$$;
+
+-- How long ago a task ran, in seconds; null if it never ran. Negative: its mark was set by a clock that was ahead.
+create or replace function trunkline._upkeep_age(p_task text) returns float8
+language sql
+as $$
+    select extract(epoch from trunkline.clock())::float8 - nullif(pg_sequence_last_value(format('trunkline.upkeep_%s', p_task)::regclass), 0) / 1000.0
+$$;
+
+-- A task is due unless it ran within the last p_every. A mark in the future says nothing, so the task is due.
+create or replace function trunkline._upkeep_is_due(p_task text, p_every interval) returns boolean
+language sql
+as $$
+    select not coalesce(x.age >= 0 and x.age < extract(epoch from p_every), false) from (select trunkline._upkeep_age(p_task) as age) x
+$$;
+
+-- Runs one upkeep task if it is due and no other session runs it. Returns how much it did, or null if it did not run.
+create or replace function trunkline.run_upkeep(p_task text, p_every interval default '0') returns int
 language plpgsql
 as $$
 declare
-    v_mark regclass;
-    v_now  bigint := extract(epoch from clock_timestamp()) * 1000;
     v_done int;
     v_wait text := current_setting('lock_timeout');
 begin
-    if p_duty ~ '^[a-z]+$' then
-        v_mark := to_regclass('trunkline.duty_' || p_duty);
-    end if;
-    if v_mark is null then
-        perform trunkline._fail('TL001', format('there is no duty %L', p_duty), 'duties: expire, due, schedules, sequence, segments, retention, rotate, windows, history, attempts, stages, rollups, jobs');
+    if not exists (select from trunkline._upkeep_tasks() t where t.task = p_task) then
+        perform trunkline._fail('TL001', format('there is no upkeep task %L', p_task),
+                                'use one of: ' || (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t));
     end if;
     perform trunkline._need_read_committed('upkeep');
-    if v_now - coalesce(pg_sequence_last_value(v_mark), 0) < extract(epoch from p_every) * 1000 then
+    -- Checked again under the lock: between the two another session may have finished the task.
+    if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
+       or not trunkline._upkeep_is_due(p_task, p_every) then
         return null;
     end if;
-    if not pg_try_advisory_xact_lock(778004, hashtext(p_duty)) then
-        return null;
-    end if;
-    -- before the work, and kept when that fails: a duty that cannot do it waits for its next turn
-    perform setval(v_mark, v_now);
-    -- whatever somebody keeps locked, the other duties are not to wait for it
+    -- Set before the work and kept if that fails: a failing task waits for its interval like any other.
+    perform setval(format('trunkline.upkeep_%s', p_task)::regclass, floor(extract(epoch from trunkline.clock()) * 1000)::bigint);
+    -- A lock that another session keeps must not stop the other tasks.
     if v_wait = '0' then
         perform set_config('lock_timeout', '2s', true);
     end if;
-    execute format('select trunkline._duty_%s()', p_duty) into v_done;
+    execute format('select trunkline._upkeep_%s()', p_task) into v_done;
     perform set_config('lock_timeout', v_wait, true);
+    delete from trunkline.upkeep_failures where task = p_task;
+    if found then
+        raise notice 'upkeep task % works again', p_task;
+    end if;
     return v_done;
 end
 $$;
 
--- Every duty that is due, each in a transaction of its own; first the one that waits longest, so that one that takes too long for a time-out of the
--- caller, which ends the call, is the last the next time. One that fails is told with a warning, waits until it is due again, and
--- does not keep the others from their work; the first such error ends the call when all have had their turn.
+-- Records that a task failed. Returns whether that is news: it worked before, or failed differently (numbers in the message aside).
+create or replace function trunkline._upkeep_failed(p_task text, p_code text, p_error text) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    f trunkline.upkeep_failures;
+begin
+    select * into f from trunkline.upkeep_failures where task = p_task;
+    if f.code = p_code and regexp_replace(f.error, '\d+', '', 'g') = regexp_replace(p_error, '\d+', '', 'g') then
+        return false;
+    end if;
+    insert into trunkline.upkeep_failures (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
+    on conflict (task) do update set code = excluded.code, error = excluded.error;
+    return true;
+end
+$$;
+
+-- Upkeep tasks: interval, last run, and whether the task works. States: ok; never (has not run yet); late (has not run for twice its interval
+-- and 30 seconds); ahead (the last run is in the future: the server's clock went back); failing (the last run failed).
+create or replace function trunkline.upkeep_stats()
+returns table (task text, state text, every interval, last_run_at timestamptz, age_seconds float8, failing_since timestamptz, error_code text, error text)
+language sql
+as $$
+    select t.task,
+           case when a.age < -1 then 'ahead' when f.task is not null then 'failing' when a.age is null then 'never'
+                when a.age > extract(epoch from t.every) * 2 + 30 then 'late' else 'ok' end,
+           t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error
+    from trunkline._upkeep_tasks() t
+    cross join lateral (select trunkline._upkeep_age(t.task) as age) a
+    left join trunkline.upkeep_failures f on f.task = t.task
+    order by t.task
+$$;
+
+-- Puts right what was written while the server's clock was ahead and would otherwise wait until the clock gets there again. Upkeep notes the
+-- time of its last call in upkeep_clock: if that is over a minute in the future, the clock went back. Returns by how much, or null.
+-- Not touched: deadlines of leases and due times of messages. The latter cannot be told from long delays.
+create or replace function trunkline._repair_clock() returns interval
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now  timestamptz := trunkline.clock();
+    v_by   interval := to_timestamp(pg_sequence_last_value('trunkline.upkeep_clock') / 1000.0) - v_now;
+    -- a time beyond this was set while the clock was ahead
+    v_from timestamptz;
+    c      trunkline.cursors;
+    g      trunkline.positions;
+    h      trunkline.schedules;
+begin
+    -- normal: the last call was a moment ago
+    if v_by between interval '-1 second' and interval '0' or not pg_try_advisory_xact_lock(778004, hashtext('clock')) then
+        return null;
+    end if;
+    if v_by is null or v_by <= interval '1 minute' then
+        perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
+        return null;
+    end if;
+    if current_setting('lock_timeout') = '0' then
+        perform set_config('lock_timeout', '2s', true);
+    end if;
+    v_from := v_now + v_by / 2;
+    -- A row that another session has locked is being renewed with the right time.
+    for h in select * from trunkline.schedules where not paused and next_at > v_now for update skip locked loop
+        begin
+            update trunkline.schedules set next_at = x.tick
+            from (select trunkline._cron_next(trunkline._parse_cron(h.cron), h.timezone, v_now) as tick) x where schedule_id = h.schedule_id and x.tick < next_at;
+        exception when others then
+            raise warning 'schedule % keeps its next run: % (%)', h.name, sqlerrm, sqlstate;
+        end;
+    end loop;
+    update trunkline.members m set seen_until = m.seen_until - v_by
+    from (select subscription_id, member from trunkline.members where seen_until > v_from for update skip locked) x
+    where m.subscription_id = x.subscription_id and m.member = x.member;
+    update trunkline.dispatchers d set seen_until = d.seen_until - v_by
+    from (select dispatcher from trunkline.dispatchers where seen_until > v_from for update skip locked) x where d.dispatcher = x.dispatcher;
+    update trunkline.endpoint_bars b set until = b.until - v_by
+    from (select endpoint_id, dispatcher from trunkline.endpoint_bars where until > v_from for update skip locked) x
+    where b.endpoint_id = x.endpoint_id and b.dispatcher = x.dispatcher;
+    update trunkline.endpoints e
+    set open_until = case when e.open_until > v_from then e.open_until - v_by else e.open_until end,
+        probe_until = case when e.probe_until > v_from then e.probe_until - v_by else e.probe_until end,
+        held_until = case when e.held_until > v_from then e.held_until - v_by else e.held_until end
+    from (select endpoint_id from trunkline.endpoints where greatest(open_until, probe_until, held_until) > v_from for update skip locked) x
+    where e.endpoint_id = x.endpoint_id;
+    update trunkline.job_slots s set until = s.until - v_by
+    from (select limit_name, worker from trunkline.job_slots where until > v_from for update skip locked) x
+    where s.limit_name = x.limit_name and s.worker = x.worker;
+    update trunkline.job_workers w set seen_at = w.seen_at - v_by
+    from (select worker from trunkline.job_workers where seen_at > v_now for update skip locked) x where w.worker = x.worker;
+    for c in select k.* from trunkline.cursors k
+             cross join lateral (select p.at, p.deadline from trunkline.positions p where p.cursor_id = k.cursor_id order by p.state_no desc limit 1) p
+             where k.queue_id is null and p.at > v_now and p.deadline is not null order by k.cursor_id loop
+        continue when not pg_try_advisory_xact_lock(778005, c.cursor_id);
+        g := trunkline._position(c);
+        if g.at > v_now and g.deadline is not null then
+            g.deadline := g.deadline - v_by;
+            perform trunkline._move(g);
+        end if;
+    end loop;
+    -- the newest row is what the next one is compared with
+    delete from trunkline.rollups where at > v_now;
+    insert into trunkline.alerts (at, kind, detail) values (v_now, 'clock_went_back', jsonb_build_object('seconds', round(extract(epoch from v_by))));
+    delete from trunkline.upkeep_failures where task = 'clock';
+    -- last: it is not rolled back, and without it nothing would try again
+    perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
+    raise warning 'upkeep: the server clock went back by %; schedules and time limits set meanwhile were corrected', date_trunc('second', v_by);
+    return v_by;
+end
+$$;
+
+-- The tasks in the order of a call: the one that waits longest first, before it those without a mark or with one in the future.
+create or replace function trunkline._upkeep_order() returns table (task text, every interval)
+language sql set search_path = pg_catalog, pg_temp
+as $$
+    select t.task, t.every from trunkline._upkeep_tasks() t cross join lateral (select trunkline._upkeep_age(t.task) as age) a
+    order by case when a.age >= 0 then a.age end desc nulls first, t.every
+$$;
+
+-- Runs every task that is due, each in its own transaction, the one that waits longest first: if a statement timeout of the caller ends the call,
+-- the next call starts with the tasks that had no turn. A failing task does not stop the others and does not end the call: upkeep_stats() shows
+-- it, a warning reports it when it starts to fail or fails differently, and it runs again after its interval.
 create or replace procedure trunkline.upkeep()
 language plpgsql
 as $$
 declare
-    r       record;
-    v_text  text;
-    v_code  text;
-    v_first text;
-    v_state text;
+    r      record;
+    v_text text;
+    v_code text;
 begin
-    -- A procedure that commits cannot have settings (pin.sql), so it sets the path in each of its transactions.
+    -- Each transaction sets its level, since the default of the database or role may be another, and its path: a procedure that commits cannot have
+    -- settings (pin.sql).
+    commit;
+    set transaction isolation level read committed;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    for r in
-        select * from (values
-            ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
-            ('segments', '5 seconds'), ('retention', '15 seconds'), ('windows', '1 minute'), ('history', '1 hour'), ('attempts', '1 hour'),
-            ('stages', '10 minutes'), ('rotate', trunkline._setting('rotate_every')::interval), ('rollups', '1 minute'), ('jobs', '2 seconds')
-        ) d(duty, every) order by coalesce(pg_sequence_last_value(format('trunkline.duty_%s', d.duty)::regclass), 0), d.every
-    loop
+    begin
+        perform trunkline._repair_clock();
+    exception when others then
+        get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
+        if trunkline._upkeep_failed('clock', v_code, v_text) then
+            raise warning 'upkeep: the server clock went back, and correcting what was written meanwhile fails: %', v_text using errcode = v_code;
+        end if;
+    end;
+    commit;
+    set transaction isolation level read committed;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    for r in select * from trunkline._upkeep_order() loop
         begin
-            perform trunkline.run_duty(r.duty, r.every);
+            perform trunkline.run_upkeep(r.task, r.every);
         exception when others then
             get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
-            raise warning 'duty %: %', r.duty, v_text using errcode = v_code;
-            v_state := coalesce(v_state, v_code);
-            v_first := coalesce(v_first, format('duty %s: %s', r.duty, v_text));
+            if trunkline._upkeep_failed(r.task, v_code, v_text) then
+                raise warning 'upkeep task % fails: %', r.task, v_text using errcode = v_code;
+            end if;
         end;
         commit;
+        set transaction isolation level read committed;
         perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     end loop;
-    if v_first is not null then
-        raise exception using errcode = v_state, message = v_first;
-    end if;
 end
 $$;
