@@ -36,6 +36,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     object: str | None = None
     """Path parameter that names the topic or queue of a scope's pattern."""
     audit: bool = False
+    reads: bool = False
+    """Reads or claims messages although its scope is another than read (see `limits.Limits.reads`)."""
 
 
 def route(method: Method, path: str, doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:

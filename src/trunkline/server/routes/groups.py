@@ -155,6 +155,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         answers={200: Fetched},
         problems=(400, 404, 408, 413, 416),
         object="topic",
+        reads=True,
     ),
 )
 async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
