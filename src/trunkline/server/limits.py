@@ -25,8 +25,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     resource: tuple[str, ...] = ()
     """Statements with the same resource share half of the connections; without one there is no such limit."""
     reads: bool = False
-    """Reads or claims messages, so an open transaction elsewhere can block it. Such statements leave a quarter of the
-    connections to others."""
+    """Reads, claims or counts messages, so an open transaction elsewhere can block it. Such statements leave a quarter of
+    the connections to others."""
     seconds: float | None = None
     """How long a connection may be used; by default `statement_seconds` of the server's configuration."""
     in_database: bool = False
@@ -44,7 +44,7 @@ def enter_route(doc: Doc, scope: Any, config: Config) -> None:
     _current.set(
         Limits(
             resource=(scope["method"], scope["path_template"], *names),
-            reads=doc.reads or doc.scope == "read",
+            reads=doc.reads,
             seconds=config.admin_seconds if doc.scope == "admin" else None,
             in_database=doc.scope == "admin",
         )

@@ -37,7 +37,7 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Path parameter that names the topic or queue of a scope's pattern."""
     audit: bool = False
     reads: bool = False
-    """Reads or claims messages although its scope is another than read (see `limits.Limits.reads`)."""
+    """Reads, claims or counts messages: see `limits.Limits.reads`."""
 
 
 def route(method: Method, path: str, doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:

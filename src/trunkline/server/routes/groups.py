@@ -99,7 +99,7 @@ class GroupStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/groups/{group:str}",
-    Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def group_stats(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """How far a group is: position and lag of each partition, and who holds it."""

@@ -304,7 +304,7 @@ async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Re
 @route(
     "GET",
     "/messages/{message:uuid}/explanation",
-    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,)),
+    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,), reads=True),
 )
 async def explain(request: Call, message: FromPath[UUID]) -> Answer:
     """Where a message is, who holds it, why it is not delivered now, and what happened so far."""
@@ -318,7 +318,15 @@ async def explain(request: Call, message: FromPath[UUID]) -> Answer:
 @route(
     "GET",
     "/topics/{topic:str}/messages/{offset:int}/explanation",
-    Doc(tag=TAG, scope="read", params=(PARTITION,), answers={200: dict[str, Any]}, problems=(404, 416), object="topic"),
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(PARTITION,),
+        answers={200: dict[str, Any]},
+        problems=(404, 416),
+        object="topic",
+        reads=True,
+    ),
 )
 async def explain_offset(request: Call, topic: FromPath[str], offset: FromPath[int]) -> Answer:
     """The same for an offset of a topic."""

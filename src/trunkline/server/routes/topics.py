@@ -165,7 +165,7 @@ class TopicStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
     """For each partition: lowest offset and head, bytes, rate."""
@@ -188,6 +188,7 @@ class OffsetView(msgspec.Struct, frozen=True):
         answers={200: OffsetView},
         problems=(404, 416),
         object="topic",
+        reads=True,
     ),
 )
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
