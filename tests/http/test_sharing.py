@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.servers import HttpServer, problem
 from tests.http.servers import serving as serving_process
-from tests.http.test_pressure import Crowd, holding, make_queue, waiting_for_locks
+from tests.http.test_pressure import Crowd, holding, in_progress, make_queue, waiting_for_locks
 from tests.http.test_traces import serving
 from tests.http.test_waiting import eventually, vanish
 
@@ -80,29 +80,21 @@ def test_claims_that_differ_are_not_mixed(server: HttpServer, http: httpx.Client
     assert sorted(row["payload"] for deliveries in (*got, rest) for row in deliveries) == ["a", "a", "b", "b"]
 
 
-def test_an_ordered_queue_has_one_delivery_at_a_time(
-    server: HttpServer, http: httpx.Client, module_db: str, name: str
-) -> None:
-    queue = make_queue(http, name, *range(6), ordered=True)
-    got = together(server, module_db, queue, 6, lambda client: client.post(f"/v1/queues/{queue}/claims"))
-    assert [row["payload"] for deliveries in got for row in deliveries] == [0]
+def test_an_ordered_queue_has_one_delivery_at_a_time(server: HttpServer, http: httpx.Client, name: str) -> None:
+    """Also when a queue of the same name was there before that was not ordered."""
 
+    def wait() -> list[Any]:
+        before = in_progress(http)
+        with Crowd(server, 4, lambda client: client.post(f"/v1/queues/{name}/claims", json={"wait": 4})) as crowd:
+            eventually(lambda: in_progress(http) >= before + 4)
+            http.post(f"/v1/queues/{name}/messages", json=[{"payload": number} for number in range(4)])
+            return sorted(row["payload"] for response in crowd.responses() for row in response.json()["deliveries"])
 
-def test_a_queue_made_anew_as_ordered_is_ordered(server: HttpServer, http: httpx.Client, module_db: str, name: str) -> None:
-    """What is known about a queue is not known about its successor of the same name."""
-    for settings, expected in (({}, 4), ({"ordered": True}, 1)):
-        queue = make_queue(http, name, *range(4), **settings)
-        got = together(server, module_db, queue, 4, lambda client: client.post(f"/v1/queues/{name}/claims"))
-        assert sum(len(deliveries) for deliveries in got) == expected
-        assert http.delete(f"/v1/queues/{queue}?force=true").status_code == 204
-
-
-def test_a_waiting_ordered_queue_has_one_delivery_at_a_time(server: HttpServer, http: httpx.Client, name: str) -> None:
-    queue = make_queue(http, name, ordered=True)
-    with Crowd(server, 4, lambda client: client.post(f"/v1/queues/{queue}/claims", json={"wait": 3})) as crowd:
-        http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(4)])
-        got = [response.json()["deliveries"] for response in crowd.responses()]
-    assert [row["payload"] for deliveries in got for row in deliveries] == [0]
+    make_queue(http, name)
+    assert wait() == [0, 1, 2, 3]
+    assert http.delete(f"/v1/queues/{name}?force=true").status_code == 204
+    make_queue(http, name, ordered=True)
+    assert wait() == [0]
 
 
 @pytest.fixture(scope="module")
