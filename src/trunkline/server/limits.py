@@ -16,7 +16,7 @@ from trunkline.server.config import Config
 from trunkline.server.routing import Doc
 
 _GRACE_SECONDS = 5.0
-"""How much longer to wait for a statement that the database should have ended by itself."""
+"""Extra time for a statement that the database should have ended by itself."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Reads, claims or counts messages, so an open transaction elsewhere can block it. Such statements leave a quarter of
     the connections to others."""
     seconds: float | None = None
-    """How long a connection may be used; by default `statement_seconds` of the server's configuration."""
+    """Longest use of a connection; by default `statement_seconds` of the server's configuration."""
     in_database: bool = False
     """Let the database enforce the limits, in a transaction: a request that was ended has changed nothing. Costs three
     round trips."""
