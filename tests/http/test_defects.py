@@ -199,3 +199,97 @@ def test_settling_by_id_works_through_another_worker(db: str) -> None:
         # the first worker remembers an old receipt of it
         assert httpx.put(f"{one.url}/v1/queues/q/messages/{again['id']}/ack").status_code == 204
         assert httpx.put(f"{paths[1]}/ack").status_code == 204
+
+
+# Found by trying it as a new user
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+@pytest.mark.parametrize("again", [False, True])
+def test_settling_by_id_in_a_deleted_queue(http: httpx.Client, name: str, verb: str, again: bool) -> None:
+    """Also when a queue of the same name was made since: it does not have the message."""
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    http.post(f"/v1/queues/{name}/messages", json={"body": "x"})
+    (message,) = http.get(f"/v1/queues/{name}/messages").json()["data"]
+    assert http.delete(f"/v1/queues/{name}").status_code == 204
+    if again:
+        http.post("/v1/queues?ensure=true", json={"id": name})
+    for _ in range(2):
+        answer = http.put(f"/v1/queues/{name}/messages/{message['id']}/{verb}")
+        assert (answer.status_code, answer.json()["code"]) == (404, 6 if again else 5)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release", "extend"])
+def test_settling_by_receipt_in_a_deleted_queue(http: httpx.Client, name: str, verb: str) -> None:
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    http.post(f"/v1/queues/{name}/messages", json=[{"payload": 1}, {"payload": 2}])
+    one, two = (row["receipt"] for row in http.post(f"/v1/queues/{name}/claims", json={"limit": 2}).json()["deliveries"])
+    more = {"lease_seconds": 60} if verb == "extend" else {}
+    first = http.post(f"/v1/queues/{name}/{verb}", json={"receipts": [one], **more})
+    assert first.json()["results"][0]["result"] == "done"
+    assert http.delete(f"/v1/queues/{name}?force=true").status_code == 204
+    gone = http.post(f"/v1/queues/{name}/{verb}", json={"receipts": [two], **more})
+    assert (gone.status_code, gone.json()["code"]) == (404, 5)
+    anywhere = http.post(f"/v1/receipts/{verb}", json={"receipts": [two], **more})
+    assert anywhere.json()["results"][0]["result"] == "unknown"
+
+
+@pytest.mark.parametrize("source", ["queue", "topic"])
+def test_an_ack_right_after_publishing_says_that_the_message_waits(http: httpx.Client, name: str, source: str) -> None:
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    path = f"/v1/queues/{name}/messages"
+    if source == "topic":
+        http.post("/v1/topics", json={"id": name})
+        http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
+        path = f"/v1/topics/{name}/messages"
+    id = http.post(path, json={"payload": 1}).json()["id"]
+    expected = f"nobody holds message {id} now: it is waiting"
+    assert http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected
+    http.get(f"/v1/queues/{name}/stats")
+    assert http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected
+    # a message of another queue is not in this one
+    http.post("/v1/queues?ensure=true", json={"id": f"{name}-other"})
+    denied = http.put(f"/v1/queues/{name}-other/messages/{id}/ack").json()
+    assert denied["detail"] == f"queue {name}-other has no message {id}"
+
+
+def test_an_ack_of_a_delayed_message_says_that_it_is_delayed(http: httpx.Client, name: str) -> None:
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    id = http.post(f"/v1/queues/{name}/messages", json={"payload": 1, "delay_seconds": 600}).json()["id"]
+    detail = http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"]
+    assert detail == f"nobody holds message {id} now: it is delayed"
+
+
+def test_a_topic_with_undelivered_messages_is_not_deleted(http: httpx.Client, name: str) -> None:
+    http.post("/v1/topics", json={"id": name})
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
+    http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
+    refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
+    assert refused["detail"] == f"topic '{name}' is read by: queue {name}"
+    (delivery,) = http.post(f"/v1/queues/{name}/claims").json()["deliveries"]
+    problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
+    http.post(f"/v1/queues/{name}/ack", json={"receipts": [delivery["receipt"]]})
+    # nothing can be lost now: as psqlqueue does, with its subscriptions
+    assert http.delete(f"/v1/topics/{name}").status_code == 204
+    assert http.get(f"/v1/subscriptions/{name}").status_code == 404
+    assert http.get(f"/v1/queues/{name}").status_code == 200
+
+
+@pytest.mark.parametrize("user", ["group", "schedule", "delayed message"])
+def test_a_topic_in_use_is_deleted_by_force_only(http: httpx.Client, name: str, user: str) -> None:
+    http.post("/v1/topics", json={"id": name})
+    http.post("/v1/queues?ensure=true", json={"id": name})
+    http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
+    if user == "group":
+        http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+    elif user == "schedule":
+        made = http.post("/v1/schedules", json={"id": name, "topic_id": name, "cron": "0 0 1 1 *", "payload": 1})
+        assert made.status_code == 201, made.text
+    else:
+        http.post(f"/v1/topics/{name}/messages", json={"payload": 1, "delay_seconds": 600})
+    refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
+    assert f"queue {name}" in refused["detail"]
+    assert ("group g" in refused["detail"]) == (user == "group")
+    assert "force" in refused["hint"]
+    assert http.delete(f"/v1/topics/{name}?force=true").status_code == 204

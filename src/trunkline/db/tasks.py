@@ -103,11 +103,15 @@ class Coalescer(Generic[I, R]):
         return self._task is None and not self._waiting
 
     async def submit(self, item: I, size: int = 0) -> R:
+        return await self.offer(item, size)
+
+    def offer(self, item: I, size: int = 0) -> asyncio.Future[R]:
+        """Return the future result of an item, for callers that wait for other events too."""
         entry: _Entry[I, R] = _Entry(item, size, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="trunkline flush")
-        return await entry.answer
+        return entry.answer
 
     async def drain(self) -> None:
         """Until everything that was submitted has its answer."""

@@ -16,7 +16,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline import telemetry
 from trunkline.remedies import Words
-from trunkline.server import engine, logs
+from trunkline.server import engine, limits, logs
 from trunkline.server.addresses import is_loopback
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
@@ -87,6 +87,7 @@ async def _guard(request: Any) -> None:
     engine.metrics.begun(template)
     scope["trunkline_begun"] = template
     await engine.access.admit(scope, doc)
+    limits.enter_route(doc, scope, engine.config)
 
 
 def _problem(request: Any, exc: Exception) -> Response[bytes]:

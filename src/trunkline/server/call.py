@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,24 +98,18 @@ class Call(Request[Any, Any, Any]):
     async def bytes(self, limit: int | None = None) -> bytes:
         """The body, as long as it is within the limit and keeps coming."""
         limit = limit or self.engine.config.max_body
-        self._check_body(limit)
-        parts: list[Any] = []
-        size = 0
-        while True:
-            chunk, more = await self._part()
-            size += len(chunk)
-            if size > limit:
-                raise parsing.too_large(limit)
-            parts.append(chunk)
-            if not more:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts = [part async for part in self.parts(limit)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def parts(self, limit: int) -> AsyncIterator[Any]:
         """The body as it comes."""
         self._check_body(limit)
         size, more = 0, True
+        end = time.monotonic() + self.engine.config.whole_body_seconds
         while more:
             chunk, more = await self._part()
+            if more and time.monotonic() > end:
+                raise body_timeout("the body took too long")
             size += len(chunk)
             if size > limit:
                 raise parsing.too_large(limit)

@@ -23,6 +23,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How often upkeep runs; None: another process runs it."""
     max_connections: int = 10
     """Database connections of each worker."""
+    connection_seconds: float = 30.0
+    """How long a request may wait for a database connection."""
+    lock_seconds: float = 10.0
+    """How long a request may wait for earlier requests on the same resource, and a change of settings for a lock."""
+    statement_seconds: float = 30.0
+    """How long a request may use a database connection."""
+    admin_seconds: float = 120.0
+    """The same for routes that need the scope admin, such as seek, purge and delete."""
     max_body: int = 1024 * 1024
     max_batch_body: int = 8 * 1024 * 1024
     max_stream: int = 100_000
@@ -33,6 +41,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 64
     body_seconds: float = 10.0
     """How long the next part of a body may take."""
+    whole_body_seconds: float = 120.0
+    """How long a whole body may take."""
     max_pull: int = 10
     """Most messages of `GET /v1/queues/{id}/messages`."""
     max_wait: float = 30.0

@@ -18,7 +18,9 @@ from litestar import Litestar
 from trunkline import Client, upkeep
 from trunkline.db import doors
 from trunkline.server.access import Access
+from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.limits import LimitedPool
 from trunkline.server.metrics import Metrics
 from trunkline.server.metrics_port import serve_metrics
 from trunkline.server.patience import Patience
@@ -37,7 +39,10 @@ class Engine:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.mq = Client(config.database_url, max_connections=config.max_connections)
-        self.lines = Lines(self.mq)
+        self.mq._runtime().pool = LimitedPool(config)
+        self.claimer = Claimer(self.mq, self.spawn)
+        self.acker = Acker(self.mq)
+        self.lines = Lines(self.mq, self.claimer)
         self.tails = Tails(self.mq)
         self.access = Access(config, self.mq)
         self.metrics = Metrics()
@@ -86,7 +91,7 @@ class Engine:
 
     async def queue_of(self, receipts: list[str]) -> list[str | None]:
         """The queue of each receipt; None for what is no receipt of a queue that is there."""
-        numbers = [_cursor(receipt) for receipt in receipts]
+        numbers = [cursor_of(receipt) for receipt in receipts]
         missing = {number for number in numbers if number is not None and number not in self.cursors}
         if missing:
             async with self.mq.connection() as conn:
@@ -112,13 +117,6 @@ class Engine:
             async with asyncio.timeout(self.config.drain_seconds):
                 while self.under_way or self._tasks:
                     await asyncio.sleep(0.02)
-
-
-def _cursor(receipt: str) -> int | None:
-    parts = receipt.split(".")
-    if len(parts) == 4 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
-        return int(parts[1])
-    return None
 
 
 class Receipts:

@@ -37,6 +37,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Path parameter that names the topic or queue of a scope's pattern."""
     audit: bool | Literal["body"] = False
     """Record calls in the audit log; "body": the route does so itself (`Call.audit`) when it has read the name."""
+    reads: bool = False
+    """Reads, claims or counts messages: see `limits.Limits.reads`."""
 
 
 def route(method: Method, path: str, doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:

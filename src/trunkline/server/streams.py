@@ -16,6 +16,7 @@ from trunkline.client.publishing import MAX_BYTES, MAX_MESSAGES, send
 from trunkline.db.pool import Connection
 from trunkline.server.call import Call
 from trunkline.server.envelopes import message_of
+from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, body_timeout, invalid
 from trunkline.server.views import PublishedView
 from trunkline.types import NewMessage, Published
@@ -94,7 +95,7 @@ class LineStream:
     async def _transaction(self) -> AsyncIterator[Connection]:
         engine = self._call.engine
         try:
-            with engine.streaming():
+            with engine.streaming(), limited(Limits(seconds=engine.config.stream_seconds + 1)):
                 async with asyncio.timeout(engine.config.stream_seconds), self._call.writing() as conn, conn.transaction():
                     yield conn
         except TimeoutError:

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from trunkline import Client
+from trunkline import Client, telemetry
 from trunkline.client.deliveries import Deliveries
 from trunkline.db.wakeup import Watch
+from trunkline.errors import Busy
 from trunkline.server.call import Call, ClientGone
+from trunkline.server.claiming import TOGETHER, Claimer, Key, Part, own_copy
 from trunkline.server.problems import busy
 
 T = TypeVar("T")
 _TURN_SECONDS = 5.0
 _LOOK_TURNS = 60
-"""A line claims after so many turns anyway: somebody may have deleted the queue."""
+"""A line claims after so many turns anyway: the queue may have been deleted."""
+_BRIEF_SECONDS = 0.5
+"""How long a claim may take before we check whether its client is still connected."""
 
 
-class Waiter:
+class Waiter(Part):
     """A client that waits for deliveries of a queue."""
 
-    __slots__ = ("answer", "limit")
+    __slots__ = ("answer",)
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        super().__init__(limit)
         self.answer: asyncio.Future[Deliveries[Any]] = asyncio.get_running_loop().create_future()
+
+    def give(self, deliveries: Deliveries[Any]) -> None:
+        if deliveries:
+            super().give(deliveries)
+            self.answer.set_result(deliveries)
+            self.gone = True
 
 
 class Line:
-    """Those who wait for the same: one of them claims at a time, so a message costs one claim, however many wait for it."""
+    """Clients that wait for the same: one claim at a time serves all of them."""
 
-    def __init__(self, mq: Client, queue: str, lease: str | None, labels: tuple[str, ...] | None) -> None:
-        self.queue = queue
+    def __init__(self, mq: Client, claimer: Claimer, key: Key) -> None:
+        self.queue = key.queue
         self.quiet = False
-        """Whether the last claim found nothing, and nothing may have come since: who comes now need not look for itself."""
+        """Set while the last claim found nothing and nothing may have come since: a new client need not claim first."""
         self._mq = mq
-        self._lease = lease
-        self._labels = labels
+        self._claimer = claimer
+        self._key = key
         self._waiters: dict[Waiter, None] = {}
         self._watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,11 +72,11 @@ class Line:
             self._watch.ring()
 
     def dismiss(self) -> None:
-        """Nobody waits any longer; all get what they would get when their time is over."""
+        """End the wait of all clients; they get what they would get when their time is over."""
         while self._waiters:
             waiter = self._waiters.popitem()[0]
-            if not waiter.answer.done():
-                waiter.answer.cancel()
+            waiter.gone = True
+            waiter.answer.cancel()
         self.look()
 
     def _start(self) -> None:
@@ -74,89 +85,130 @@ class Line:
     async def _run(self) -> None:
         watch = self._watch = self._mq._runtime().wakeup.watch("queue", self.queue)
         try:
-            while (waiter := self._first()) is not None:
+            while waiters := self._first():
                 watch.hush()
-                taken = await self._mq.claim(
-                    self.queue, max_messages=waiter.limit, lease=self._lease, labels=self._labels, consumer="http"
-                )
-                if taken:
-                    await self._hand_out(taken)
-                else:
+                more = await self._claimer.claim(self._key, waiters)
+                for waiter in waiters:
+                    if waiter.gone:
+                        self.remove(waiter)
+                if not more:
                     await self._wait(watch)
         except Exception as exc:
             while self._waiters:
                 waiter = self._waiters.popitem()[0]
                 if not waiter.answer.done():
-                    waiter.answer.set_exception(exc)
+                    waiter.answer.set_exception(own_copy(exc))
         finally:
             self._mq._runtime().wakeup.unwatch(watch)
             self._task = self._watch = None
             if self._waiters:
                 self._start()
 
-    def _first(self) -> Waiter | None:
-        """Who is first among those still there."""
-        return next((waiter for waiter in self._waiters if not waiter.answer.done()), None)
+    def _first(self) -> list[Waiter]:
+        """The first clients that one claim can serve."""
+        first: list[Waiter] = []
+        size = 0
+        for waiter in self._waiters:
+            if waiter.gone:
+                continue
+            size += waiter.limit
+            if first and size > TOGETHER:
+                break
+            first.append(waiter)
+        return first
 
     async def _wait(self, watch: Watch) -> None:
-        """Until something may have come, or nobody is left for a while: most who leave come back at once."""
+        """Until something may have come, or all clients have left for a while: most of them return at once."""
         self.quiet = True
         try:
             for _ in range(_LOOK_TURNS):
-                if await watch.wait(_TURN_SECONDS) or self._first() is None:
+                if await watch.wait(_TURN_SECONDS) or not self._first():
                     return
         finally:
             self.quiet = False
-
-    async def _hand_out(self, taken: Deliveries[Any]) -> None:
-        for waiter in self._waiters:
-            # the first one may have left while we claimed, and the next one may have asked for fewer
-            if not waiter.answer.done() and len(taken) <= waiter.limit:
-                self.remove(waiter)
-                waiter.answer.set_result(taken)
-                return
-        await taken.release()
 
 
 class Lines:
     """All lines of a worker."""
 
-    def __init__(self, mq: Client) -> None:
+    def __init__(self, mq: Client, claimer: Claimer) -> None:
         self._mq = mq
-        self._lines: dict[tuple[str, str | None, tuple[str, ...] | None], Line] = {}
+        self._claimer = claimer
+        self._lines: dict[Key, Line] = {}
 
     async def claim(
         self, call: Call, queue: str, *, limit: int, lease: str | None, labels: Sequence[str] | None, wait: float
     ) -> Deliveries[Any]:
         """Deliveries, after at most `wait` seconds; none when the client is gone."""
-        key = (queue, lease, None if labels is None else tuple(labels))
+        tracer, began = telemetry.tracer(), time.time_ns()
+        key = Key(queue, lease, None if labels is None else tuple(labels))
         line = self._lines.get(key)
+        deliveries = Deliveries[Any]()
         if wait <= 0 or line is None or not line.quiet:
-            taken = await self._mq.claim(queue, max_messages=limit, lease=lease, labels=labels, consumer="http")
-            if taken or wait <= 0:
-                return taken
-            line = self._lines.get(key)
+            deliveries = await self._claim(call, key, Part(limit), max(wait, call.engine.config.lock_seconds))
+        if not deliveries and wait > 0:
+            deliveries = await self._wait(call, key, Waiter(limit), wait)
+        if tracer is not None and deliveries:
+            telemetry.claimed(tracer, queue, deliveries, began)
+        return deliveries
+
+    async def _claim(self, call: Call, key: Key, part: Part, seconds: float) -> Deliveries[Any]:
+        """Claim now, together with other requests. Nothing stays leased to a request that ends before its claim does."""
+        future = self._claimer.offer(key, part)
+        used = False
+        try:
+            await asyncio.wait((future,), timeout=_BRIEF_SECONDS)
+            if not future.done():
+                await self._claim_slowly(call, key, future, seconds - _BRIEF_SECONDS)
+            used = True
+            return future.result()
+        finally:
+            if not used:
+                self._claimer.withdraw(part, future)
+
+    async def _claim_slowly(self, call: Call, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
+        """The queue is busy: from here on, notice a client that leaves and a server that stops."""
+        gone = asyncio.create_task(disconnected(call))
+        stop = asyncio.create_task(call.engine.stopping.wait())
+        try:
+            await asyncio.wait((future, gone, stop), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientGone
+            if future.done():
+                return
+            if stop.done():
+                raise busy("the server is stopping", error="stopping")
+            raise Busy(
+                f"queue {key.queue} is busy: earlier claims wait for a lock",
+                hint="try again; trunkline doctor names long transactions",
+            )
+        finally:
+            gone.cancel()
+            stop.cancel()
+
+    async def _wait(self, call: Call, key: Key, waiter: Waiter, seconds: float) -> Deliveries[Any]:
+        line = self._lines.get(key)
         if line is None:
             self._lines = {known: other for known, other in self._lines.items() if not other.idle}
-            line = self._lines[key] = Line(self._mq, *key)
-        waiter = Waiter(limit)
+            line = self._lines[key] = Line(self._mq, self._claimer, key)
         line.add(waiter)
         gone = asyncio.ensure_future(disconnected(call))
+        used = False
         try:
             if not call.engine.stopping.is_set():
-                await asyncio.wait((waiter.answer, gone), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((waiter.answer, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise ClientGone
+            used = True
+            # cancelled: the server stops
+            over = waiter.answer.cancelled() or not waiter.answer.done()
+            return Deliveries[Any]() if over else waiter.answer.result()
         finally:
             gone.cancel()
             line.remove(waiter)
-            if not waiter.answer.done():
-                waiter.answer.cancel()
-        left = gone.done() and not gone.cancelled()
-        found = Deliveries[Any]() if waiter.answer.cancelled() else waiter.answer.result()
-        if left:
-            if found:
-                await found.release()
-            raise ClientGone
-        return found
+            waiter.gone = True
+            if not used:
+                self._claimer.withdraw(waiter, waiter.answer)
 
     def look(self, queue: str) -> None:
         """The queue was changed or deleted: those who wait for it look again."""

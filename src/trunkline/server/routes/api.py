@@ -148,6 +148,7 @@ def _shown(message: Message[Any]) -> ApiMessage:
         answers={200: ApiPulled},
         problems=(400, 404, 409),
         object="topic",
+        reads=True,
     ),
 )
 async def pull(request: Call, topic: FromPath[str]) -> Answer:

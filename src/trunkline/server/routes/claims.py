@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,8 +12,13 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.db import calls
+from trunkline.db.codec import duration
+from trunkline.db.pool import Connection
+from trunkline.errors import QueueNotFound
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
+from trunkline.server.claiming import settle
 from trunkline.server.fields import Text
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeliveryView, delivery_view
@@ -111,65 +118,74 @@ def _doc(body: Any) -> Doc:
     )
 
 
-async def _settle(
-    call: Call, queue: str, receipts: list[str], verb: Callable[[list[str]], Awaitable[list[Result]]]
-) -> Answer:
+Verb = Callable[[str, list[str]], Awaitable[list[Result]]]
+"""Settles receipts of a queue, in their order."""
+
+
+def _on_connection(call: Call, function: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]]) -> Verb:
+    async def verb(queue: str, receipts: list[str]) -> list[Result]:
+        async with call.writing() as conn:
+            return await settle(conn, queue, receipts, partial(function, conn))
+
+    return verb
+
+
+def _nack(call: Call, asked: Retry) -> Verb:
+    delay = None if asked.delay_seconds is None else duration(f"{asked.delay_seconds:.3f}s")
+    return _on_connection(call, partial(calls.nack, delay=delay, error=asked.error))
+
+
+def _bury(call: Call, asked: SettleError) -> Verb:
+    return _on_connection(call, partial(calls.bury, error=asked.error))
+
+
+def _extend(call: Call, asked: Extend) -> Verb:
+    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=asked.lease_seconds)))
+
+
+async def _settle(call: Call, queue: str, receipts: list[str], verb: Verb) -> Answer:
     """Settle those receipts that belong to the queue; the others are unknown here."""
     call.query()
-    owners = await call.engine.queue_of(receipts)
-    if queue not in owners:
-        await call.mq.queues.get(queue)
-    ours = [receipt for receipt, owner in zip(receipts, owners, strict=True) if owner == queue]
-    answers = iter(await verb(ours) if ours else [])
-    results = [
-        Settled(receipt, next(answers) if owner == queue else "unknown")
-        for receipt, owner in zip(receipts, owners, strict=True)
-    ]
-    return answer(Settlements(results))
+    return _settlements(receipts, await verb(queue, receipts))
+
+
+def _settlements(receipts: list[str], results: list[Result]) -> Answer:
+    return answer(Settlements([Settled(receipt, result) for receipt, result in zip(receipts, results, strict=True)]))
 
 
 @route("POST", "/queues/{queue:str}/ack", _doc(Settle))
 async def ack_many(request: Call, queue: FromPath[str]) -> Answer:
     """These are done and never delivered again."""
     asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, partial(_ack, request))
-
-
-async def _ack(call: Call, receipts: list[str]) -> list[Result]:
-    if len(receipts) > 1:
-        return await call.mq.ack(receipts)
-    # those that come one by one share a statement
-    return [await call.mq._living().settler.ack(receipts[0])]
+    return await _settle(request, queue, asked.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/queues/{queue:str}/nack", _doc(Retry))
 async def nack_many(request: Call, queue: FromPath[str]) -> Answer:
     """Deliver these again after a delay, or never after their last attempt."""
     asked = await request.read(Retry)
-    delay = None if asked.delay_seconds is None else f"{asked.delay_seconds:.3f}s"
-    return await _settle(request, queue, asked.receipts, lambda ours: request.mq.nack(ours, delay=delay, error=asked.error))
+    return await _settle(request, queue, asked.receipts, _nack(request, asked))
 
 
 @route("POST", "/queues/{queue:str}/bury", _doc(SettleError))
 async def bury_many(request: Call, queue: FromPath[str]) -> Answer:
     """These go to the dead letters at once."""
     asked = await request.read(SettleError)
-    return await _settle(request, queue, asked.receipts, lambda ours: request.mq.bury(ours, error=asked.error))
+    return await _settle(request, queue, asked.receipts, _bury(request, asked))
 
 
 @route("POST", "/queues/{queue:str}/release", _doc(Settle))
 async def release_many(request: Call, queue: FromPath[str]) -> Answer:
     """These go back at once, as if they had not been delivered."""
     asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, request.mq.release)
+    return await _settle(request, queue, asked.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/queues/{queue:str}/extend", _doc(Extend))
 async def extend_many(request: Call, queue: FromPath[str]) -> Answer:
     """Keep these for so long from now."""
     asked = await request.read(Extend)
-    lease = f"{asked.lease_seconds:.3f}s"
-    return await _settle(request, queue, asked.receipts, lambda ours: request.mq.extend(ours, lease=lease))
+    return await _settle(request, queue, asked.receipts, _extend(request, asked))
 
 
 # Settlements by receipts alone: a receipt knows its queue
@@ -181,56 +197,57 @@ def _any_queue(body: Any) -> Doc:
     )
 
 
-async def _settle_any(call: Call, receipts: list[str], verb: Callable[[list[str]], Awaitable[list[Result]]]) -> Answer:
+async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
     """Settle receipts of any queues that the caller's token is for."""
     call.query()
     owners = await call.engine.queue_of(receipts)
-    for queue in {owner for owner in owners if owner is not None}:
+    queues = sorted({owner for owner in owners if owner is not None})
+    for queue in queues:
         await call.allow(queue)
-    known = [receipt for receipt, owner in zip(receipts, owners, strict=True) if owner is not None]
-    answers = iter(await verb(known) if known else [])
-    results = [
-        Settled(receipt, "unknown" if owner is None else next(answers))
-        for receipt, owner in zip(receipts, owners, strict=True)
-    ]
-    return answer(Settlements(results))
+    results: list[Result] = ["unknown"] * len(receipts)
+    for queue in queues:
+        places = [place for place, owner in enumerate(owners) if owner == queue]
+        # deleted meanwhile: its receipts are unknown
+        with suppress(QueueNotFound):
+            settled = await verb(queue, [receipts[place] for place in places])
+            for place, result in zip(places, settled, strict=True):
+                results[place] = result
+    return _settlements(receipts, results)
 
 
 @route("POST", "/receipts/ack", _any_queue(Settle))
 async def ack_any(request: Call) -> Answer:
     """These are done and never delivered again, of whatever queue."""
     asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, request.mq.ack)
+    return await _settle_any(request, asked.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/receipts/nack", _any_queue(Retry))
 async def nack_any(request: Call) -> Answer:
     """Deliver these again after a delay, or never after their last attempt."""
     asked = await request.read(Retry)
-    delay = None if asked.delay_seconds is None else f"{asked.delay_seconds:.3f}s"
-    return await _settle_any(request, asked.receipts, lambda known: request.mq.nack(known, delay=delay, error=asked.error))
+    return await _settle_any(request, asked.receipts, _nack(request, asked))
 
 
 @route("POST", "/receipts/bury", _any_queue(SettleError))
 async def bury_any(request: Call) -> Answer:
     """These go to the dead letters at once."""
     asked = await request.read(SettleError)
-    return await _settle_any(request, asked.receipts, lambda known: request.mq.bury(known, error=asked.error))
+    return await _settle_any(request, asked.receipts, _bury(request, asked))
 
 
 @route("POST", "/receipts/release", _any_queue(Settle))
 async def release_any(request: Call) -> Answer:
     """These go back at once, as if they had not been delivered."""
     asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, request.mq.release)
+    return await _settle_any(request, asked.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/receipts/extend", _any_queue(Extend))
 async def extend_any(request: Call) -> Answer:
     """Keep these for so long from now."""
     asked = await request.read(Extend)
-    lease = f"{asked.lease_seconds:.3f}s"
-    return await _settle_any(request, asked.receipts, lambda known: request.mq.extend(known, lease=lease))
+    return await _settle_any(request, asked.receipts, _extend(request, asked))
 
 
 ROUTES = [

@@ -71,6 +71,7 @@ def last_seen(text: str | None) -> dict[int, int]:
         problems=(404, 416),
         media="text/event-stream",
         object="topic",
+        reads=True,
     ),
 )
 async def follow(request: Call, topic: FromPath[str]) -> Stream:
@@ -141,6 +142,7 @@ class GroupEvent(msgspec.Struct, frozen=True):
         problems=(404, 416),
         media="text/event-stream",
         object="topic",
+        reads=True,
     ),
 )
 async def follow_group(request: Call, topic: FromPath[str], group: FromPath[str]) -> Stream:

@@ -99,7 +99,7 @@ class GroupStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/groups/{group:str}",
-    Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def group_stats(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """How far a group is: position and lag of each partition, and who holds it."""
@@ -155,6 +155,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         answers={200: Fetched},
         problems=(400, 404, 408, 413, 416),
         object="topic",
+        reads=True,
     ),
 )
 async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:

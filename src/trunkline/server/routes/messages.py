@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,8 +12,9 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.db import doors
+from trunkline.db import calls, doors
 from trunkline.server.call import Answer, Call, answer, nothing
+from trunkline.server.claiming import settle
 from trunkline.server.envelopes import (
     NDJSON,
     PRIORITY,
@@ -28,6 +31,7 @@ from trunkline.server.routing import Doc, route
 from trunkline.server.streams import LineStream
 from trunkline.server.views import MessageView, Page, PublishedView, TextDeliveryView, message_view, text_delivery_view
 from trunkline.server.waiting import retry_until, until_gone
+from trunkline.types import Result
 
 TAG = "messages"
 
@@ -126,6 +130,7 @@ class Messages(msgspec.Struct, frozen=True):
         answers={200: Messages},
         problems=(404, 416),
         object="topic",
+        reads=True,
     ),
 )
 async def read(request: Call, topic: FromPath[str]) -> Answer:
@@ -246,38 +251,51 @@ async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -
         await call.mq.queues.get(queue)
         raise message_not_found(f"{message[:100]!r} is no id of a message") from None
     receipt = call.engine.receipts.take(queue, id)
-    if receipt is not None and await _settle(call, receipt, delay) == "done":
+    if receipt is not None and await _settle(call, queue, receipt, delay) == "done":
         return
     # given out by another worker, or lost: the database knows
     for _ in range(3):
         async with call.mq.connection() as conn:
             held = await doors.delivery_of(conn, queue, id)
         if held is None:
-            raise message_not_found(f"queue {queue} has no message {id}")
+            state = await _not_readable_yet(call, queue, id)
+            if state is None:
+                raise message_not_found(f"queue {queue} has no message {id}")
+            raise message_not_found(f"nobody holds message {id} now: it is {state}")
         if held.state == "acked":
             return
         if held.receipt is None:
             raise message_not_found(f"nobody holds message {id} now: it is {held.state}")
-        if await _settle(call, held.receipt, delay) == "done":
+        if await _settle(call, queue, held.receipt, delay) == "done":
             return
         await asyncio.sleep(0.01)
     raise message_not_found(f"the delivery of message {id} changes hands")
 
 
+async def _not_readable_yet(call: Call, queue: str, id: UUID) -> str | None:
+    """Return the state of a message of the queue that has no offset yet; None when the queue has no such message."""
+    found = await call.mq.explain(id)
+    state = {"not_sequenced": "waiting", "scheduled": "delayed"}.get(found.state)
+    if state is None or found.get("queue") == queue:
+        return state
+    topics = {row.topic for row in await call.mq.subscriptions.list(queue)}
+    return state if found.get("topic") in topics else None
+
+
 async def _settle_receipt(call: Call, queue: str, receipt: str, delay: int | None) -> None:
-    found = (await call.engine.queue_of([receipt]))[0]
-    if found != queue:
-        await call.mq.queues.get(queue)
-        raise message_not_found(f"this is no receipt of queue {queue}")
-    result = await _settle(call, receipt, delay)
+    result = await _settle(call, queue, receipt, delay)
+    if result == "unknown":
+        raise message_not_found(f"this is not a receipt of queue {queue}")
     if result != "done":
         raise message_not_found(f"the delivery is {result}: its deadline has passed, or it was settled otherwise")
 
 
-async def _settle(call: Call, receipt: str, delay: int | None) -> str:
+async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Result:
     if delay is None:
-        return await call.mq._living().settler.ack(receipt)
-    return (await call.mq.nack([receipt], delay=f"{delay}s"))[0]
+        return (await call.engine.acker.ack(queue, [receipt]))[0]
+    async with call.writing() as conn:
+        nack = partial(calls.nack, conn, delay=timedelta(seconds=delay), error=None)
+        return (await settle(conn, queue, [receipt], nack))[0]
 
 
 # Reasons
@@ -286,7 +304,7 @@ async def _settle(call: Call, receipt: str, delay: int | None) -> str:
 @route(
     "GET",
     "/messages/{message:uuid}/explanation",
-    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,)),
+    Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,), reads=True),
 )
 async def explain(request: Call, message: FromPath[UUID]) -> Answer:
     """Where a message is, who holds it, why it is not delivered now, and what happened so far."""
@@ -300,7 +318,15 @@ async def explain(request: Call, message: FromPath[UUID]) -> Answer:
 @route(
     "GET",
     "/topics/{topic:str}/messages/{offset:int}/explanation",
-    Doc(tag=TAG, scope="read", params=(PARTITION,), answers={200: dict[str, Any]}, problems=(404, 416), object="topic"),
+    Doc(
+        tag=TAG,
+        scope="read",
+        params=(PARTITION,),
+        answers={200: dict[str, Any]},
+        problems=(404, 416),
+        object="topic",
+        reads=True,
+    ),
 )
 async def explain_offset(request: Call, topic: FromPath[str], offset: FromPath[int]) -> Answer:
     """The same for an offset of a topic."""

@@ -133,6 +133,7 @@ def _log_messages(rows: list[Any]) -> list[LogMessage]:
         strict=False,
         answers={200: Consumed},
         problems=(400, 404, 409),
+        reads=True,
     ),
 )
 async def consume(request: Call) -> Answer:
@@ -367,7 +368,7 @@ async def archive(request: Call) -> Answer:
     if owner is None:
         raise Problem(404, "message_not_found", "there is no such job", code=6)
     await request.allow(owner)
-    result = (await request.mq.ack([asked.id]))[0]
+    result = (await request.engine.acker.ack(owner, [asked.id]))[0]
     if result != "done":
         raise Problem(409, "lease_lost", "the lease of this job has ended; somebody else may have it")
     return answer(Archived(result))

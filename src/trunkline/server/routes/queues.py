@@ -192,7 +192,7 @@ async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
 @route(
     "GET",
     "/queues/{queue:str}/stats",
-    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueStatsView}, problems=(404,), object="queue"),
+    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueStatsView}, problems=(404,), object="queue", reads=True),
 )
 async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
     """How many messages are ready, delayed, leased, dead and done, and how old the oldest ready one is."""
@@ -269,6 +269,7 @@ class Waiting(msgspec.Struct, frozen=True):
         answers={200: Waiting},
         problems=(404,),
         object="queue",
+        reads=True,
     ),
 )
 async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:

@@ -58,7 +58,7 @@ async def health(request: Call) -> Answer:
     return answer(Health(True))
 
 
-@route("GET", "/v1/stats", Doc(tag=TAG, scope="read", answers={200: StatsView}))
+@route("GET", "/v1/stats", Doc(tag=TAG, scope="read", answers={200: StatsView}, reads=True))
 async def stats(request: Call) -> Answer:
     """The numbers of all topics, groups and queues."""
     request.query()
@@ -66,7 +66,7 @@ async def stats(request: Call) -> Answer:
     return answer(StatsView(found.topics, found.groups, found.queues))
 
 
-@route("GET", "/metrics", Doc(tag=TAG, scope="read", strict=False, answers={200: str}, media="text/plain"))
+@route("GET", "/metrics", Doc(tag=TAG, scope="read", strict=False, answers={200: str}, media="text/plain", reads=True))
 async def metrics(request: Call) -> Answer:
     """Prometheus."""
     content, kind = await request.engine.metrics.render(request.mq)

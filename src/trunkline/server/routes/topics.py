@@ -8,7 +8,7 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.db import calls
-from trunkline.errors import AlreadyExists
+from trunkline.errors import AlreadyExists, InUse
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
@@ -129,17 +129,33 @@ async def list_topics(request: Call) -> Answer:
     ),
 )
 async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
-    """Delete a topic with its log and the subscriptions to it. Refused while a group reads it, unless forced."""
-    force = request.query()["force"]
-    if not force:
-        await request.mq.topics.get(topic)
-        groups = await request.mq.groups.list(topic)
-        if groups:
-            raise Problem(
-                409, "in_use", f"group {groups[0].name} reads topic {topic}", hint="delete the group first, or force=true"
-            )
-    await request.mq.topics.delete(topic, force=True)
+    """Delete a topic with its log and the subscriptions to it.
+
+    Unless forced, it is refused while a group reads the topic, a schedule publishes to it, or a queue that is subscribed to
+    it has messages that are not settled.
+    """
+    try:
+        await request.mq.topics.delete(topic, force=request.query()["force"])
+    except InUse:
+        # psqlqueue deletes subscriptions with their topic; so do we as long as no message is lost
+        if not await _only_drained_queues(request, topic):
+            raise
+        await request.mq.topics.delete(topic, force=True)
     return nothing()
+
+
+async def _only_drained_queues(call: Call, topic: str) -> bool:
+    """Return whether the topic has no users but queues that have settled all their messages."""
+    mq = call.mq
+    if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
+        return False
+    if any(row.scheduled for row in await mq.topics.stats(topic)):
+        return False
+    for queue in {row.queue for row in await mq.subscriptions.list(topic=topic)}:
+        (stats,) = await mq.queues.stats(queue)
+        if stats.ready + stats.delayed + stats.leased:
+            return False
+    return True
 
 
 class TopicStatsView(msgspec.Struct, frozen=True):
@@ -149,7 +165,7 @@ class TopicStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
     """For each partition: lowest offset and head, bytes, rate."""
@@ -172,6 +188,7 @@ class OffsetView(msgspec.Struct, frozen=True):
         answers={200: OffsetView},
         problems=(404, 416),
         object="topic",
+        reads=True,
     ),
 )
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:

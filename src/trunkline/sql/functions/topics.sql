@@ -491,8 +491,9 @@ declare
     v_readers text;
     v_queues  int[];
 begin
-    select string_agg(format('%s %s', s.kind, coalesce(q.name, s.name)), ', ') into v_readers
-    from trunkline.subscriptions s left join trunkline.queues q using (queue_id) where s.topic_id = t.topic_id;
+    select string_agg(x.reader, ', ' order by x.reader) into v_readers
+    from (select distinct format('%s %s', s.kind, coalesce(q.name, s.name)) as reader
+          from trunkline.subscriptions s left join trunkline.queues q using (queue_id) where s.topic_id = t.topic_id) x;
     if v_readers is not null and not p_force then
         perform trunkline._fail('TL021', format('topic %L is read by: %s', p_name, v_readers),
                                 'remove these readers first, or pass p_force => true');

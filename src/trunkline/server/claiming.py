@@ -1,0 +1,219 @@
+"""Claims and acks that arrive together share a statement."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from trunkline import Client
+from trunkline.client.deliveries import Deliveries, Delivery
+from trunkline.db import calls, doors
+from trunkline.db.codec import duration
+from trunkline.db.pool import Connection
+from trunkline.db.tasks import Coalescer
+from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
+from trunkline.server.limits import Limits, limited
+from trunkline.types import Result
+
+log = logging.getLogger("trunkline.server")
+TOGETHER = 200
+"""Most messages of a shared claim. A request for more has its own claim."""
+_MAX_RECEIPTS = 10_000
+_IDLE_LANES = 1000
+_CONSUMER = "http"
+
+
+class Key(NamedTuple):
+    """What claims must have in common to share a statement."""
+
+    queue: str
+    lease: str | None
+    labels: tuple[str, ...] | None
+
+
+class Part:
+    """What one request wants of a shared claim."""
+
+    __slots__ = ("deliveries", "gone", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.gone = False
+        """Set when the request has ended: it gets nothing from then on."""
+        self.deliveries: Deliveries[Any] | None = None
+
+    def give(self, deliveries: Deliveries[Any]) -> None:
+        self.deliveries = deliveries
+
+
+class Claimer:
+    """Claims for the requests of this process."""
+
+    def __init__(self, mq: Client, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+        self._mq = mq
+        self._spawn = spawn
+        self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
+        self._ordered: dict[int, bool] = {}
+
+    def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
+        """Claim for this request, together with equal ones. Call `withdraw` if it ends before the result is used."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            _drop_idle(self._lanes)
+            lane = self._lanes[key] = Coalescer(partial(self._flush, key), max_items=TOGETHER, max_size=TOGETHER)
+        return lane.offer(part, part.limit)
+
+    def withdraw(self, part: Part, future: asyncio.Future[Deliveries[Any]]) -> None:
+        """The request has ended without using its deliveries: release what it got, and give it nothing more."""
+        part.gone = True
+        future.cancel()
+        if part.deliveries:
+            self._spawn(_release(part.deliveries))
+
+    async def _flush(self, key: Key, parts: list[Part]) -> list[Deliveries[Any] | BaseException]:
+        error: Exception | None = None
+        try:
+            await self.claim(key, parts)
+        except Exception as exc:
+            error = exc
+        return [_outcome(part, error) for part in parts]
+
+    async def claim(self, key: Key, parts: Sequence[Part]) -> bool:
+        """Claim once and deal the messages out in the order of the requests; returns whether there may be more."""
+        runtime = self._mq._runtime()
+        with limited(Limits(resource=("claim", key.queue), reads=True)):
+            async with runtime.connection() as conn:
+                return await runtime.own_function(conn, "queue", key.queue, partial(self._claim, conn, key, parts))
+
+    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+        open = [part for part in parts if not part.gone and part.deliveries is None]
+        if len(open) > 1 and await self._is_ordered(conn, key.queue, number):
+            # the messages of one lease must be handled one after the other, so each request has its own lease
+            more = True
+            for part in open:
+                more = more and await self._share(conn, key, [part], number)
+            return more
+        return await self._share(conn, key, open, number)
+
+    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+        settler = self._mq._living().settler
+        total = sum(part.limit for part in parts)
+        if not total:
+            return False
+        rows = await calls.claim(
+            conn,
+            partial(Delivery, _settler=settler),
+            number,
+            max_messages=total,
+            lease=duration(key.lease),
+            labels=key.labels,
+            consumer=_CONSUMER,
+        )
+        start = 0
+        for part in parts:
+            # some may have left while we claimed
+            if not part.gone:
+                part.give(Deliveries.of(rows[start : start + part.limit], settler))
+                start += part.limit
+        if rows[start:]:
+            await calls.release(conn, [row.receipt for row in rows[start:]])
+        return len(rows) >= total
+
+    async def _is_ordered(self, conn: Connection, queue: str, number: int) -> bool:
+        """By number: a queue made anew under the same name has another one."""
+        known = self._ordered.get(number)
+        if known is None:
+            try:
+                known = (await calls.get_queue(conn, queue)).ordered
+            except PermissionDenied:
+                return True
+            self._ordered[number] = known
+        return known
+
+
+class Acker:
+    """Acks for the requests of this process: one statement at a time for each queue."""
+
+    def __init__(self, mq: Client) -> None:
+        self._mq = mq
+        self._lanes: dict[str, Coalescer[Sequence[str], list[Result]]] = {}
+
+    async def ack(self, queue: str, receipts: Sequence[str]) -> list[Result]:
+        """Ack receipts of a queue; `unknown` for those of another. Raises QueueNotFound when there is no such queue."""
+        lane = self._lanes.get(queue)
+        if lane is None:
+            _drop_idle(self._lanes)
+            flush = partial(self._flush, queue)
+            lane = self._lanes[queue] = Coalescer(flush, max_items=_MAX_RECEIPTS, max_size=_MAX_RECEIPTS)
+        return await lane.submit(receipts, len(receipts))
+
+    async def _flush(self, queue: str, batch: list[Sequence[str]]) -> list[list[Result] | BaseException]:
+        """One statement for all. If one request is refused, halves are tried until it is alone."""
+        try:
+            results = iter(await self._ack(queue, [receipt for receipts in batch for receipt in receipts]))
+        except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
+            return [own_copy(exc) for _ in batch]
+        except Exception as exc:
+            if len(batch) == 1:
+                return [exc]
+            middle = len(batch) // 2
+            return await self._flush(queue, batch[:middle]) + await self._flush(queue, batch[middle:])
+        return [[next(results) for _ in receipts] for receipts in batch]
+
+    async def _ack(self, queue: str, receipts: list[str]) -> list[Result]:
+        with limited(Limits(resource=("ack", queue))):
+            async with self._mq._runtime().connection(writing=True) as conn:
+                return await settle(conn, queue, receipts, partial(calls.ack, conn))
+
+
+async def settle(
+    conn: Connection, queue: str, receipts: Sequence[str], verb: Callable[[list[str]], Awaitable[list[Result]]]
+) -> list[Result]:
+    """Settle those receipts that belong to a queue which exists; the others are `unknown`."""
+    numbers = [cursor_of(receipt) for receipt in receipts]
+    owners = await doors.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
+    ours = [number is not None and owners.get(number) == queue for number in numbers]
+    if not any(ours):
+        await calls.get_queue(conn, queue)
+        return ["unknown"] * len(receipts)
+    results = iter(await verb([receipt for receipt, own in zip(receipts, ours, strict=True) if own]))
+    return [next(results) if own else "unknown" for own in ours]
+
+
+def cursor_of(receipt: str) -> int | None:
+    """The number in a receipt that tells its queue; None for a text that is not a receipt."""
+    parts = receipt.split(".")
+    if len(parts) == 4 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
+        return int(parts[1])
+    return None
+
+
+async def _release(deliveries: Deliveries[Any]) -> None:
+    try:
+        await deliveries.release()
+    except TrunklineError as exc:
+        log.warning("could not release deliveries of a request that ended; their lease will end: %s", exc)
+
+
+def _outcome(part: Part, error: Exception | None) -> Deliveries[Any] | BaseException:
+    if part.deliveries is not None:
+        return part.deliveries
+    return Deliveries[Any]() if error is None else own_copy(error)
+
+
+def own_copy(exc: Exception) -> Exception:
+    """An exception for each caller: a shared one would collect all their tracebacks."""
+    twin = copy.copy(exc)
+    twin.__cause__ = exc.__cause__
+    return twin
+
+
+def _drop_idle(lanes: dict[Any, Coalescer[Any, Any]]) -> None:
+    """Forget targets without traffic: their names come from clients."""
+    if len(lanes) >= _IDLE_LANES:
+        for key in [key for key, lane in lanes.items() if lane.idle]:
+            del lanes[key]

@@ -1,0 +1,160 @@
+"""Limits on database work: a share of the connections for each resource, and an end for each statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from trunkline.db.pool import Connection, Pool
+from trunkline.errors import Busy, OutcomeUnknown, Timeout
+from trunkline.server.config import Config
+from trunkline.server.routing import Doc
+
+_GRACE_SECONDS = 5.0
+"""Extra time for a statement that the database should have ended by itself."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the statements of the current task may use."""
+
+    resource: tuple[str, ...] = ()
+    """Statements with the same resource share half of the connections; without one there is no such limit."""
+    reads: bool = False
+    """Reads, claims or counts messages, so an open transaction elsewhere can block it. Such statements leave a quarter of
+    the connections to others."""
+    seconds: float | None = None
+    """Longest use of a connection; by default `statement_seconds` of the server's configuration."""
+    in_database: bool = False
+    """Let the database enforce the limits, in a transaction: a request that was ended has changed nothing. Costs three
+    round trips."""
+
+
+_current: ContextVar[Limits] = ContextVar("trunkline_limits", default=Limits())  # noqa: B039  frozen
+
+
+def enter_route(doc: Doc, scope: Any, config: Config) -> None:
+    """Set the limits of a request; called once, in the request's own task."""
+    params = scope["path_params"]
+    names = (str(params[name]) for name in (doc.object, "group") if name in params)
+    _current.set(
+        Limits(
+            resource=(scope["method"], scope["path_template"], *names),
+            reads=doc.reads,
+            seconds=config.admin_seconds if doc.scope == "admin" else None,
+            in_database=doc.scope == "admin",
+        )
+    )
+
+
+@contextmanager
+def limited(limits: Limits) -> Iterator[None]:
+    """Other limits for the statements of a block."""
+    token = _current.set(limits)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class Shares:
+    """Places for statements. A resource that is blocked fills its own places; other requests keep the rest.
+
+    Waiting for a place is first come, first served, holds no connection, and ends with `Busy`.
+    """
+
+    def __init__(self, connections: int, seconds: float) -> None:
+        self._size = max(1, connections // 2)
+        self._seconds = seconds
+        self._readers = asyncio.Semaphore(max(1, connections * 3 // 4))
+        self._places: dict[tuple[str, ...], asyncio.Semaphore] = {}
+        self._users: dict[tuple[str, ...], int] = {}
+
+    @asynccontextmanager
+    async def place(self, limits: Limits) -> AsyncIterator[None]:
+        resource = limits.resource
+        if not resource:
+            yield
+            return
+        places = self._places.setdefault(resource, asyncio.Semaphore(self._size))
+        self._users[resource] = self._users.get(resource, 0) + 1
+        try:
+            await self._acquire(places, resource)
+            try:
+                if not limits.reads:
+                    yield
+                else:
+                    await self._acquire(self._readers, resource)
+                    try:
+                        yield
+                    finally:
+                        self._readers.release()
+            finally:
+                places.release()
+        finally:
+            self._users[resource] -= 1
+            if not self._users[resource]:
+                del self._users[resource], self._places[resource]
+
+    async def _acquire(self, places: asyncio.Semaphore, resource: tuple[str, ...]) -> None:
+        if not places.locked():
+            await places.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                await places.acquire()
+        except TimeoutError:
+            raise Busy(
+                f"earlier requests of the same kind did not finish within {self._seconds:g} s: {' '.join(resource)}",
+                hint="try again; trunkline doctor names long transactions",
+            ) from None
+
+
+class LimitedPool(Pool):
+    """A pool that applies the limits of the current task."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.database_url, max_size=config.max_connections, timeout=config.connection_seconds)
+        self._config = config
+        self._shares = Shares(config.max_connections, config.lock_seconds)
+
+    @asynccontextmanager
+    async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
+        limits = _current.get()
+        seconds = self._config.statement_seconds if limits.seconds is None else limits.seconds
+        backstop = seconds + (_GRACE_SECONDS if limits.in_database else 0)
+        async with self._shares.place(limits), super().connection(writing=writing) as conn:
+            try:
+                async with asyncio.timeout(backstop) as clock:
+                    if not limits.in_database:
+                        yield conn
+                    else:
+                        async with conn.transaction():
+                            await self._set_local(conn, seconds)
+                            yield conn
+            except TimeoutError as exc:
+                if not clock.expired():
+                    raise
+                raise _ended(backstop, writing=writing) from exc
+
+    async def _set_local(self, conn: Connection, seconds: float) -> None:
+        """Limits for this transaction only: a session may be shared through a pooler."""
+        await conn.execute(
+            "select set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
+            (f"{self._config.lock_seconds * 1000:.0f}", f"{seconds * 1000:.0f}"),
+        )
+
+
+def _ended(seconds: float, *, writing: bool) -> Exception:
+    if writing:
+        return OutcomeUnknown(
+            f"the database did not finish within {seconds:g} s",
+            hint="check whether it happened, or repeat it with the same ids",
+        )
+    return Timeout(
+        f"the database did not finish within {seconds:g} s", hint="try again; trunkline doctor names long transactions"
+    )
