@@ -31,7 +31,7 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".cache")
 # Sessions of Spark would each have their classes kept in the background, beside the tests.
 os.environ.setdefault("TRUNKLINE_SPARK_KEEP_CLASSES", "off")
 _numbers = itertools.count()
-_LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|test_held_xmin")
+_LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|word_count|test_held_xmin")
 
 
 class Servers:
