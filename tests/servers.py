@@ -9,6 +9,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Identifier, Literal
+
 from trunkline.db.embedded import EmbeddedServer
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
@@ -59,7 +63,13 @@ class WheelServer:
 
     def start(self) -> str:
         self.server.start()
-        return self.server.superuser_url
+        url = self.server.superuser_url
+        login = conninfo_to_dict(url)
+        with psycopg.connect(url, autocommit=True) as conn:
+            # Password login stays; its default of 4,096 rounds costs every connection 5 ms of CPU time.
+            conn.execute("set scram_iterations = 1")
+            conn.execute(SQL("alter role {} password {}").format(Identifier(str(login["user"])), Literal(login["password"])))
+        return url
 
     def stop(self) -> None:
         self.server.stop()

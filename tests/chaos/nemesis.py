@@ -81,21 +81,28 @@ class Nemesis:
         self._paused: list[tuple[float, Actor]] = []
 
     def strike(self, fault: str, victims: list[Actor], upkeep: Actor | None) -> None:
-        awake = [actor for actor in victims if actor not in [paused for _, paused in self._paused]]
         if fault == "crash":
             crash(self._server, self._recorder)
             if upkeep is not None:
                 self._kill(upkeep)
         elif fault == "kill":
-            self._kill(self._random.choice(awake))
+            self._kill(self._random.choice(self._awake(victims)))
         elif fault == "pause":
-            victim = self._random.choice(awake)
+            victim = self._random.choice(self._awake(victims))
             os.kill(victim.process.pid, signal.SIGSTOP)
             self._recorder.note("pause", victim=victim.name)
             self._paused.append((time.monotonic() + self._pause, victim))
         else:
             self._strike_services(fault)
         self.done[fault] += 1
+
+    def _awake(self, victims: list[Actor]) -> list[Actor]:
+        """Return the victims that are not paused; when all are, wait for the first pause to end."""
+        assert victims, "the workload has no consumer to kill or pause"
+        while not (awake := [actor for actor in victims if actor not in [paused for _, paused in self._paused]]):
+            time.sleep(0.02)
+            self.wake()
+        return awake
 
     def _strike_services(self, fault: str) -> None:
         assert self._services is not None, f"there is no HTTP server for {fault}"

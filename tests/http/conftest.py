@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.conftest import Servers
+from tests.conftest import Servers, drop_database
 from tests.http.servers import HttpServer, serving
 
 
@@ -22,8 +22,7 @@ def module_db(servers: Servers, request: pytest.FixtureRequest) -> Iterator[str]
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"create database {name} template tl_template strategy file_copy")
     yield make_conninfo(url, dbname=name)
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(f"drop database {name} with (force)")
+    drop_database(url, name)
 
 
 @pytest.fixture(scope="module")
