@@ -247,6 +247,7 @@ begin
     end if;
     perform pg_advisory_xact_lock(778003, p_topic_id);
     perform trunkline._catch_up();
+    perform trunkline._pin_log(p_topic_id, p_partition);
     execute format('create table trunkline.%I (like trunkline.%I including defaults,
         check (length(key) <= 1000), check (length(routing_key) <= 1000), check (length(label) <= 200), check (length(content_type) <= 200))', v_name, v_parent);
     execute format('alter table trunkline.%I alter partition set default %s, alter content_type set default %L, add primary key (id)',
