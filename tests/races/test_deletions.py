@@ -1,4 +1,4 @@
-"""Deletions under traffic: nobody waits for one, what is gone is reported by name, and nothing is left behind."""
+"""Deletions under traffic: traffic does not wait, errors name what was deleted, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_deletion_is_refused_while_a_transaction_publishes(main: Session, sess
 
 
 def test_a_deletion_yields_to_a_publisher_that_waits_for_it(main: Session, session: MakeSession) -> None:
-    """The publisher has the row of the topic and needs a segment; the deletion has the lock of the segments and needs the row."""
+    """The publisher has the topic's row and needs a segment; the deletion has the lock of segments and needs the row."""
     make(main)
     publisher, admin = session(), session()
     with publisher.transaction():
@@ -164,7 +164,9 @@ def test_a_fetch_that_meets_the_deletion_of_its_group(
         assert error.value.sqlstate == code
 
 
-@pytest.mark.parametrize("change", ["pause_queue('q')", "resume_queue('q')", "alter_queue('q', p_lease => '1 minute')", "subscribe('q', 't')"])
+@pytest.mark.parametrize(
+    "change", ["pause_queue('q')", "resume_queue('q')", "alter_queue('q', p_lease => '1 minute')", "subscribe('q', 't')"]
+)
 def test_changes_of_a_queue_wait_for_each_other(main: Session, session: MakeSession, change: str) -> None:
     """Each writes the queue's functions; the last one knows of the others."""
     make(main)

@@ -26,7 +26,8 @@ PARTITIONS = """select array_agg(c.partition order by c.partition) from trunklin
 def publish(session: Session, topic: str, n: int) -> None:
     """Messages with different keys, so that each partition gets some."""
     session.run(
-        "select trunkline.publish_many(%s, array_fill('1'::bytea, array[%s]), p_keys => array(select k::text from generate_series(1, %s) k))",
+        "select trunkline.publish_many(%s, array_fill('1'::bytea, array[%s]),"
+        " p_keys => array(select k::text from generate_series(1, %s) k))",
         topic,
         n,
         n,
@@ -34,7 +35,9 @@ def publish(session: Session, topic: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_reader_made_while_partitions_are_added_reads_all_of_them(main: Session, session: MakeSession, reader: str) -> None:
+def test_a_reader_made_while_partitions_are_added_reads_all_of_them(
+    main: Session, session: MakeSession, reader: str
+) -> None:
     main.run("select trunkline.create_topic('t'), trunkline.create_queue('q')")
     admin, other = session(), session()
     with admin.transaction():
@@ -62,7 +65,9 @@ def test_partitions_added_while_a_reader_is_made_are_its_own_too(main: Session, 
     assert main.one(PARTITIONS) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("first", "second", "refused", "partitions"), [(4, 4, None, 4), (2, 4, None, 4), (4, 2, "TL023", 4)])
+@pytest.mark.parametrize(
+    ("first", "second", "refused", "partitions"), [(4, 4, None, 4), (2, 4, None, 4), (4, 2, "TL023", 4)]
+)
 def test_two_that_add_partitions(
     main: Session, session: MakeSession, first: int, second: int, refused: str | None, partitions: int
 ) -> None:
@@ -103,7 +108,9 @@ def test_two_that_add_partitions(
         ("select trunkline.create_schedule('s', '* * * * *', p_queue => 'gone')", "TL011"),
     ],
 )
-def test_what_is_deleted_meanwhile_is_reported_by_its_name(main: Session, session: MakeSession, verb: str, code: str) -> None:
+def test_what_is_deleted_meanwhile_is_reported_by_its_name(
+    main: Session, session: MakeSession, verb: str, code: str
+) -> None:
     main.run("select trunkline.create_topic('t'), trunkline.create_topic('other'), trunkline.create_group('t', 'old')")
     main.run("select trunkline.create_queue('q'), trunkline.create_queue('gone'), trunkline.subscribe('gone', 'other')")
     main.run("select trunkline.create_endpoint('e', 'http://192.0.2.1/')")

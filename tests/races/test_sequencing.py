@@ -208,13 +208,18 @@ def test_segment_drained_in_another_cluster_is_sealed(main: Session, session: Ma
     """The same for a segment: it waits for open publishers, but not for numbers that this cluster has not used yet."""
     main.run("select trunkline.create_topic('small', p_segment_rows => 16)")
     main.run("select trunkline.publish_many('small', array_fill('1'::bytea, array[16]))")
-    sealed = "select sealed_at is not null from trunkline.segments where log = 64 * trunkline.topic_number('topic', 'small') and segment = 0"
+    sealed = (
+        "select sealed_at is not null from trunkline.segments"
+        " where log = 64 * trunkline.topic_number('topic', 'small') and segment = 0"
+    )
     publisher = session()
     with publisher.transaction():
         publisher.run("select trunkline.publish('small', '1')")
         for _ in range(2):
             main.run("select trunkline.run_duty('segments')")
-        assert main.one("select drained_xid is not null from trunkline.segments where segment = 0 and drained_xid is not null")
+        assert main.one(
+            "select drained_xid is not null from trunkline.segments where segment = 0 and drained_xid is not null"
+        )
         assert not main.one(sealed)
         main.run("update trunkline.segments set drained_xid = '999999999999' where drained_xid is not null")
         main.run("select trunkline.run_duty('segments')")
