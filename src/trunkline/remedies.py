@@ -45,6 +45,7 @@ FUNCTIONS = {
     "list_dead_letters": Remedy("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
     "explain_message": Remedy("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
     "list_jobs": Remedy("trunkline job list", None, None),
+    "cancel_job": Remedy("trunkline job cancel", None, "app.cancel(id)"),
     "create_schedule": Remedy(
         "trunkline schedule create NAME", "POST /v1/schedules", "client.schedules.create('NAME', ...)"
     ),

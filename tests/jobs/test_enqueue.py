@@ -223,6 +223,20 @@ async def test_jobs_that_wait_for_others(app: App) -> None:
     assert ran.index("part 101") < ran.index("part 102")
 
 
+async def test_a_job_whose_queue_is_deleted_while_it_waits_raises(app: App, conn: Connection) -> None:
+    @app.job(result=True)
+    async def first() -> None: ...
+
+    @app.job(result=True, queue="other")
+    async def second() -> None: ...
+
+    conn.execute("select trunkline.create_queue('other')")
+    waiting = await second.options(after=[await first.enqueue()]).enqueue()
+    conn.execute("select trunkline.delete_queue('other', true)")
+    with pytest.raises(JobFailed, match="queue 'other' was deleted"):
+        await waiting.result("20s")
+
+
 async def test_a_job_that_waits_can_be_cancelled(app: App) -> None:
     @app.job(result=True)
     async def work(n: int) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -60,6 +60,59 @@ def test_what_slipped_past_is_found_by_upkeep(conn: Connection, connect: Connect
     assert claim(conn, queue) == []
     conn.execute("select trunkline.run_upkeep('jobs')")
     assert [row.id for row in claim(conn, queue, 10)] == [waiting.id]
+
+
+@pytest.fixture
+def waiting(conn: Connection, queue: str) -> UUID:
+    """A job for queue `other` that waits for a job of `q`, and one for `q` that waits for the same."""
+    conn.execute("select trunkline.create_queue('other')")
+    enqueue(conn, queue, 1)
+    [parent] = rows(conn, "select id from trunkline.peek_queue('q')")
+    call(conn, "enqueue_after", queue, [parent.id], b"3", "last")
+    return UUID(str(call(conn, "enqueue_after", "other", [parent.id], b"2", "last")[0].id))
+
+
+def failure(conn: Connection, id: UUID) -> str:
+    """The error of a job that ended as failed."""
+    [row] = call(conn, "job_results", [id])
+    assert (row.state, call(conn, "get_job", id)[0].state) == ("failed", "failed")
+    return str(row.error)
+
+
+def test_a_queue_for_which_jobs_wait_is_deleted_by_force_only(conn: Connection, waiting: UUID) -> None:
+    with refused("TL021", "cannot delete queue 'other': 1 jobs that wait"):
+        call(conn, "delete_queue", "other")
+    assert call(conn, "get_job", waiting)[0].state == "blocked"
+    call(conn, "delete_queue", "other", True)
+    assert failure(conn, waiting) == "queue 'other' was deleted"
+    [parent] = claim(conn, "q")
+    assert finish(conn, parent.receipt, parent.id) == ["done"]
+    assert [row.payload for row in claim(conn, "q")] == [b"3"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "smaller"])
+def test_a_job_that_its_queue_refuses_fails_alone(conn: Connection, connect: Connect, waiting: UUID, how: str) -> None:
+    """Its parent can be acked, and the other job that waited for it starts."""
+    if how == "deleted":
+        # a job that comes to wait while the queue is deleted is not seen by the deletion
+        conn.execute("update trunkline.job_waiting set queue = 'nowhere' where waiting_id = %s", (waiting,))
+    else:
+        conn.execute("update trunkline.job_waiting set payload = '\"22\"' where waiting_id = %s", (waiting,))
+        call(conn, "alter_queue", "other", p_max_payload=1)
+    [parent] = claim(conn, "q")
+    assert finish(conn, parent.receipt, parent.id) == ["done"]
+    assert failure(conn, waiting).startswith("could not be enqueued: ")
+    assert [row.payload for row in claim(conn, "q")] == [b"3"]
+
+
+def test_upkeep_starts_the_jobs_of_other_queues(conn: Connection, connect: Connect, waiting: UUID) -> None:
+    conn.execute("update trunkline.job_waiting set queue = 'nowhere' where waiting_id = %s", (waiting,))
+    [parent] = claim(conn, "q")
+    call(conn, "ack", [parent.receipt])
+    call(conn, "store_result", parent.id, b"1")
+    assert value(conn, "select trunkline.run_upkeep('jobs')") == 1
+    assert failure(conn, waiting).startswith("could not be enqueued: queue 'nowhere' does not exist")
+    assert [row.payload for row in claim(conn, "q")] == [b"3"]
 
 
 def test_a_lost_lease_leaves_no_trace(conn: Connection, queue: str, clock: Clock) -> None:

@@ -204,6 +204,28 @@ def test_gap_with_horizon_of_another_cluster_is_forgotten(main: Session, session
     assert log(main) == ["one", "two"]
 
 
+def test_segment_drained_in_another_cluster_is_sealed(main: Session, session: MakeSession) -> None:
+    """The same for a segment: it waits for open publishers, but not for numbers that this cluster has not used yet."""
+    main.run("select trunkline.create_topic('small', p_segment_rows => 16)")
+    main.run("select trunkline.publish_many('small', array_fill('1'::bytea, array[16]))")
+    sealed = (
+        "select sealed_at is not null from trunkline.segments"
+        " where log = 64 * trunkline.topic_number('topic', 'small') and segment = 0"
+    )
+    publisher = session()
+    with publisher.transaction():
+        publisher.run("select trunkline.publish('small', '1')")
+        for _ in range(2):
+            main.run("select trunkline.run_upkeep('segments')")
+        assert main.one(
+            "select drained_xid is not null from trunkline.segments where segment = 0 and drained_xid is not null"
+        )
+        assert not main.one(sealed)
+        main.run("update trunkline.segments set drained_xid = '999999999999' where drained_xid is not null")
+        main.run("select trunkline.run_upkeep('segments')")
+        assert main.one(sealed)
+
+
 def test_sequencers_at_once_give_each_message_one_offset(session: MakeSession, main: Session) -> None:
     """Publishers that roll back one of five, commit out of order, and four sequencers."""
     stop = threading.Event()

@@ -256,6 +256,8 @@ def test_retention_drops_what_was_staged(db: str, conn: Connection, clock: Clock
     # what was published is remembered by its newest version
     assert conn.execute("select version from trunkline.sink_commits").fetchall() == [(2,)]
     conn.execute("select trunkline.delete_topic('t')")
+    for _ in range(2):
+        conn.execute("select trunkline.run_upkeep('retention')")
     assert conn.execute("select count(*) from pg_class where relname like 'topic\\_%'").fetchone() == (0,)
 
 

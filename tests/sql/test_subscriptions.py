@@ -15,7 +15,6 @@ from tests.sql.verbs import (
     claim,
     claim_all,
     contents,
-    run_upkeep,
     fetch,
     publish,
     queue_stats,

@@ -18,6 +18,9 @@ from trunkline.db.sync.wakeup import Wakeup
 
 T = TypeVar("T")
 
+_DELETED = ("42883", "TL010", "TL011")
+"""Errors of the functions that a deleted topic or queue had; first they say so, then they are dropped."""
+
 
 class Runtime:
     """The living part of a client. A forked child gets another one and leaves its parent's sockets alone."""
@@ -47,8 +50,10 @@ class Runtime:
         if number is not None:
             try:
                 return call(number)
-            except psycopg.errors.UndefinedFunction:
-                pass  # deleted and made again under the same name: it has another number now
+            except psycopg.Error as exc:
+                if exc.sqlstate not in _DELETED:
+                    raise
+                # the name may belong to a new topic or queue, with another number
         resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
         number = resolve
         self._numbers[kind, name] = number

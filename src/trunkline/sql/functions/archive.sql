@@ -8,6 +8,7 @@ declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
     a trunkline.archives;
 begin
+    perform trunkline._pin_topic(t);
     -- who changes anything about an archive holds this row
     insert into trunkline.archives (topic_id) values (t.topic_id) on conflict do nothing;
     select * into a from trunkline.archives where topic_id = t.topic_id for update;

@@ -57,6 +57,7 @@ declare
     t       trunkline.topics := trunkline._topic('inbox', coalesce(p_to, p_queue));
     v_count int;
 begin
+    perform trunkline._pin_topic(t);
     with taken as materialized (select * from trunkline._take_dead_letters(p_queue, p_ids, p_limit)),
     many as (
         select array_agg(payload order by dead_id) as payloads, array_agg(id order by dead_id) as ids, array_agg(key order by dead_id) as keys,

@@ -30,7 +30,8 @@ begin
     end if;
     perform trunkline._check_filter(p_filter);
     perform trunkline._need_read_committed('creating a group');
-    perform pg_advisory_xact_lock(778003, t.topic_id);
+    -- as it is now: it may have more partitions than the caller read, and retention removes nothing until this transaction ends
+    t := trunkline._lock_topic('topic', t.name, true);
     insert into trunkline.subscriptions (kind, name, topic_id, pattern, pattern_regex, filter)
     values ('group', p_group, t.topic_id, p_pattern, case when p_pattern <> '#' then v_regex end, nullif(p_filter, '{}'))
     on conflict do nothing returning * into s;
@@ -76,6 +77,7 @@ begin
     if not found then
         s := trunkline._make_group(t, p_group, p_start, p_pattern, p_filter);
         if s.name is null then
+            t := trunkline._topic('topic', p_topic);
             s := trunkline._group(t.topic_id, p_topic, p_group);
         end if;
     end if;
@@ -88,13 +90,20 @@ end
 $$;
 
 create or replace function trunkline.delete_group(p_topic text, p_group text) returns void
+language sql
+as $$ select trunkline._delete(format('_delete_group(%L, %L)', p_topic, p_group)) $$;
+
+create or replace function trunkline._delete_group(p_topic text, p_group text) returns void
 language plpgsql
 as $$
 declare
-    t trunkline.topics := trunkline._topic('topic', p_topic);
+    t trunkline.topics := trunkline._lock_topic('topic', p_topic, true);
     s trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
 begin
     delete from trunkline.subscriptions where subscription_id = s.subscription_id;
+    if not found then
+        perform trunkline._group(t.topic_id, p_topic, p_group);
+    end if;
 end
 $$;
 
@@ -170,17 +179,27 @@ begin
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    select * into g from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
-    if not found then
-        if not p_create then
-            g := trunkline._group(t.topic_id, p_topic, p_group);
+    loop
+        select * into g from trunkline.subscriptions where kind = 'group' and topic_id = t.topic_id and name = p_group;
+        if not found then
+            if not p_create then
+                g := trunkline._group(t.topic_id, p_topic, p_group);
+            end if;
+            perform trunkline._commit_durably();
+            g := trunkline.ensure_group(p_topic, p_group);
+            t := trunkline._topic('topic', p_topic);
         end if;
-        perform trunkline._commit_durably();
-        g := trunkline.ensure_group(p_topic, p_group);
-    end if;
-    insert into trunkline.members as m values (g.subscription_id, p_member, v_now + p_lease)
-    on conflict (subscription_id, member) do update set seen_until = excluded.seen_until
-    where m.seen_until < v_now + p_lease * 0.66;
+        update trunkline.members set seen_until = v_now + p_lease
+        where subscription_id = g.subscription_id and member = p_member and seen_until < v_now + p_lease * 0.66;
+        exit when found or exists (select from trunkline.members where subscription_id = g.subscription_id and member = p_member);
+        -- a deletion of the group that is not committed yet is waited for here; then the group may be gone
+        perform from trunkline.subscriptions where subscription_id = g.subscription_id for key share;
+        if found then
+            insert into trunkline.members values (g.subscription_id, p_member, v_now + p_lease) on conflict do nothing;
+            exit;
+        end if;
+        t := trunkline._topic('topic', p_topic);
+    end loop;
 
     select array_agg(x.cursor_id order by x.rank) filter (where x.owned),
            array_agg(x.cursor_id order by x.rank) filter (where not x.owned and x.available)
@@ -442,7 +461,8 @@ returns table (partition int, next_offset bigint)
 language plpgsql
 as $$
 declare
-    t trunkline.topics := trunkline._topic('topic', p_topic);
+    -- retention removes nothing until this transaction ends: it does not see the new position before
+    t trunkline.topics := trunkline._lock_topic('topic', p_topic, true);
     g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
     c trunkline.cursors;
     s trunkline.positions;

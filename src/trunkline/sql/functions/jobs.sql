@@ -67,7 +67,8 @@ begin
 end
 $$;
 
--- Enqueues a job whose row is locked, once nothing holds it back.
+-- Enqueues a job whose row is locked, once nothing holds it back. A job that its queue refuses ends as failed, also when the queue does not exist: its
+-- parents have ended, and whatever ended them must not fail because of it.
 create or replace function trunkline._start_if_free(w trunkline.job_waiting) returns int
 language plpgsql
 as $$
@@ -75,10 +76,32 @@ begin
     if exists (select from trunkline.job_parents where waiting_id = w.waiting_id) then
         return 0;
     end if;
+    begin
+        perform trunkline.enqueue_bytes(w.queue, w.payload, 'application/json', p_key => w.key, p_label => w.label, p_headers => w.headers,
+                                        p_id => w.waiting_id, p_priority => w.priority);
+        delete from trunkline.job_waiting where waiting_id = w.waiting_id;
+        return 1;
+    exception when others then
+        -- anything but a refusal (a lock, no room) may be over at the next attempt
+        if sqlstate not like 'TL0%' then
+            raise;
+        end if;
+        perform trunkline._fail_waiting(w, format('could not be enqueued: %s', sqlerrm));
+        return 0;
+    end;
+end
+$$;
+
+-- Ends a job that waits for others as failed.
+create or replace function trunkline._fail_waiting(w trunkline.job_waiting, p_error text) returns void
+language plpgsql
+as $$
+begin
     delete from trunkline.job_waiting where waiting_id = w.waiting_id;
-    perform trunkline.enqueue_bytes(w.queue, w.payload, 'application/json', p_key => w.key, p_label => w.label, p_headers => w.headers,
-                                    p_id => w.waiting_id, p_priority => w.priority);
-    return 1;
+    if found then
+        insert into trunkline.job_results (slot, job_id, state, error, at)
+        values (trunkline._history_slot(trunkline.clock()), w.waiting_id, 'f', p_error, trunkline.clock());
+    end if;
 end
 $$;
 

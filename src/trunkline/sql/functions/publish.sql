@@ -199,6 +199,9 @@ begin
     select array_agg(coalesce(u.deliver_at, v_now + u.delay) order by u.ord) into v_due
     from unnest(p_payloads, p_delays, p_deliver_ats) with ordinality u(payload, delay, deliver_at, ord);
 
+    if exists (select from unnest(v_due) d where d > v_now) then
+        perform trunkline._pin_topic(t);
+    end if;
     insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority)
     select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
            coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i]

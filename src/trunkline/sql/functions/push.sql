@@ -15,6 +15,23 @@ begin
 end
 $$;
 
+-- Prevents the deletion of an endpoint until the transaction ends, for rows that refer to it.
+create or replace function trunkline._pin_endpoint(p_name text) returns trunkline.endpoints
+language plpgsql
+as $$
+declare
+    e trunkline.endpoints;
+begin
+    loop
+        e := trunkline._endpoint(p_name);
+        select * into e from trunkline.endpoints where endpoint_id = e.endpoint_id for key share;
+        if found then
+            return e;
+        end if;
+    end loop;
+end
+$$;
+
 -- How many bytes a secret has; null: it is not base64, and nothing could be signed with it.
 create or replace function trunkline._secret_length(p_secret text) returns int
 language plpgsql immutable
@@ -190,6 +207,11 @@ as $$
 declare
     e trunkline.endpoints := trunkline._endpoint(p_name);
 begin
+    -- before the bindings are read: a session that binds a queue to it has the row or waits for it
+    perform from trunkline.endpoints where endpoint_id = e.endpoint_id for update;
+    if not found then
+        perform trunkline._endpoint(p_name);
+    end if;
     if not p_force and exists (select from trunkline.bindings where endpoint_id = e.endpoint_id) then
         perform trunkline._fail('TL021', format('queues are bound to endpoint %L', p_name), 'unbind them first, or pass p_force => true');
     end if;
@@ -242,8 +264,8 @@ create or replace function trunkline.bind_queue(p_queue text, p_endpoint text) r
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_queue);
-    e trunkline.endpoints := trunkline._endpoint(p_endpoint);
+    q trunkline.queues := trunkline._lock_queue(p_queue);
+    e trunkline.endpoints := trunkline._pin_endpoint(p_endpoint);
 begin
     insert into trunkline.bindings (queue_id, endpoint_id) values (q.queue_id, e.endpoint_id)
     on conflict (queue_id) do update set endpoint_id = excluded.endpoint_id;
@@ -268,7 +290,7 @@ create or replace function trunkline.test_endpoint(p_name text) returns uuid
 language plpgsql
 as $$
 declare
-    e    trunkline.endpoints := trunkline._endpoint(p_name);
+    e    trunkline.endpoints := trunkline._pin_endpoint(p_name);
     v_id uuid := trunkline.new_id();
 begin
     insert into trunkline.endpoint_tests (id, endpoint_id, asked_at) values (v_id, e.endpoint_id, trunkline.clock());

@@ -14,6 +14,26 @@ begin
 end
 $$;
 
+-- Locks the definition of a queue until the transaction ends and returns the row as it is then. A session that needs a topic's lock too takes that first.
+create or replace function trunkline._lock_queue(p_queue text) returns trunkline.queues
+language plpgsql
+as $$
+declare
+    q     trunkline.queues := trunkline._queue(p_queue);
+    v_now trunkline.queues;
+begin
+    loop
+        perform pg_advisory_xact_lock(778012, q.inbox_id);
+        select * into v_now from trunkline.queues where queue_id = q.queue_id;
+        if found then
+            return v_now;
+        end if;
+        -- deleted meanwhile; a new queue may have its name
+        q := trunkline._queue(p_queue);
+    end loop;
+end
+$$;
+
 create or replace function trunkline._check_queue(q trunkline.queues) returns void
 language plpgsql
 as $$
@@ -95,7 +115,7 @@ declare
     r trunkline.queue_row;
 begin
     perform trunkline._check_name('queue', p_name);
-    perform pg_advisory_xact_lock(778003, -abs(hashtext('queue ' || p_name) / 2));
+    perform pg_advisory_xact_lock(778003, trunkline._name_lock('inbox', p_name));
     select * into r from trunkline._queue_rows(array[p_name]);
     if not found then
         return trunkline.create_queue(
@@ -112,8 +132,14 @@ begin
     if p_lease <> r.lease or p_max_attempts <> r.max_attempts or p_backoff_base <> r.backoff_base or p_backoff_factor <> r.backoff_factor
        or p_backoff_cap <> r.backoff_cap or p_backoff_jitter <> r.backoff_jitter or p_ttl <> coalesce(r.ttl, '0') or p_delivery_delay <> r.delivery_delay
        or p_retention <> r.retention or p_max_payload <> r.max_payload or p_history <> coalesce(r.history, '0') then
-        return trunkline.alter_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter,
-                                     p_ttl, p_delivery_delay, p_retention, p_max_payload, p_history);
+        begin
+            return trunkline.alter_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter,
+                                         p_ttl, p_delivery_delay, p_retention, p_max_payload, p_history);
+        exception when sqlstate 'TL011' then
+            -- deleted meanwhile
+            return trunkline.ensure_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl,
+                                          p_delivery_delay, p_ordered, p_partitions, p_retention, p_max_payload, p_priorities, p_history);
+        end;
     end if;
     return trunkline._queue(p_name);
 end
@@ -140,7 +166,7 @@ returns trunkline.queues
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_name);
+    q trunkline.queues := trunkline._lock_queue(p_name);
 begin
     update trunkline.queues set
         lease = coalesce(p_lease, lease), max_attempts = coalesce(p_max_attempts, max_attempts),
@@ -162,25 +188,40 @@ begin
 end
 $$;
 
--- Deletes a queue with its messages, dead letters, subscriptions and the schedules that publish to it. Refused while it has dead letters or such
--- schedules, unless forced.
+-- Deletes a queue with its messages, dead letters, subscriptions, the jobs that wait to be enqueued there and the schedules that publish to it. Refused
+-- while it has dead letters, such jobs or such schedules, unless forced: then the jobs end as failed. Upkeep removes its tables.
 create or replace function trunkline.delete_queue(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
-declare
-    q trunkline.queues := trunkline._queue(p_name);
 begin
+    perform trunkline._await_publishers(trunkline._topic('inbox', p_name));
+    perform trunkline._delete(format('_delete_queue(%L, %L)', p_name, coalesce(p_force, false)));
+end
+$$;
+
+create or replace function trunkline._delete_queue(p_name text, p_force boolean) returns void
+language plpgsql
+as $$
+declare
+    q         trunkline.queues := trunkline._lock_queue(p_name);
+    t         trunkline.topics := trunkline._topic('inbox', p_name);
+    v_waiting int := (select count(*) from trunkline.job_waiting where queue = p_name);
+begin
+    if not p_force and v_waiting > 0 then
+        perform trunkline._fail('TL021', format('cannot delete queue %L: %s jobs that wait for other jobs would be enqueued there', p_name, v_waiting),
+                                'cancel them with trunkline.cancel_job, or pass p_force => true to end them as failed');
+    end if;
     if not p_force and exists (select from trunkline.dead_letters where queue_id = q.queue_id) then
         perform trunkline._fail('TL021', format('queue %L has dead letters', p_name), 'redrive or purge them first, or pass p_force => true');
     end if;
     perform trunkline._drop_schedules(format('queue %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.queue = p_name), p_force);
+    perform trunkline._fail_waiting(w, format('queue %L was deleted', p_name))
+    from (select * from trunkline.job_waiting where queue = p_name order by waiting_id for update) w;
     delete from trunkline.pending where queue_id = q.queue_id;
     delete from trunkline.cursors where queue_id = q.queue_id;
     delete from trunkline.subscriptions where queue_id = q.queue_id;
     delete from trunkline.queues where queue_id = q.queue_id;
-    execute format('drop function if exists trunkline.queue_%s_claim', q.queue_id);
-    execute format('drop function if exists trunkline.queue_%s_take', q.queue_id);
-    perform trunkline._drop_topic(q.inbox_id);
+    perform trunkline._drop_topic(t, q.queue_id);
 end
 $$;
 
@@ -247,7 +288,7 @@ create or replace function trunkline.pause_queue(p_name text) returns void
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_name);
+    q trunkline.queues := trunkline._lock_queue(p_name);
 begin
     update trunkline.queues set paused = true, updated_at = trunkline.clock() where queue_id = q.queue_id;
     perform trunkline._write_claim(q.queue_id);
@@ -258,7 +299,7 @@ create or replace function trunkline.resume_queue(p_name text) returns void
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_name);
+    q trunkline.queues := trunkline._lock_queue(p_name);
 begin
     update trunkline.queues set paused = false, updated_at = trunkline.clock() where queue_id = q.queue_id;
     perform trunkline._write_claim(q.queue_id);
@@ -273,16 +314,20 @@ returns trunkline.subscriptions
 language plpgsql
 as $$
 declare
-    q       trunkline.queues := trunkline._queue(p_queue);
-    t       trunkline.topics := trunkline._topic('topic', p_topic);
+    q       trunkline.queues;
+    t       trunkline.topics;
     s       trunkline.subscriptions;
     v_name  text := coalesce(p_name, p_topic);
     v_regex text := trunkline._pattern_regex(p_pattern);
 begin
+    perform trunkline._queue(p_queue);
+    perform trunkline._topic('topic', p_topic);
     perform trunkline._check_name('subscription', v_name);
     perform trunkline._check_filter(p_filter);
     perform trunkline._need_read_committed('subscribe');
-    perform pg_advisory_xact_lock(778003, t.topic_id);
+    -- both as they are now, with all partitions; and retention removes nothing of the topic until this transaction ends
+    t := trunkline._lock_topic('topic', p_topic, true);
+    q := trunkline._lock_queue(p_queue);
     insert into trunkline.subscriptions (kind, name, topic_id, queue_id, pattern, pattern_regex, filter)
     values ('queue', v_name, t.topic_id, q.queue_id, p_pattern, case when p_pattern = '#' then null else v_regex end,
             nullif(p_filter, '{}'))
@@ -321,10 +366,14 @@ $do$;
 
 -- Stops feeding. Messages of this subscription that are not settled yet are forgotten with it.
 create or replace function trunkline.unsubscribe(p_queue text, p_name text) returns void
+language sql
+as $$ select trunkline._delete(format('_unsubscribe(%L, %L)', p_queue, p_name)) $$;
+
+create or replace function trunkline._unsubscribe(p_queue text, p_name text) returns void
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_queue);
+    q trunkline.queues := trunkline._lock_queue(p_queue);
 begin
     delete from trunkline.subscriptions where queue_id = q.queue_id and name = p_name and topic_id <> q.inbox_id;
     if not found then

@@ -361,7 +361,8 @@ begin
         perform trunkline._fail('TL001', format('catch_up is %s', coalesce(quote_literal(left(p_catch_up, 50)), 'null')),
                                 'use skip (forget missed ticks), one (one message for all of them) or all (a message for each)');
     end if;
-    t := trunkline._topic(case when p_queue is null then 'topic' else 'inbox' end, coalesce(p_queue, p_topic));
+    -- locked, so that a deletion finds the schedule, or the schedule finds its target gone
+    t := trunkline._lock_topic(case when p_queue is null then 'topic' else 'inbox' end, coalesce(p_queue, p_topic), true);
     s.name := p_name;
     s.topic := p_topic;
     s.queue := p_queue;

@@ -282,6 +282,7 @@ begin
     perform trunkline._check_staged(p_role);
     perform pg_advisory_xact_lock(778003, p_topic_id);
     perform trunkline._catch_up();
+    perform trunkline._pin_log(p_topic_id, p_partition);
     if to_regclass(v_ids) is null then
         execute format('create sequence %s minvalue %s', v_ids, trunkline._staged_from(p_rows));
     end if;

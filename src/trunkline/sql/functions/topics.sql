@@ -2,7 +2,8 @@
 
 -- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
 --   778001 sequencing a log      778002 checking a cursor's leases   778005 moving a cursor (claim, fetch, commit)
---   778003 changing a topic      778004 one upkeep task at a time
+--   778003 making a topic's segments and functions                   778004 one upkeep task at a time
+--   778012 changing what a topic or queue is: settings, partitions, readers
 
 create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
 language plpgsql stable
@@ -12,14 +13,74 @@ declare
 begin
     select * into t from trunkline.topics where kind = p_kind and name = p_name;
     if not found then
-        if p_kind = 'inbox' then
-            perform trunkline._fail('TL011', format('queue %L does not exist', p_name),
-                                    format('create it with trunkline.create_queue(%L)', p_name));
-        end if;
-        perform trunkline._fail('TL010', format('topic %L does not exist', p_name),
-                                format('create it with trunkline.create_topic(%L)', p_name));
+        perform trunkline._fail_topic(p_kind, p_name);
     end if;
     return t;
+end
+$$;
+
+create or replace function trunkline._fail_topic(p_kind text, p_name text) returns void
+language plpgsql
+as $$
+begin
+    if p_kind = 'inbox' then
+        perform trunkline._fail('TL011', format('queue %L does not exist', p_name),
+                                format('create it with trunkline.create_queue(%L)', p_name));
+    end if;
+    perform trunkline._fail('TL010', format('topic %L does not exist', p_name),
+                            format('create it with trunkline.create_topic(%L)', p_name));
+end
+$$;
+
+-- Locks the definition of a topic until the transaction ends and returns the row as it is then: another session may have changed or
+-- deleted the topic while this one waited. Shared: readers are added or moved. Exclusive: everything else. Publishers never wait for it.
+create or replace function trunkline._lock_topic(p_kind text, p_name text, p_shared boolean default false) returns trunkline.topics
+language plpgsql
+as $$
+declare
+    t     trunkline.topics := trunkline._topic(p_kind, p_name);
+    v_now trunkline.topics;
+begin
+    loop
+        if p_shared then
+            perform pg_advisory_xact_lock_shared(778012, t.topic_id);
+        else
+            perform pg_advisory_xact_lock(778012, t.topic_id);
+        end if;
+        select * into v_now from trunkline.topics where topic_id = t.topic_id;
+        if found then
+            return v_now;
+        end if;
+        -- deleted meanwhile; a new topic may have its name
+        t := trunkline._topic(p_kind, p_name);
+    end loop;
+end
+$$;
+
+-- Prevents the deletion of a topic until the transaction ends, for rows that refer to it.
+create or replace function trunkline._pin_topic(t trunkline.topics) returns void
+language plpgsql
+as $$
+begin
+    perform from trunkline.topics where topic_id = t.topic_id for key share;
+    if not found then
+        perform trunkline._fail_topic(t.kind, t.name);
+    end if;
+end
+$$;
+
+-- The same for a log, for callers that know no name.
+create or replace function trunkline._pin_log(p_topic_id int, p_partition int) returns void
+language plpgsql
+as $$
+begin
+    perform from trunkline.logs where log = p_topic_id * 64 + p_partition for key share;
+    if not found then
+        if exists (select from trunkline.deletions where topic_id = p_topic_id and queue_id is not null) then
+            perform trunkline._fail('TL011', 'the queue was deleted', 'create it again with trunkline.create_queue');
+        end if;
+        perform trunkline._fail('TL010', 'the topic was deleted', 'create it again with trunkline.create_topic');
+    end if;
 end
 $$;
 
@@ -52,6 +113,7 @@ begin
     if to_regclass('trunkline.' || v_name) is not null then
         return false;
     end if;
+    perform trunkline._pin_log(p_topic_id, p_partition);
     -- created apart and then attached: "create ... partition of" would lock publishers out, attach does not
     execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
@@ -91,7 +153,14 @@ declare
     v_made  int := 0;
     v_at    bigint;
 begin
+    -- Tried, because the lock comes before those that a sequencer holds: a session that changes or deletes the topic writes its functions itself.
+    if not pg_try_advisory_xact_lock_shared(778012, p_topic_id) then
+        return 0;
+    end if;
     select * into t from trunkline.topics where topic_id = p_topic_id;
+    if not found then
+        return 0;
+    end if;
     for p in 0 .. t.partitions - 1 loop
         v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
         for s in v_at .. v_at + 1 loop
@@ -124,8 +193,11 @@ declare
     v_part_one  text;
     v_part_many text;
 begin
-    select * into t from trunkline.topics where topic_id = p_topic_id;
     perform pg_advisory_xact_lock(778003, p_topic_id);
+    select * into t from trunkline.topics where topic_id = p_topic_id;
+    if not found then
+        return;
+    end if;
     -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached (see _make_segment), also in its
     -- subtransactions, whose numbers are a little higher than its own; far above it is what is older than half of all numbers. If it made all of them,
     -- the topic is new and nobody can have an older idea of it.
@@ -328,6 +400,10 @@ begin
 end
 $$;
 
+create or replace function trunkline._name_lock(p_kind text, p_name text) returns int
+language sql immutable
+as $$ select -abs(hashtext(case p_kind when 'inbox' then 'queue ' else '' end || p_name) / 2) $$;
+
 create or replace function trunkline._make_topic(
     p_kind text, p_name text, p_partitions int, p_retention interval, p_retention_bytes bigint,
     p_hard_retention interval, p_max_payload int, p_segment_rows int, p_priorities int default null)
@@ -346,6 +422,8 @@ begin
     if p_retention is null then
         perform trunkline._fail('TL005', 'retention is null', 'give a duration, for example interval ''7 days''');
     end if;
+    -- creations of the same name wait for each other here, so that ensure_topic and ensure_queue find what another session created
+    perform pg_advisory_xact_lock(778003, trunkline._name_lock(p_kind, p_name));
     insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows, priorities)
     values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, p_segment_rows, p_priorities)
     on conflict (kind, name) do nothing
@@ -401,8 +479,7 @@ declare
     t trunkline.topics;
 begin
     perform trunkline._check_name('topic', p_name);
-    -- creations of the same name wait for each other here, so that the second finds the first's
-    perform pg_advisory_xact_lock(778003, -abs(hashtext(p_name) / 2));
+    perform pg_advisory_xact_lock(778003, trunkline._name_lock('topic', p_name));
     select * into t from trunkline.topics where kind = 'topic' and name = p_name;
     if not found then
         return trunkline.create_topic(p_name, coalesce(p_partitions, 1), coalesce(p_retention, '7 days'), nullif(p_retention_bytes, 0), p_hard_retention,
@@ -414,7 +491,12 @@ begin
     end if;
     if p_retention <> t.retention or p_retention_bytes <> coalesce(t.retention_bytes, 0) or p_max_payload <> t.max_payload
        or p_hard_retention is not null and t.hard_retention is distinct from p_hard_retention then
-        return trunkline.alter_topic(p_name, null, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
+        begin
+            return trunkline.alter_topic(p_name, null, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
+        exception when sqlstate 'TL010' then
+            -- deleted meanwhile
+            return trunkline.ensure_topic(p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
+        end;
     end if;
     return t;
 end
@@ -428,9 +510,11 @@ returns trunkline.topics
 language plpgsql
 as $$
 declare
-    t trunkline.topics := trunkline._topic('topic', p_name);
+    t        trunkline.topics := trunkline._lock_topic('topic', p_name);
+    v_queues int[] := trunkline._lock_feeds(t.topic_id);
 begin
-    perform pg_advisory_xact_lock(778003, t.topic_id);
+    -- above read committed the row that was read may be an old one: then this fails, as any update would
+    select * into t from trunkline.topics where topic_id = t.topic_id for no key update;
     perform trunkline._check_range('partitions', coalesce(p_partitions, t.partitions), 1, 64);
     perform trunkline._check_range('max_payload', coalesce(p_max_payload, t.max_payload), 1, 16777216);
     perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 0), 0, 9e18);
@@ -451,45 +535,117 @@ begin
     where topic_id = t.topic_id returning * into t;
     perform trunkline._make_segments(t.topic_id);
     perform trunkline._write_functions(t.topic_id);
-    perform trunkline._write_claim(queue_id) from (select distinct queue_id from trunkline.cursors c where c.topic_id = t.topic_id and queue_id is not null) x;
+    perform trunkline._write_claim(queue_id) from unnest(v_queues) queue_id;
     return t;
 end
 $$;
 
-create or replace function trunkline._drop_topic(p_topic_id int) returns void
+-- Locks the queues that read a topic, for a caller that holds the topic's lock: their claim functions are about to be written. Returns them.
+create or replace function trunkline._lock_feeds(p_topic_id int) returns int[]
+language plpgsql
+as $$
+begin
+    perform pg_advisory_xact_lock(778012, x.inbox_id)
+    from (select distinct q.inbox_id from trunkline.subscriptions s join trunkline.queues q using (queue_id)
+          where s.topic_id = p_topic_id order by q.inbox_id offset 0) x;
+    -- some of them may have been deleted while this session waited
+    return array(select distinct q.queue_id from trunkline.subscriptions s join trunkline.queues q using (queue_id)
+                 where s.topic_id = p_topic_id order by q.queue_id);
+end
+$$;
+
+-- Deletes the row of a topic, with everything that refers to it and is not deleted yet. Its tables go later: a transaction that is open may use
+-- them without knowing of the deletion, and would fail with an error of Postgres. A call that comes later finds functions that fail with TL010 or TL011.
+create or replace function trunkline._drop_topic(t trunkline.topics, p_queue_id int default null) returns void
 language plpgsql
 as $$
 declare
-    v_table text;
-    v_wait  text := current_setting('lock_timeout');
+    f record;
 begin
-    -- a publisher in an open transaction holds the sequence: say so in time instead of stopping everybody behind us
-    perform set_config('lock_timeout', '2s', true);
-    -- the sequences before the tables, in the order in which publishers and the sequencer come to them: else each could wait for the other
-    for v_table in select format('topic_%s_%s', p_topic_id, partition) from trunkline.logs where topic_id = p_topic_id order by partition loop
-        execute format('drop sequence trunkline.%I', v_table || '_ids');
-        execute format('drop sequence if exists trunkline.%I', v_table || '_staged');
+    perform pg_advisory_xact_lock(778003, t.topic_id);
+    for f in
+        select oid, prosrc from pg_proc where pronamespace = 'trunkline'::regnamespace
+           and proname in (format('topic_%s_publish', t.topic_id), format('topic_%s_append', t.topic_id), format('topic_%s_draw', t.topic_id),
+                           format('queue_%s_claim', p_queue_id), format('queue_%s_take', p_queue_id))
+    loop
+        execute replace(pg_get_functiondef(f.oid), f.prosrc, format(' begin perform trunkline._fail_topic(%L, %L); end ', t.kind, t.name));
     end loop;
-    execute format('drop function if exists trunkline.topic_%s_publish', p_topic_id);
-    execute format('drop function if exists trunkline.topic_%s_append', p_topic_id);
-    execute format('drop function if exists trunkline.topic_%s_draw', p_topic_id);
-    execute format('drop function if exists trunkline.topic_%s_read', p_topic_id);
-    execute format('drop function if exists trunkline.topic_%s_scan', p_topic_id);
-    execute format('drop table trunkline.%I', format('topic_%s', p_topic_id));
-    delete from trunkline.topics where topic_id = p_topic_id;
-    perform set_config('lock_timeout', v_wait, true);
+    insert into trunkline.deletions (topic_id, queue_id, at) values (t.topic_id, p_queue_id, trunkline.clock());
+    delete from trunkline.topics where topic_id = t.topic_id;
+end
+$$;
+
+-- Transactions that hold a lock on one of these relations, other than the caller's.
+create or replace function trunkline._holders(p_relations oid[]) returns text[]
+language sql
+as $$
+    select array(select distinct virtualtransaction from pg_locks
+                 where locktype = 'relation' and relation = any (p_relations) and pid is distinct from pg_backend_pid()
+                   and database = (select oid from pg_database where datname = current_database()))
+$$;
+
+-- Waits up to two seconds for the transactions that publish to a topic now, because their messages would go with it; not for later ones.
+create or replace function trunkline._await_publishers(t trunkline.topics) returns void
+language plpgsql
+as $$
+declare
+    v_ids  oid[] := array(select to_regclass(format('trunkline.topic_%s_%s_ids', t.topic_id, p))::oid from generate_series(0, t.partitions - 1) p);
+    v_open text[] := trunkline._holders(v_ids);
+    v_end  timestamptz := clock_timestamp() + interval '2 seconds';
+begin
+    while v_open && trunkline._holders(v_ids) loop
+        if clock_timestamp() > v_end then
+            raise exception using errcode = 'lock_not_available',
+                message = format('%s %L is used by a transaction that is still open', case t.kind when 'inbox' then 'queue' else 'topic' end, t.name);
+        end if;
+        perform pg_sleep(0.01);
+    end loop;
+end
+$$;
+
+-- Runs a deletion. Each attempt waits a moment for a lock and then releases all it has: where traffic holds what the deletion needs and waits for
+-- what it holds, the deletion yields before Postgres ends one of them as a deadlock. Fails after two seconds.
+create or replace function trunkline._delete(p_call text) returns void
+language plpgsql
+as $$
+declare
+    v_wait text := current_setting('lock_timeout');
+    v_end  timestamptz := clock_timestamp() + interval '2 seconds';
+begin
+    loop
+        begin
+            perform set_config('lock_timeout', '300ms', true);
+            execute 'select trunkline.' || p_call;
+            perform set_config('lock_timeout', v_wait, true);
+            return;
+        exception when lock_not_available then
+            if clock_timestamp() > v_end then
+                raise;
+            end if;
+            perform pg_sleep(random() * 0.05);
+        end;
+    end loop;
 end
 $$;
 
 -- Deletes a topic with everything in it. Refused while groups or queues read it or a schedule publishes to it, unless forced: then
--- these end with it.
+-- these end with it. Upkeep removes its tables.
 create or replace function trunkline.delete_topic(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
+begin
+    perform trunkline._await_publishers(trunkline._topic('topic', p_name));
+    perform trunkline._delete(format('_delete_topic(%L, %L)', p_name, coalesce(p_force, false)));
+end
+$$;
+
+create or replace function trunkline._delete_topic(p_name text, p_force boolean) returns void
+language plpgsql
+as $$
 declare
-    t         trunkline.topics := trunkline._topic('topic', p_name);
+    t         trunkline.topics := trunkline._lock_topic('topic', p_name);
+    v_queues  int[] := trunkline._lock_feeds(t.topic_id);
     v_readers text;
-    v_queues  int[];
 begin
     select string_agg(x.reader, ', ' order by x.reader) into v_readers
     from (select distinct format('%s %s', s.kind, coalesce(q.name, s.name)) as reader
@@ -501,10 +657,9 @@ begin
     perform trunkline._drop_schedules(format('topic %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.topic = p_name), p_force);
     delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
     delete from trunkline.cursors where topic_id = t.topic_id;
-    v_queues := array(select distinct queue_id from trunkline.subscriptions where topic_id = t.topic_id and queue_id is not null);
     delete from trunkline.subscriptions where topic_id = t.topic_id;
     perform trunkline._write_claim(queue_id) from unnest(v_queues) queue_id;
-    perform trunkline._drop_topic(t.topic_id);
+    perform trunkline._drop_topic(t);
 end
 $$;
 

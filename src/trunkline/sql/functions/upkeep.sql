@@ -242,7 +242,8 @@ begin
             continue;
         end if;
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
-        exit when v_xmin < s.drained_xid and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
+        -- Transaction numbers start over in a restored cluster: a number that is not used yet is one of the old cluster, where all have ended.
+        exit when v_xmin < s.drained_xid and s.drained_xid <= pg_snapshot_xmax(pg_current_snapshot()) and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
         perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
         -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
         select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
@@ -291,6 +292,8 @@ begin
         continue when not r.staged and exists (
             select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
         continue when trunkline._archive_waits(r.topic_id, r.partition, r.last_offset);
+        -- Only tried: a session that adds a reader or moves one has chosen a position that is not visible yet. Queues' own logs get no readers.
+        continue when r.kind = 'topic' and not pg_try_advisory_xact_lock(778012, r.topic_id);
         v_needed := coalesce(trunkline._needed_from(r.log), 9223372036854775807);
         v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
         if v_needed <= r.last_offset and not v_forced then
@@ -311,6 +314,49 @@ begin
         end;
     end loop;
     perform trunkline._drop_empty_segments();
+    return v_count + trunkline._drop_deleted();
+end
+$$;
+
+-- Drops the tables and functions of topics and queues that were deleted. A transaction that read `topics` before may know the topic by its number and
+-- use its tables later, so the first run notes these transactions, and the tables go in a run that finds none of them. Returns the number of topics.
+create or replace function trunkline._drop_deleted() returns int
+language plpgsql
+as $$
+declare
+    d       record;
+    v_open  text[];
+    v_drop  text;
+    v_count int := 0;
+begin
+    for d in select * from trunkline.deletions order by at limit trunkline._upkeep_batch() / 25 for update skip locked loop
+        v_open := trunkline._holders(array['trunkline.topics'::regclass::oid]);
+        if d.holders is null then
+            update trunkline.deletions set holders = v_open where topic_id = d.topic_id;
+            continue;
+        end if;
+        continue when d.holders && v_open;
+        begin
+            perform set_config('lock_timeout', '100ms', true);
+            for v_drop in
+                select format('drop sequence trunkline.%I', relname) from pg_class
+                where relnamespace = 'trunkline'::regnamespace and relkind = 'S' and relname ~ format('^topic_%s_[0-9]+_(ids|staged)$', d.topic_id)
+                union all
+                select format('drop function %s', oid::regprocedure) from pg_proc
+                where pronamespace = 'trunkline'::regnamespace and proname ~ format('^(topic_%s|queue_%s)_[a-z]+$', d.topic_id, coalesce(d.queue_id, 0))
+            loop
+                execute v_drop;
+            end loop;
+            execute format('drop table if exists trunkline.topic_%s', d.topic_id);
+            delete from trunkline.deletions where topic_id = d.topic_id;
+            v_count := v_count + 1;
+        exception
+            when lock_not_available then
+                null;
+            when others then
+                raise warning 'the tables of deleted topic % cannot be dropped: % (%)', d.topic_id, sqlerrm, sqlstate;
+        end;
+    end loop;
     return v_count;
 end
 $$;
