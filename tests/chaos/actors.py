@@ -93,12 +93,17 @@ class Auditor:
 
 
 def audit(session: Session, queue: str) -> dict[str, int] | None:
-    """The states of a queue in one snapshot."""
+    """The states of a queue in one snapshot, that is not older than a rotation."""
     op = session.recorder.invoke("audit", queue=queue)
     try:
         conn = session.connect()
-        conn.execute("begin isolation level repeatable read read only")
-        cursor = conn.execute("select * from trunkline.audit_queue(%s)", (queue,))
+        while True:
+            conn.execute("begin isolation level repeatable read read only")
+            try:
+                cursor = conn.execute("select * from trunkline.audit_queue(%s)", (queue,))
+                break
+            except psycopg.errors.SerializationFailure:
+                conn.execute("rollback")
         assert cursor.description is not None
         found = dict(zip([column.name for column in cursor.description], cursor.fetchall()[0], strict=True))
         conn.execute("commit")

@@ -205,7 +205,8 @@ as $$
 $$;
 
 -- The conservation law of a queue (promise Q1), exact when called in a REPEATABLE READ transaction; for checkers, not for dashboards:
--- accepted = ready + delayed + leased + acked + dead + expired + purged.
+-- accepted = ready + delayed + leased + acked + dead + expired + purged. Truncated tables look empty to every snapshot, so one that is older than
+-- a rotation cannot be used: then it fails with 40001, and a new transaction works.
 create or replace function trunkline.audit_queue(p_queue text)
 returns table (accepted bigint, ready bigint, pending bigint, leased bigint, acked bigint, dead bigint, expired bigint, purged bigint)
 language plpgsql
@@ -213,7 +214,7 @@ as $$
 begin
     perform trunkline._queue(p_queue);
     return query
-    with t as (
+    with t as materialized (
         select c.lane, c.start_position, trunkline._head(c.log) as head, coalesce(o.position, c.start_position) as next_offset,
                o.open, o.acked, o.dead, o.skipped, o.expired, o.purged
         from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._lease_totals(c.cursor_id) o
@@ -224,5 +225,8 @@ begin
            (select count(*) from trunkline.pending p join trunkline.queues q using (queue_id) where q.name = p_queue),
            sum(t.open)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
     from t;
+    if (select rotation from trunkline.epoch) < pg_sequence_last_value('trunkline.rotations') then
+        raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
+    end if;
 end
 $$;
