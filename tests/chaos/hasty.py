@@ -12,7 +12,7 @@ import msgspec
 
 from trunkline.cli.serve import command
 from trunkline.client.publishing import send
-from trunkline.server import streams, waiting
+from trunkline.server import claiming, streams
 from trunkline.server.call import Answer, answer
 from trunkline.server.routes import claims, events, messages
 from trunkline.server.views import PublishedView
@@ -71,11 +71,16 @@ def stream_stored_in_parts() -> None:
 
 
 def delivery_for_two() -> None:
-    async def hand_out(self: Any, taken: Any) -> None:
-        while (waiter := self._first()) is not None:
-            waiter.answer.set_result(taken)
+    share = claiming.Claimer._share
 
-    waiting.Line._hand_out = hand_out  # type: ignore[method-assign]
+    async def share_with_all(self: Any, conn: Any, key: Any, parts: Any, number: int) -> bool:
+        more = await share(self, conn, key, parts[:1], number)
+        for part in parts[1:]:
+            if parts[0].deliveries:
+                part.give(parts[0].deliveries)
+        return more
+
+    claiming.Claimer._share = share_with_all  # type: ignore[method-assign]
 
 
 BUGS = {

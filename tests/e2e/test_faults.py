@@ -227,6 +227,8 @@ class Pair(NamedTuple):
     primary: Connection
     standby: Connection
     standby_url: str
+    admin: Connection
+    """A superuser of the standby."""
 
     def catch_up(self) -> None:
         """Wait until the standby has all that the primary has."""
@@ -251,8 +253,9 @@ def pair(home: Path) -> Iterator[Pair]:
             with (
                 EmbeddedServer(home / "standby") as standby,
                 psycopg.connect(standby.url, autocommit=True) as other,
+                psycopg.connect(standby.superuser_url, autocommit=True) as admin,
             ):
-                yield Pair(conn, other, standby.url)
+                yield Pair(conn, other, standby.url, admin)
 
 
 def copy_cluster(primary: EmbeddedServer, data: Path) -> None:
@@ -262,6 +265,7 @@ def copy_cluster(primary: EmbeddedServer, data: Path) -> None:
         pytest.skip("the wheel has no pg_basebackup")
     data.mkdir(mode=0o711)
     shutil.copy(primary.password_file, data)
+    shutil.copy(primary.superuser_password_file, data)
     (data / "pgdata").mkdir(mode=0o700)
     if account.switch:
         os.chown(data / "pgdata", account.uid, account.gid)

@@ -26,7 +26,7 @@ def test_a_standby_is_read_as_far_as_it_is(spark: SparkSession, pair: Pair, tmp_
     table = str(tmp_path / "table")
     known: list[Any] = []
     for turn in range(4):
-        pair.standby.execute(f"select pg_wal_replay_{'pause' if turn == 1 else 'resume'}()")
+        pair.admin.execute(f"select pg_wal_replay_{'pause' if turn == 1 else 'resume'}()")
         publish(pair.primary, "t", *range(10))
         # only the primary gives offsets: in a turn without this the standby gets messages that have none yet
         if turn != 2:
