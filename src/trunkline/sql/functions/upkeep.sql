@@ -515,8 +515,7 @@ begin
                         in access exclusive mode', v_new);
         perform trunkline._carry_over(v_new, v_cur);
         execute format('truncate trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s', v_new);
-        update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock(), rotation = rotation + 1;
-        perform setval('trunkline.rotations', (select rotation from trunkline.epoch));
+        update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
         update trunkline.logs set carried_upto = 0 where carried_upto > 0;
     exception when lock_not_available then
         return 0;
