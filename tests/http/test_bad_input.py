@@ -319,6 +319,25 @@ def test_a_body_that_does_not_come(server: HttpServer, topic: str) -> None:
     assert time.monotonic() - start < 14
 
 
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+def test_a_refused_request_with_a_late_body_keeps_its_connection(server: HttpServer, method: str) -> None:
+    head = f"{method} /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as conn:
+        for _ in range(3):
+            conn.sendall(head)
+            time.sleep(0.05)  # the server has the head by now, and not the body
+            conn.sendall(b"0123456789")
+            assert b" 404 " in conn.recv(65536).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("header", ["content-length: 10000000", "transfer-encoding: chunked"])
+def test_a_refused_request_with_a_large_body_is_told_of_the_close(server: HttpServer, header: str) -> None:
+    head = f"POST /nowhere HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n".encode()
+    answer = talk(server, head).lower()
+    assert b" 404 " in answer.partition(b"\r\n")[0]
+    assert b"connection: close" in answer
+
+
 def test_a_head_that_does_not_come(server: HttpServer) -> None:
     start = time.monotonic()
     talk(server, b"GET /healthz HTTP/1.1\r\nhost: loc", seconds=20)

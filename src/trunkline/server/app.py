@@ -43,6 +43,8 @@ _SAFE = {name.decode(): value.decode() for name, value in SAFE}
 _MAX_HEADERS = 64
 _MAX_HEADER = 8192
 _MAX_TARGET = 8192
+_MAX_DRAIN = 65536
+_CLOSE = (b"connection", b"close")
 
 
 def create_app(config: Config) -> ASGIApp:
@@ -142,6 +144,12 @@ class Frontier:
             nonlocal status, size
             if event["type"] == "http.response.start":
                 status = event["status"]
+                if (
+                    not scope.get("trunkline_body_read")
+                    and _CLOSE not in event["headers"]
+                    and not await _drained(scope, receive, engine)
+                ):
+                    event = {**event, "headers": [*event["headers"], _CLOSE]}
             elif event["type"] == "http.response.body":
                 size += len(event.get("body", b""))
             await send(event)
@@ -186,6 +194,29 @@ class Frontier:
         if engine.under_way > self._config.max_requests:
             return busy("too many requests are under way")
         return None
+
+
+async def _drained(scope: Any, receive: Receive, engine: Any) -> bool:
+    """Read a body that the route did not need, unless it is large. Whether the connection can be used again.
+
+    The HTTP server closes a connection with an unread body without a word; the client's next request would fail.
+    """
+    length = 0
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding":
+            return False
+        if name == b"content-length":
+            length = int(value)
+    if length == 0:
+        return True
+    if length > _MAX_DRAIN:
+        return False
+    try:
+        while (event := await engine.patience.wait(receive)).get("more_body", False):
+            pass
+    except TimeoutError:
+        return False
+    return bool(event["type"] == "http.request")
 
 
 def _trace(headers: Any) -> dict[str, str]:

@@ -124,7 +124,10 @@ class Call(Request[Any, Any, Any]):
         if event["type"] == "http.disconnect":
             raise ClientGone
         chunk: Any = event.get("body", b"")
-        return chunk, bool(event.get("more_body", False))
+        more = bool(event.get("more_body", False))
+        if not more:
+            self.scope["trunkline_body_read"] = True
+        return chunk, more
 
     def _check_body(self, limit: int) -> None:
         encoding = self.header("content-encoding")
