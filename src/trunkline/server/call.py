@@ -126,7 +126,7 @@ class Call(Request[Any, Any, Any]):
         chunk: Any = event.get("body", b"")
         more = bool(event.get("more_body", False))
         if not more:
-            self.scope["trunkline_body_read"] = True
+            self.scope["trunkline_body_read"] = True  # type: ignore[typeddict-unknown-key]
         return chunk, more
 
     def _check_body(self, limit: int) -> None:
