@@ -71,8 +71,10 @@ class Upkeep:
             op = self.session.recorder.invoke("upkeep")
             try:
                 self.session.connect().execute("call trunkline.upkeep()")
-                rotated = self.session.rows("select rotated_at::text from trunkline.epoch")[0][0]
-                self.session.recorder.done(op, "ok", rotated=rotated)
+                rotated, leases = self.session.rows(
+                    "select e.rotated_at::text, r.rotated_at::text from trunkline.epoch e, trunkline.rotation r"
+                )[0]
+                self.session.recorder.done(op, "ok", rotated=rotated, leases=leases)
             except psycopg.Error as error:
                 self.session.settle_outcome(op, error)
             time.sleep(self.spec.every)
@@ -97,16 +99,13 @@ def audit(session: Session, queue: str) -> dict[str, int] | None:
     op = session.recorder.invoke("audit", queue=queue)
     try:
         conn = session.connect()
-        for last in (False,) * 50 + (True,):
+        while True:
             conn.execute("begin isolation level repeatable read read only")
             try:
                 cursor = conn.execute("select * from trunkline.audit_queue(%s)", (queue,))
                 break
             except psycopg.errors.SerializationFailure:
-                if last:
-                    raise
                 conn.execute("rollback")
-                time.sleep(0.1)
         assert cursor.description is not None
         found = dict(zip([column.name for column in cursor.description], cursor.fetchall()[0], strict=True))
         conn.execute("commit")

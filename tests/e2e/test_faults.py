@@ -322,7 +322,7 @@ def test_a_standby_reads_a_contiguous_prefix(pair: Pair) -> None:
     """However far behind it is; and what it once read stays as it was."""
     known: list[Any] = []
     for turn in range(20):
-        pair.admin.execute(f"select pg_wal_replay_{'pause' if turn % 3 == 0 else 'resume'}()")
+        pair.standby.execute(f"select pg_wal_replay_{'pause' if turn % 3 == 0 else 'resume'}()")
         publish(pair.primary, "t", *range(10))
         # only the primary gives offsets: in every other turn the standby gets messages that have none yet
         if turn % 2:
@@ -334,7 +334,7 @@ def test_a_standby_reads_a_contiguous_prefix(pair: Pair) -> None:
         assert [message.log_offset for message in found] == list(range(1, len(found) + 1))
         assert found[: len(known)] == known
         known = found
-    pair.admin.execute("select pg_wal_replay_resume()")
+    pair.standby.execute("select pg_wal_replay_resume()")
     head(pair.primary, "t")
     pair.catch_up()
     assert read(pair.standby, "t") == read(pair.primary, "t")
@@ -347,7 +347,7 @@ def test_a_promoted_standby_goes_on_where_the_primary_was(pair: Pair) -> None:
     [out] = claim(pair.primary, "q", 1)
     before = read(pair.primary, "t")
     pair.catch_up()
-    assert value(pair.admin, "select pg_promote()")
+    assert value(pair.standby, "select pg_promote()")
     publish(pair.standby, "t", "after")
     after = read(pair.standby, "t")
     assert after[:5] == before

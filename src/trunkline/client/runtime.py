@@ -44,7 +44,7 @@ class Runtime:
             yield conn
 
     async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
-        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        """Call the function that a topic has of its own; its number is looked up once."""
         number = self._numbers.get((kind, name))
         if number is not None:
             try:
@@ -52,8 +52,7 @@ class Runtime:
             except psycopg.Error as exc:
                 if exc.sqlstate not in _DELETED:
                     raise
-                # the name may belong to a new topic or queue, with another number
-        resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
-        number = await resolve
+                # the name may belong to a new topic, with another number
+        number = await calls.topic_number(conn, kind, name)
         self._numbers[kind, name] = number
         return await call(number)

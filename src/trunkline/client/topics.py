@@ -168,6 +168,8 @@ class Topics(Noun):
         watch = self._runtime().wakeup.watch("topic", topic)
         try:
             partitions = (await self.get(topic)).partitions
+            # what was committed before is not new
+            await self._runtime().wakeup.sequence("topic", topic)
             places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()

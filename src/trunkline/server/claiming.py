@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 from trunkline import Client
@@ -57,7 +58,7 @@ class Claimer:
         self._mq = mq
         self._spawn = spawn
         self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
-        self._ordered: dict[int, bool] = {}
+        self._ordered: dict[str, tuple[bool, float]] = {}
 
     def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
         """Claim for this request, together with equal ones. Call `withdraw` if it ends before the result is used."""
@@ -87,32 +88,38 @@ class Claimer:
         runtime = self._mq._runtime()
         with limited(Limits(resource=("claim", key.queue), reads=True)):
             async with runtime.connection() as conn:
-                return await runtime.own_function(conn, "queue", key.queue, partial(self._claim, conn, key, parts))
+                return await self._claim(conn, key, parts)
 
-    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         open = [part for part in parts if not part.gone and part.deliveries is None]
-        if len(open) > 1 and await self._is_ordered(conn, key.queue, number):
+        if len(open) > 1 and await self._is_ordered(conn, key.queue):
             # the messages of one lease must be handled one after the other, so each request has its own lease
             more = True
             for part in open:
-                more = more and await self._share(conn, key, [part], number)
+                more = more and await self._share(conn, key, [part])
             return more
-        return await self._share(conn, key, open, number)
+        return await self._share(conn, key, open)
 
-    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         settler = self._mq._living().settler
         total = sum(part.limit for part in parts)
         if not total:
             return False
-        rows = await calls.claim(
+        take = partial(
+            calls.claim,
             conn,
             partial(Delivery, _settler=settler),
-            number,
+            key.queue,
             max_messages=total,
             lease=duration(key.lease),
             labels=key.labels,
             consumer=_CONSUMER,
         )
+        rows = await take()
+        if not rows:
+            # what was committed may have no offset yet
+            await calls.sequence(conn, queues=[key.queue])
+            rows = await take()
         start = 0
         for part in parts:
             # some may have left while we claimed
@@ -123,15 +130,15 @@ class Claimer:
             await calls.release(conn, [row.receipt for row in rows[start:]])
         return len(rows) >= total
 
-    async def _is_ordered(self, conn: Connection, queue: str, number: int) -> bool:
-        """By number: a queue made anew under the same name has another one."""
-        known = self._ordered.get(number)
-        if known is None:
+    async def _is_ordered(self, conn: Connection, queue: str) -> bool:
+        """Looked up again after a second: a queue may be made again under the same name."""
+        known, until = self._ordered.get(queue, (False, 0.0))
+        if monotonic() > until:
             try:
                 known = (await calls.get_queue(conn, queue)).ordered
             except PermissionDenied:
                 return True
-            self._ordered[number] = known
+            self._ordered[queue] = known, monotonic() + 1.0
         return known
 
 
@@ -187,7 +194,7 @@ async def settle(
 def cursor_of(receipt: str) -> int | None:
     """The number in a receipt that tells its queue; None for a text that is not a receipt."""
     parts = receipt.split(".")
-    if len(parts) == 4 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
+    if len(parts) == 5 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
         return int(parts[1])
     return None
 

@@ -169,6 +169,8 @@ class Topics(Noun):
         watch = self._runtime().wakeup.watch("topic", topic)
         try:
             partitions = (self.get(topic)).partitions
+            # what was committed before is not new
+            self._runtime().wakeup.sequence("topic", topic)
             places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()
