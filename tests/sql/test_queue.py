@@ -19,6 +19,7 @@ from tests.sql.verbs import (
     queue_stats,
     refused,
     rows,
+    sequence,
     settle,
     value,
 )
@@ -300,6 +301,38 @@ def test_purge_removes_what_is_not_leased(conn: Connection) -> None:
     stats = queue_stats(conn, "mail")
     assert (stats.ready, stats.delayed, stats.leased, stats.acked, stats.purged) == (0, 0, 0, 1, 9)
     assert_conserved(conn, "mail")
+
+
+def test_purge_removes_what_an_open_label_claim_has_passed_over(conn: Connection, connect: Connect) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1, 2, p_label="slow")
+    enqueue(conn, "mail", 3, p_label="fast")
+    other = connect()
+    with other.transaction():
+        (kept,) = claim(other, "mail", 10, p_labels=["fast"])
+        call(conn, "purge_queue", "mail")
+    for _ in range(3):
+        assert claim(conn, "mail") == []
+        assert_conserved(conn, "mail")
+        sequence(conn)
+    assert queue_stats(conn, "mail").purged == 2
+    assert settle(conn, "ack", kept.receipt) == ["done"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_claim_that_returned_messages_itself_and_was_rolled_back(conn: Connection, count: int) -> None:
+    """Without a service a claim runs the pass in its own transaction: both are undone, but the draw is not."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(count))
+    for _ in range(5):
+        got = claim(conn, "mail", 10)
+        assert len(got) == count
+        settle(conn, "release", *[row.receipt for row in got])
+        with conn.transaction(force_rollback=True):
+            assert len(claim(conn, "mail", 10)) == count
+        assert_conserved(conn, "mail")
+        stats = queue_stats(conn, "mail")
+        assert (stats.ready, stats.leased, stats.delayed) == (count, 0, 0)
 
 
 def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:

@@ -127,8 +127,9 @@ begin
           left join trunkline.cursors t on t.queue_id = p_queue_id and t.kind = 'label' and t.label is not distinct from m.label and m.id is not null;
     end if;
     for c in select * from trunkline.cursors where cursor_id = any (v_targets) order by cursor_id loop
-        -- positions follow the newest committed one, and what this pass has appended: there are no gaps
-        v_head := greatest((trunkline._cursor_state(c)).head, (select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1));
+        -- Positions follow the newest committed one and what this pass has appended. Those that a claim has appended, drawn and rolled back with its
+        -- transaction are left out: drawn is drawn.
+        v_head := greatest((trunkline._cursor_state(c)).head, trunkline._drawn(c), (select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1));
         insert into trunkline.returns (rotation, cursor_id, pos, source_id, log_offset, attempt, why, error, at)
         select p_rotation, c.cursor_id, v_head + row_number() over (order by i), p_sources[i], p_offsets[i], p_attempts[i], p_whys[i], p_errors[i], p_ats[i]
         from generate_subscripts(p_sources, 1) i where v_targets[i] = c.cursor_id;
@@ -199,8 +200,14 @@ as $$
 declare
     e         record;
     v_skipped int8multirange;
-    v_purged  int8multirange := p_lost * int8multirange(int8range(null, c.purged_upto + 1));
+    v_purged  int8multirange;
 begin
+    if c.kind <> 'log' then
+        -- what was never returned was left out by _return
+        select coalesce(range_agg(int8range(x.pos, x.pos + 1)), '{}') into p_lost
+        from unnest(p_lost) u join trunkline.returns x on x.cursor_id = c.cursor_id and x.pos >= lower(u) and x.pos < upper(u);
+    end if;
+    v_purged := p_lost * int8multirange(int8range(null, c.purged_upto + 1));
     purged := trunkline._size(v_purged);
     p_lost := p_lost - v_purged;
     skipped := 0;
@@ -219,8 +226,7 @@ begin
         select p as pos, coalesce(r.source_id, c.cursor_id) as source_id, coalesce(r.log_offset, p) as log_offset, coalesce(r.attempt, 0) as attempt, r.error
         from unnest(p_lost) u cross join lateral generate_series(lower(u), upper(u) - 1) p
         left join lateral (select * from trunkline.returns x where c.kind <> 'log' and x.cursor_id = c.cursor_id and x.pos = p limit 1) r on true
-        -- what is not in returns was drawn by a transaction that took it back
-        where c.kind = 'log' and p >= (select base_offset from trunkline.logs where log = c.log) or r.pos is not null
+        where c.kind <> 'log' or p >= (select base_offset from trunkline.logs where log = c.log)
       ) x;
     returned := e.n;
     expired := trunkline._size(p_lost) - e.n;
@@ -364,8 +370,9 @@ as $$
     where e.kind in ('n', 'r') and (q.purged_at is null or e.at > q.purged_at)
     union all
     select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos
-    from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
-    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null
+    from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
+    join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
+    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and (q.purged_at is null or l.claimed_at > q.purged_at)
 $$;
 
 -- Cursors that may have been drawn from: those with new leases, those whose draws the pass before could not account for, those of p_queues, and some
@@ -404,8 +411,9 @@ begin
     with visited as (
         select v.* from unnest(p_visited) v
     ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed) as (
-        select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint
-        from trunkline._new_leases(p) l
+        select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
+               case when l.claimed_at <= q.purged_at then trunkline._size(l.passed) else 0 end, 0::bigint
+        from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
         union all
         select e.cursor_id, 0, 0, 0, 0, e.n, case e.kind when 'a' then e.n else 0 end, case when e.kind in ('n', 'r', 'x') then e.n else 0 end,
                case when e.kind in ('b', 'd') then e.n else 0 end, case e.kind when 'g' then e.n else 0 end,
@@ -431,14 +439,20 @@ begin
         select cursor_id, sum(delivered) as delivered, sum(passed) as passed, sum(skipped) as skipped, sum(expired) as expired, sum(settled) as settled, sum(acked) as acked,
                sum(returned) as returned, sum(dead) as dead, sum(gone) as gone, sum(purged) as purged, sum(delayed) as delayed
         from changes group by cursor_id
+    ), heads as (
+        -- the newest position in returns, and how many before it were left out
+        select k.cursor_id, x.pos as head, x.pos - o.head - x.n as omitted
+        from sums c join trunkline.cursors k using (cursor_id) cross join lateral trunkline._cursor_state(k) o
+        cross join lateral (select max(r.pos) as pos, count(*) as n from trunkline.returns r where r.cursor_id = k.cursor_id and r.pos > o.head) x where x.n > 0
     ), after as (
         select o as old, row(p.rotation, k.cursor_id, (p.before).pass + 1, coalesce(v.drawn, o.drawn), coalesce(v.drawn_before, o.drawn_before), coalesce(v.upto, o.upto), coalesce(v.open, o.open),
-                   greatest(o.head, (select x.pos from trunkline.returns x where x.cursor_id = k.cursor_id order by x.pos desc limit 1)),
-                   o.delivered + c.delivered, o.passed + c.passed, coalesce(v.skipped, o.skipped) + c.skipped, coalesce(v.expired, o.expired) + c.expired, coalesce(v.holes, o.holes),
+                   coalesce(h.head, o.head),
+                   o.delivered + c.delivered, o.passed + c.passed, coalesce(v.skipped, o.skipped) + c.skipped, coalesce(v.expired, o.expired) + c.expired, coalesce(v.holes, o.holes) + coalesce(h.omitted, 0),
                    o.settled + c.settled, o.acked + c.acked, o.returned + c.returned, o.dead + c.dead, o.gone + c.gone, coalesce(v.purged, o.purged) + c.purged, o.delayed + c.delayed)::trunkline.cursor_states as new
         from sums c join trunkline.cursors k using (cursor_id)
         cross join lateral trunkline._cursor_state(k) o
         left join visited v on v.cursor_id = k.cursor_id
+        left join heads h on h.cursor_id = k.cursor_id
     )
     select (a.new).* from after a
     where (a.new).drawn_before <> (a.new).upto or (a.new).drawn <> (a.new).upto or not isempty((a.new).open)

@@ -185,7 +185,8 @@ begin
           from (select trunkline._since_pass() as p, trunkline._cursor_state(c) as s offset 0) y
           cross join lateral (
               select coalesce(sum(trunkline._size(trunkline._leased(z))), 0)::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
-                     coalesce(sum(z.skipped), 0) as skipped, coalesce(sum(z.expired), 0) as expired
+                     coalesce(sum(z.skipped), 0) as skipped, coalesce(sum(z.expired), 0) as expired,
+                     coalesce(sum(trunkline._size(z.passed)) filter (where z.claimed_at <= q.purged_at), 0)::bigint as passed_purged
               from trunkline._new_leases(y.p) z where z.cursor_id = c.cursor_id) l
           cross join lateral (
               select coalesce(sum(z.n), 0) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
@@ -202,7 +203,7 @@ begin
         acked := s.acked + e.acked;
         returned := s.returned + e.returned;
         dead := s.dead + e.dead;
-        purged := s.purged + e.purged;
+        purged := s.purged + e.purged + e.passed_purged;
         if c.drawn_seq is not null then
             head := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
             -- the sequence is the truth of this moment, the rest is of the snapshot
@@ -232,6 +233,17 @@ begin
 end
 $$;
 
+-- Whether a rotation has committed since the snapshot of this transaction: then a row of `epoch` or `rotation` that it sees was replaced by one that
+-- has committed. xmax is the low half of the number of that transaction; an older one than the snapshot was rolled back, since the row is seen.
+create or replace function trunkline._rotated_since_snapshot() returns boolean
+language sql
+as $$
+    select coalesce(bool_or(pg_xact_status((y.seen - y.seen % 4294967296 + y.low)::text::xid8) = 'committed'), false)
+    from (select x.xmax::text::bigint as low, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as seen
+          from (select xmax from trunkline.epoch union all select xmax from trunkline.rotation) x offset 0) y
+    where y.low >= y.seen % 4294967296
+$$;
+
 -- The conservation law of a queue (promise Q1), for checkers, not for dashboards: exact when no claim is open and no pass runs at the moment:
 -- accepted = ready + pending + leased + acked + dead + expired + purged.
 create or replace function trunkline.audit_queue(p_queue text)
@@ -244,7 +256,7 @@ begin
     select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
            sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
     from trunkline._cursor_totals(trunkline._queue(p_queue)) t;
-    if (select rotation from trunkline.epoch) < pg_sequence_last_value('trunkline.rotations') then
+    if current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
         raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
     end if;
 end

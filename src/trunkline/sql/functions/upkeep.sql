@@ -470,8 +470,7 @@ begin
         cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
         where p.slot = v_new;
         execute format('truncate trunkline.ticks_%1$s, trunkline.positions_%1$s', v_new);
-        update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock(), rotation = rotation + 1;
-        perform setval('trunkline.rotations', (select rotation from trunkline.epoch));
+        update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
         update trunkline.logs set carried_upto = 0 where carried_upto > 0;
     exception when lock_not_available then
         return 0;
@@ -506,8 +505,6 @@ begin
             execute format('truncate trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
                             trunkline.cursor_states_%1$s, trunkline.passes_%1$s', v_next);
             update trunkline.rotation set emptied = true;
-            update trunkline.epoch set rotation = rotation + 1;
-            perform setval('trunkline.rotations', (select rotation from trunkline.epoch));
             v_moved := 1;
         exception when lock_not_available then
             return 0;
