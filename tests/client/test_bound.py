@@ -13,7 +13,6 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-from tests.client import twins
 from trunkline import Client, NewMessage, SyncClient
 from trunkline.errors import PayloadTooLarge, TopicNotFound
 
@@ -127,9 +126,7 @@ def test_it_happens_with_the_callers_transaction_or_not_at_all(open_it: SyncOpen
         with pytest.raises(ZeroDivisionError), begin():
             work()
             raise ZeroDivisionError
-        twins.sequence(db)
         assert mq.topics.head("t") == 1
-        twins.sequence(db)
         stats = mq.queues.stats("q")[0]
         assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 3, 0)
         assert mq.groups.position("t", "g") == {0: 1}
@@ -137,11 +134,8 @@ def test_it_happens_with_the_callers_transaction_or_not_at_all(open_it: SyncOpen
         with begin():
             work()
             # not before the caller commits
-            twins.sequence(db)
             assert mq.topics.head("t") == 1
-        twins.sequence(db)
         assert [m.body for m in mq.topics.read("t")] == ["first", {"n": 1}, {"n": 2}, b"raw"]
-        twins.sequence(db)
         stats = mq.queues.stats("q")[0]
         assert (stats.ready, stats.delayed, stats.leased, stats.acked, stats.dead) == (2, 1, 0, 1, 1)
         assert mq.groups.position("t", "g") == {0: 2}
@@ -159,11 +153,9 @@ def test_an_error_is_ours_and_the_caller_rolls_back(open_it: SyncOpen, db: str) 
         with pytest.raises(TypeError, match=r"set at \$"), begin():
             mq.on(conn).publish("t", 1)
             mq.on(conn).publish("t", {1})
-        twins.sequence(db)
         assert mq.topics.head("t") == 0
         with begin():
             mq.on(conn).publish("t", 1)
-        twins.sequence(db)
         assert mq.topics.head("t") == 1
 
 
@@ -218,17 +210,13 @@ async def test_the_same_awaited(open_it: Any, db: str) -> None:
             async with begin():
                 await work()
                 raise ZeroDivisionError
-        twins.sequence(db)
         assert await mq.topics.head("t") == 1
         assert await mq.groups.position("t", "g") == {0: 1}
         async with begin():
             await work()
-            twins.sequence(db)
             assert await mq.topics.head("t") == 1
-        twins.sequence(db)
         assert await mq.topics.head("t") == 1202
         assert await mq.groups.position("t", "g") == {0: 2}
-        twins.sequence(db)
         stats = (await mq.queues.stats("q"))[0]
         assert (stats.ready, stats.acked) == (1, 1)
 
@@ -239,11 +227,9 @@ def test_a_session_of_sqlalchemy_that_began_by_itself_is_not_committed(db: str) 
         mq.on(session).publish("t", 1)
         assert session.in_transaction()
         session.rollback()
-        twins.sequence(db)
         assert mq.topics.head("t") == 0
         mq.on(session).publish("t", 2)
         session.commit()
-        twins.sequence(db)
         assert [m.body for m in mq.topics.read("t")] == [2]
 
 
@@ -265,7 +251,6 @@ async def test_a_sync_connection_can_be_used_from_the_async_client(db: str) -> N
         await mq.topics.create("t")
         with psycopg.connect(db) as conn:
             mq.on(conn).publish("t", 1)
-        twins.sequence(db)
         assert await mq.topics.head("t") == 1
 
 

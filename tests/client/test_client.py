@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import twins
 from trunkline import Client, NewMessage
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
@@ -30,16 +29,13 @@ async def test_topic_and_group(db: str) -> None:
         assert batch.messages[0].headers == {"a": 1}
         assert await client.commit("orders", "billing", batch) == "done"
         assert await client.fetch("orders", "billing", member="me") is None
-        twins.sequence(db)
         assert (await client.groups.stats("orders", "billing"))[0].lag == 0
         assert await client.groups.seek("orders", "billing", "earliest") == {0: 1}
         assert await client.commit("orders", "billing", batch) == "lost"
         taken = await client.claim_range("orders", "audit")
         assert taken is not None
         assert (taken.first, taken.last) == (1, 3)
-        twins.sequence(db)
         assert await client.topics.head("orders") == 3
-        twins.sequence(db)
         assert [message.offset for message in await client.topics.read("orders", 0, start=2)] == [2, 3]
 
 
@@ -63,7 +59,6 @@ async def test_queue(db: str) -> None:
         assert await client.release([back.receipt]) == ["done"]
         [last] = await client.claim("mail")
         assert await client.ack([last.receipt, first.receipt]) == ["done", "lost"]
-        twins.sequence(db)
         stats = (await client.queues.stats("mail"))[0]
         assert (stats.ready, stats.leased, stats.dead) == (0, 0, 0)
 
@@ -85,7 +80,6 @@ async def test_a_topic_made_again_under_its_name_is_found(db: str) -> None:
         await client.topics.delete("t")
         await client.topics.ensure("t")
         await client.publish("t", b"new")
-        twins.sequence(db)
         assert [message.payload for message in await client.topics.read("t", 0, start=1)] == [b"new"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.client import twins
 from trunkline import Client, NewMessage, SyncClient
 from trunkline.errors import (
     AlreadyExists,
@@ -21,7 +20,7 @@ from trunkline.errors import (
 )
 
 
-async def test_topics(mq: Any, db: str) -> None:
+async def test_topics(mq: Any) -> None:
     made = await mq.topics.create("orders", partitions=2, retention="3d", max_payload=1000)
     assert (made.name, made.partitions, made.retention, made.max_payload) == ("orders", 2, timedelta(days=3), 1000)
     with pytest.raises(AlreadyExists):
@@ -36,7 +35,6 @@ async def test_topics(mq: Any, db: str) -> None:
     assert await mq.topics.list() == await mq.topics.list(after="o", limit=1) == [changed]
     assert await mq.topics.list(after="orders") == []
     assert await mq.topics.get("orders") == changed
-    twins.sequence(db)
     assert [row.partition for row in await mq.topics.stats("orders")] == [0, 1, 2]
     await mq.groups.ensure("orders", "g")
     with pytest.raises(InUse):
@@ -48,7 +46,7 @@ async def test_topics(mq: Any, db: str) -> None:
         await mq.topics.create("other", retention="soon")
 
 
-async def test_reading_a_topic(mq: Any, db: str) -> None:
+async def test_reading_a_topic(mq: Any) -> None:
     await mq.topics.create("t", partitions=2)
     await mq.publish_many("t", range(20), key=lambda n: str(n % 5))
     seen = [message async for message in mq.topics.scan("t")]
@@ -56,12 +54,10 @@ async def test_reading_a_topic(mq: Any, db: str) -> None:
     for partition in range(2):
         offsets = [message.offset for message in seen if message.partition == partition]
         assert offsets == list(range(1, len(offsets) + 1))
-        twins.sequence(db)
         assert await mq.topics.head("t", partition) == len(offsets)
         assert await mq.topics.offset_at("t", partition, datetime(2020, 1, 1, tzinfo=UTC)) == 1
     assert [m async for m in mq.topics.scan("t", start="latest")] == []
     assert [m async for m in mq.topics.scan("t", start=datetime.now(UTC) + timedelta(hours=1))] == []
-    twins.sequence(db)
     assert [m.body for m in await mq.topics.read("t", 0, start=1, limit=1, type=int)] == [seen[0].body]
 
 
@@ -78,7 +74,7 @@ async def test_tail_gives_what_comes(mq: Any) -> None:
     assert found == ["older", "new 1", "new 2"]
 
 
-async def test_queues(mq: Any, db: str) -> None:
+async def test_queues(mq: Any) -> None:
     made = await mq.queues.create("mail", lease="45s", max_attempts=3, backoff_base="2s", ordered=True, partitions=4)
     assert (made.lease, made.max_attempts, made.ordered, made.partitions) == (timedelta(seconds=45), 3, True, 4)
     assert await mq.queues.ensure("mail", lease="45s", ordered=True) == made
@@ -96,7 +92,6 @@ async def test_queues(mq: Any, db: str) -> None:
     assert len(await mq.claim("mail")) == 0
     assert (await mq.queues.get("mail")).paused
     await mq.queues.resume("mail")
-    twins.sequence(db)
     assert (await mq.queues.stats("mail"))[0].ready == 1
     assert await mq.queues.purge("mail") == 1
     assert await mq.queues.cleanup("mail") >= 0
@@ -130,7 +125,7 @@ async def test_peek_changes_nothing(mq: Any) -> None:
     assert (await mq.claim("q"))[0].attempt == 2
 
 
-async def test_groups(mq: Any, db: str) -> None:
+async def test_groups(mq: Any) -> None:
     await mq.topics.create("t")
     await mq.publish_many("t", range(5))
     made = await mq.groups.create("t", "g", start=3)
@@ -140,7 +135,6 @@ async def test_groups(mq: Any, db: str) -> None:
     assert (await mq.groups.ensure("t", "g", start="latest")).name == "g"
     assert await mq.groups.position("t", "g") == {0: 3}
     assert await mq.groups.seek("t", "g", to=2) == {0: 2}
-    twins.sequence(db)
     assert [row.lag for row in await mq.groups.stats("t", "g")] == [4]
     await mq.groups.ensure("t", "h")
     assert [group.name for group in await mq.groups.list("t")] == ["g", "h"]
@@ -152,7 +146,7 @@ async def test_groups(mq: Any, db: str) -> None:
     assert [group.name for group in await mq.groups.list()] == ["g"]
 
 
-async def test_a_group_with_a_pattern_and_headers_reads_what_matches(mq: Any, db: str) -> None:
+async def test_a_group_with_a_pattern_and_headers_reads_what_matches(mq: Any) -> None:
     await mq.topics.create("t")
     made = await mq.groups.create("t", "g", pattern="a.#", headers={"land": ["de", "at"]})
     assert (made.pattern, made.headers) == ("a.#", {"land": ["de", "at"]})
@@ -164,7 +158,6 @@ async def test_a_group_with_a_pattern_and_headers_reads_what_matches(mq: Any, db
             assert [message.body for message in batch] == [1, 3]
             assert await batch.commit() == "done"
             break
-    twins.sequence(db)
     assert [row.lag for row in await mq.groups.stats("t", "g")] == [0]
     with pytest.raises(AlreadyExists):
         await mq.groups.ensure("t", "g", pattern="b.#")
@@ -242,12 +235,11 @@ async def test_schedules(mq: Any) -> None:
     assert await mq.schedules.list() == []
 
 
-async def test_stats_and_reasons(mq: Any, db: str) -> None:
+async def test_stats_and_reasons(mq: Any) -> None:
     await mq.topics.create("t")
     await mq.queues.create("q")
     await mq.groups.ensure("t", "g")
     sent = await mq.publish("t", {"n": 1})
-    twins.sequence(db)
     stats = await mq.stats()
     assert ([row.topic for row in stats.topics], [row.queue for row in stats.queues]) == (["t"], ["q"])
     assert [row.group for row in stats.groups] == ["g"]

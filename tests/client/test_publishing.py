@@ -10,7 +10,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.client import twins
 from trunkline import Client, NewMessage
 from trunkline.errors import IdempotencyConflict, InvalidArgument, OutcomeUnknown, PayloadTooLarge, TopicNotFound
 
@@ -19,7 +18,7 @@ async def bodies(mq: Any, topic: str) -> list[Any]:
     return [message.body async for message in mq.topics.scan(topic)]
 
 
-async def test_every_field_arrives(mq: Any, db: str) -> None:
+async def test_every_field_arrives(mq: Any) -> None:
     await mq.topics.create("t")
     id, at = uuid4(), datetime(2026, 5, 1, 12, tzinfo=UTC)
     sent = await mq.publish(
@@ -34,14 +33,13 @@ async def test_every_field_arrives(mq: Any, db: str) -> None:
         content_type="application/x+json",
     )
     assert (sent.id, sent.duplicate) == (id, False)
-    twins.sequence(db)
     [message] = await mq.topics.read("t")
     assert (message.id, message.key, message.routing_key, message.label) == (id, "k", "a.b", "l")
     assert (message.headers, message.occurred_at, message.content_type) == ({"h": [1]}, at, "application/x+json")
     assert (message.payload, message.body) == (b'{"n":1}', {"n": 1})
 
 
-async def test_delay_idempotency_and_enqueue(mq: Any, db: str) -> None:
+async def test_delay_idempotency_and_enqueue(mq: Any) -> None:
     await mq.queues.create("q")
     await mq.enqueue("q", "later", delay="1h")
     await mq.enqueue("q", "later still", deliver_at=datetime.now(UTC) + timedelta(hours=2))
@@ -49,7 +47,6 @@ async def test_delay_idempotency_and_enqueue(mq: Any, db: str) -> None:
     assert await mq.enqueue("q", "now", idempotency_key="k") == type(first)(first.id, True)
     with pytest.raises(IdempotencyConflict):
         await mq.enqueue("q", "other", idempotency_key="k")
-    twins.sequence(db)
     stats = (await mq.queues.stats("q"))[0]
     assert (stats.ready, stats.delayed) == (1, 2)
 
@@ -128,14 +125,13 @@ async def test_publish_many_takes_any_iterable_of_any_length(mq: Any) -> None:
     assert {(m.key, m.label) for m in seen} == {(str(n), "l") for n in range(3)}
 
 
-async def test_publish_many_is_cut_by_bytes(mq: Any, db: str) -> None:
+async def test_publish_many_is_cut_by_bytes(mq: Any) -> None:
     await mq.topics.create("t")
     assert len(await mq.publish_many("t", [b"x" * 1_000_000] * 20)) == 20
-    twins.sequence(db)
     assert await mq.topics.head("t") == 20
 
 
-async def test_publish_many_is_all_or_nothing(mq: Any, db: str) -> None:
+async def test_publish_many_is_all_or_nothing(mq: Any) -> None:
     await mq.topics.create("t", max_payload=100)
     with pytest.raises(PayloadTooLarge):
         await mq.publish_many("t", ["y" * 200 if n == 2400 else n for n in range(2500)])
@@ -148,7 +144,6 @@ async def test_publish_many_is_all_or_nothing(mq: Any, db: str) -> None:
 
     with pytest.raises(ZeroDivisionError):
         await mq.publish_many("t", breaks())
-    twins.sequence(db)
     assert await mq.topics.head("t") == 0
 
 

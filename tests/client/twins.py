@@ -27,12 +27,6 @@ async def client(kind: str, url: str, **settings: Any) -> AsyncIterator[Any]:
             yield mq
 
 
-def sequence(url: str) -> None:
-    """Give offsets to what was committed, as a service does five times a second: before a read that must show it."""
-    with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute("call trunkline.sequence()")
-
-
 def bare(value: Any) -> Any:
     """The object itself, where a twin is given to a function of its own kind."""
     return value.__dict__["_inner"] if isinstance(value, Twin) else value

@@ -306,7 +306,7 @@ def test_a_standby_refuses_every_write(pair: Pair) -> None:
         ("create_queue", ("new",), {}),
         ("delete_topic", ("t", True), {}),
         ("subscribe", ("q", "t"), {}),
-        ("run_upkeep", ("expire",), {}),
+        ("run_upkeep", ("pass",), {}),
     ]
     for verb, args, named in writes:
         with pytest.raises(psycopg.Error) as caught:

@@ -8,7 +8,7 @@ import functools
 import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -290,19 +290,12 @@ async def sequence(mq: Client) -> None:
     import psycopg
 
     from trunkline import Client
+    from trunkline.db import calls
 
-    if not isinstance(mq, Client):
-        return  # the HTTP service does it
-    async with mq.connection() as conn:
-        try:
-            await conn.execute("call trunkline.sequence()")
-        except (
-            psycopg.errors.InsufficientPrivilege,  # a role that may only publish
-            psycopg.errors.ReadOnlySqlTransaction,  # a standby
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.UndefinedFunction,  # the schema is older than this program
-        ):
-            return
+    if isinstance(mq, Client):  # the HTTP service does it
+        async with mq.connection() as conn:
+            with suppress(psycopg.errors.UndefinedFunction):  # the schema is older than this program
+                await calls.sequence_before_reading(conn)
 
 
 async def _with_http_client(url: str, token: str | None, work: Callable[[Client], Awaitable[T]]) -> T:

@@ -433,17 +433,17 @@ class Client(Lender):
 
     async def explain(self, id: UUID) -> Explanation:
         """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
-        async with self._runtime().connection() as conn:
+        async with self._runtime().reading() as conn:
             return await calls.explain_message(conn, id)
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """The same for an offset of a topic."""
-        async with self._runtime().connection() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.explain_offset(conn, topic, partition, offset)
 
     async def stats(self) -> Stats:
         """The numbers of all topics, groups and queues."""
-        async with self._runtime().connection() as conn:
+        async with self._runtime().reading() as conn:
             return Stats(
                 topics=await calls.topic_stats(conn),
                 groups=await calls.group_stats(conn),

@@ -67,7 +67,7 @@ class Groups(Noun):
 
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """One row per group and partition: position, lag, owner."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.group_stats(conn, topic, group)
 
     async def position(self, topic: str, group: str) -> dict[int, int]:

@@ -190,7 +190,7 @@ class Queues(Noun):
 
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """One row per queue, of one or of all."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(queue=name) as conn:
             return await calls.queue_stats(conn, name)
 
     @overload
@@ -199,5 +199,5 @@ class Queues(Noun):
     async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(queue=queue) as conn:
             return await calls.peek_queue(conn, queue, limit=limit, type=type)

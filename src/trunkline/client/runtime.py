@@ -43,6 +43,13 @@ class Runtime:
         async with self.pool.connection(writing=writing) as conn:
             yield conn
 
+    @asynccontextmanager
+    async def reading(self, *, queue: str | None = None, topic: str | None = None) -> AsyncIterator[Connection]:
+        """A connection for statements that show messages: those that were committed before have an offset."""
+        async with self.connection() as conn:
+            await calls.sequence_before_reading(conn, queue=queue, topic=topic)
+            yield conn
+
     async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
         """Call the function that a topic has of its own; its number is looked up once."""
         number = self._numbers.get((kind, name))

@@ -11,6 +11,7 @@ module; what callers say is always a parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -427,6 +428,14 @@ async def sequence(conn: Connection, *, queues: Sequence[str] = (), topics: Sequ
     A statement of its own, with a transaction of its own: what a claim or fetch does not find may be there after it.
     """
     await conn.execute("call trunkline.sequence(%b::text[], %b::text[])", (list(queues), list(topics)))
+
+
+async def sequence_before_reading(conn: Connection, *, queue: str | None = None, topic: str | None = None) -> None:
+    """The same for a queue or a topic (neither: some hundred of all), if this role may: statements that show messages do
+    not give offsets, and perhaps no service is running."""
+    names = (None, None) if queue is None and topic is None else ([queue] if queue else [], [topic] if topic else [])
+    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+        await conn.execute("call trunkline.sequence(%b::text[], %b::text[])", names)
 
 
 async def claim(

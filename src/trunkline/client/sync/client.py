@@ -432,17 +432,17 @@ class SyncClient(Lender):
 
     def explain(self, id: UUID) -> Explanation:
         """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
-        with self._runtime().connection() as conn:
+        with self._runtime().reading() as conn:
             return calls.explain_message(conn, id)
 
     def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """The same for an offset of a topic."""
-        with self._runtime().connection() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.explain_offset(conn, topic, partition, offset)
 
     def stats(self) -> Stats:
         """The numbers of all topics, groups and queues."""
-        with self._runtime().connection() as conn:
+        with self._runtime().reading() as conn:
             return Stats(
                 topics=calls.topic_stats(conn),
                 groups=calls.group_stats(conn),

@@ -66,7 +66,7 @@ class Groups(Noun):
 
     def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """One row per group and partition: position, lag, owner."""
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.group_stats(conn, topic, group)
 
     def position(self, topic: str, group: str) -> dict[int, int]:

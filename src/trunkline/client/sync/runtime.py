@@ -44,6 +44,13 @@ class Runtime:
         with self.pool.connection(writing=writing) as conn:
             yield conn
 
+    @contextmanager
+    def reading(self, *, queue: str | None = None, topic: str | None = None) -> Iterator[Connection]:
+        """A connection for statements that show messages: those that were committed before have an offset."""
+        with self.connection() as conn:
+            calls.sequence_before_reading(conn, queue=queue, topic=topic)
+            yield conn
+
     def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], T]) -> T:
         """Call the function that a topic has of its own; its number is looked up once."""
         number = self._numbers.get((kind, name))

@@ -261,8 +261,9 @@ create or replace function trunkline._weight(p_priority int, p_priorities int) r
 language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
--- Claims what can be drawn now from the cursors of a queue.
-create or replace function trunkline._claim_drawn(q trunkline.queues, p_want int, p_lease interval, p_labels text[], p_consumer text) returns setof trunkline.delivery
+-- Claims what can be drawn now from the cursors of a queue. p_levels: how many priorities its messages have, or null.
+create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_want int, p_lease interval, p_labels text[], p_consumer text)
+returns setof trunkline.delivery
 language plpgsql
 as $$
 declare
@@ -271,21 +272,24 @@ declare
     v_want   int := p_want;
     v_count  int;
     v_draws  int := 0;
-    v_levels int := (select priorities from trunkline.topics where topic_id = q.inbox_id);
     -- before the heads
     v_epoch  bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
 begin
     for c in
         select k as cur, x.head, x.drawn
         from trunkline.cursors k
-        cross join lateral (select trunkline._drawable(k) as head, trunkline._drawn(k) as drawn offset 0) x
+        -- as _drawable and _drawn, which cost more than all the rest of an empty claim
+        cross join lateral (
+            select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
+                        else pg_sequence_last_value(k.head_seq) end as head,
+                   coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
         where k.queue_id = q.queue_id and x.head > x.drawn
           and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
         -- What came back goes first, three times of four: a message that is returned without a delay must not run ahead of new ones for ever.
         -- With priorities, the logs in a random order in which the higher level is more often the first.
         order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end,
                  case when k.kind <> 'log' then k.cursor_id
-                      else -ln(1 - random()) / case when v_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, v_levels) end end
+                      else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
     loop
         -- a filter may need several draws of a thousand messages: no more than twenty per cursor, and a hundred per claim
         exit when v_want <= 0 or v_draws >= 100;
@@ -314,7 +318,8 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    q trunkline.queues;
+    q        trunkline.queues;
+    v_levels int;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
@@ -341,26 +346,19 @@ begin
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    return query select * from trunkline._claim(q, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer, not p_relaxed);
-end
-$$;
-
-create or replace function trunkline._claim(q trunkline.queues, p_max int, p_lease interval, p_labels text[], p_consumer text, p_wait boolean) returns setof trunkline.delivery
-language plpgsql
-as $$
-begin
-    if (select priorities from trunkline.topics where topic_id = q.inbox_id) is not null then
+    select priorities into v_levels from trunkline.topics where topic_id = q.inbox_id;
+    if v_levels is not null then
         -- a new message may be more urgent than those that have an offset
         perform trunkline._sequence_alone(array[q.queue_id], null, false);
     end if;
     for i in 1 .. 2 loop
         if q.ordered then
-            return query select * from trunkline._claim_ordered(q, p_max, p_lease, p_consumer);
+            return query select * from trunkline._claim_ordered(q, p_max, coalesce(p_lease, q.lease), p_consumer);
         else
-            return query select * from trunkline._claim_drawn(q, p_max, p_lease, p_labels, p_consumer);
+            return query select * from trunkline._claim_drawn(q, v_levels, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
         end if;
         -- found nothing: perhaps because no pass has run
-        exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, p_wait);
+        exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, not p_relaxed);
     end loop;
 end
 $$;

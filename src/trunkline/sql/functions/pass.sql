@@ -55,6 +55,13 @@ begin
 end
 $$;
 
+-- Up to when a queue was purged, as far as this pass knows: each of its statements sees more than the one before, and all must count alike.
+create or replace function trunkline._purged_at(q trunkline.queues, p trunkline.pass_run) returns timestamptz
+language sql stable
+as $$
+    select coalesce(max(u.at), '-infinity') from unnest(q.purge_xids, q.purge_ats) u(xid, at) where p.restored or pg_visible_in_snapshot(u.xid, p.snapshot)
+$$;
+
 -- The state of a cursor after the newest pass.
 create or replace function trunkline._cursor_state(c trunkline.cursors) returns trunkline.cursor_states
 language plpgsql stable
@@ -310,7 +317,7 @@ begin
                array_agg(d.attempt order by d.due_at, d.no) as attempts, array_agg(d.why order by d.due_at, d.no) as whys,
                array_agg(d.error order by d.due_at, d.no) as errors, array_agg(d.at order by d.due_at, d.no) as ats
         from trunkline.later d join trunkline.queues q using (queue_id)
-        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and (q.purged_at is null or d.at > q.purged_at)
+        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and (q.purged_at is null or d.at > trunkline._purged_at(q, p))
         group by 1 order by 1
     loop
         perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
@@ -367,12 +374,12 @@ as $$
     join trunkline.queues q on q.queue_id = k.queue_id join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
     join trunkline.leases l on l.cursor_id = e.cursor_id and l.first = e.first and l.rotation = e.rotation
     cross join lateral trunkline._entries(l, int8multirange(int8range(e.pos, e.pos + e.n))) x
-    where e.kind in ('n', 'r') and (q.purged_at is null or e.at > q.purged_at)
+    where e.kind in ('n', 'r') and (q.purged_at is null or e.at > trunkline._purged_at(q, p))
     union all
     select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos
     from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
     join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
-    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and (q.purged_at is null or l.claimed_at > q.purged_at)
+    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and (q.purged_at is null or l.claimed_at > trunkline._purged_at(q, p))
 $$;
 
 -- Cursors that may have been drawn from: those with new leases, those whose draws the pass before could not account for, those of p_queues, and some
@@ -412,18 +419,18 @@ begin
         select v.* from unnest(p_visited) v
     ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed) as (
         select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-               case when l.claimed_at <= q.purged_at then trunkline._size(l.passed) else 0 end, 0::bigint
+               case when q.purged_at is not null and l.claimed_at <= trunkline._purged_at(q, p) then trunkline._size(l.passed) else 0 end, 0::bigint
         from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
         union all
         select e.cursor_id, 0, 0, 0, 0, e.n, case e.kind when 'a' then e.n else 0 end, case when e.kind in ('n', 'r', 'x') then e.n else 0 end,
                case when e.kind in ('b', 'd') then e.n else 0 end, case e.kind when 'g' then e.n else 0 end,
-               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and e.at <= q.purged_at then e.n else 0 end, 0
+               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and q.purged_at is not null and e.at <= trunkline._purged_at(q, p) then e.n else 0 end, 0
         from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id
         union all
         select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 from trunkline._new_returns(p) y where y.due > p.now
         union all
         -- due by now: returned, or purged before
-        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when d.at <= q.purged_at then 1 else 0 end, -1
+        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when q.purged_at is not null and d.at <= trunkline._purged_at(q, p) then 1 else 0 end, -1
         from trunkline.later d join trunkline.queues q using (queue_id)
         where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now
         union all
@@ -628,7 +635,7 @@ begin
     return query
     select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
     from trunkline.later d join trunkline.queues q using (queue_id)
-    where d.queue_id = p_queue_id and d.kind = 'r' and d.due > (p.before).walked and (q.purged_at is null or d.at > q.purged_at);
+    where d.queue_id = p_queue_id and d.kind = 'r' and d.due > (p.before).walked and (q.purged_at is null or d.at > trunkline._purged_at(q, p));
     return query select y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at from trunkline._new_returns(p) y where y.queue_id = p_queue_id;
 end
 $$;
@@ -758,6 +765,10 @@ create or replace procedure trunkline.sequence(p_queues text[] default null, p_t
 language plpgsql
 as $$
 begin
+    if pg_catalog.pg_is_in_recovery() then
+        -- a standby shows what its primary has sequenced
+        return;
+    end if;
     commit;
     set transaction isolation level read committed;
     -- a procedure that commits cannot have settings (pin.sql)

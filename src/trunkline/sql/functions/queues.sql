@@ -438,12 +438,23 @@ begin
     end loop;
     -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
     v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
-    update trunkline.queues set purged_at = trunkline.clock() where queue_id = q.queue_id;
+    update trunkline.queues
+       set purged_at = trunkline.clock(), purge_xids = purge_xids[trunkline._newest_seen(purge_xids):] || pg_current_xact_id(),
+           purge_ats = purge_ats[trunkline._newest_seen(purge_xids):] || trunkline.clock()
+     where queue_id = q.queue_id;
     with gone as (
         delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
     select v_total + count(*) into v_total from gone;
     return v_total;
 end
+$$;
+
+-- The place of the newest of these transactions that all passes to come have seen; 1 when there is none.
+create or replace function trunkline._newest_seen(p_xids xid8[]) returns int
+language sql stable
+as $$
+    select coalesce(max(i), 1) from generate_subscripts(p_xids, 1) i
+    where pg_visible_in_snapshot(p_xids[i], (select snapshot from trunkline.passes order by pass desc limit 1))
 $$;
 
 -- Draws everything that a cursor has, and settles it as purged.

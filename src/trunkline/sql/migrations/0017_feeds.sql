@@ -20,7 +20,11 @@ alter table trunkline.leases_0 rename to old_leases_0;
 alter table trunkline.leases_1 rename to old_leases_1;
 
 -- What came back up to this time is purged, not delivered.
-alter table trunkline.queues add column purged_at timestamptz;
+alter table trunkline.queues
+    add column purged_at timestamptz,
+    -- the newest purges and their transactions: a pass counts those that its snapshot has seen
+    add column purge_xids xid8[] not null default '{}',
+    add column purge_ats timestamptz[] not null default '{}';
 
 drop index trunkline.cursors_queue_id_idx;
 create index on trunkline.cursors (queue_id, kind);
