@@ -99,13 +99,16 @@ def audit(session: Session, queue: str) -> dict[str, int] | None:
     op = session.recorder.invoke("audit", queue=queue)
     try:
         conn = session.connect()
-        while True:
+        for last in (False,) * 50 + (True,):
             conn.execute("begin isolation level repeatable read read only")
             try:
                 cursor = conn.execute("select * from trunkline.audit_queue(%s)", (queue,))
                 break
             except psycopg.errors.SerializationFailure:
+                if last:
+                    raise
                 conn.execute("rollback")
+                time.sleep(0.1)
         assert cursor.description is not None
         found = dict(zip([column.name for column in cursor.description], cursor.fetchall()[0], strict=True))
         conn.execute("commit")

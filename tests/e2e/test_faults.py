@@ -165,15 +165,17 @@ def test_a_full_disk_refuses_what_needs_room_and_nothing_is_half_done(tight_url:
         assert code_of(lambda: call(conn, "publish_many", "t", batch)) == "disk_full"
         assert code_of(lambda: call(conn, "publish_bytes", "t", keyed, p_idempotency_key="once")) == "disk_full"
         assert code_of(lambda: call(conn, "create_topic", "new")) == "disk_full"
-        assert [message.id for message in read(conn, "t")] == accepted
-        assert head(conn, "u") == 1
+        # those that have an offset; the others get it when there is room
+        found = [id for (id,) in conn.execute("select id from trunkline.read('t', 0, 1, 1000)")]
+        assert found == accepted[: len(found)]
         # these need little room: they are done, or refused with the same code
         more: list[Any] = []
         assert code_of(lambda: settle(conn, "ack", out[0].receipt)) in ("done", "disk_full")
         assert code_of(lambda: more.extend(claim(conn, "q", 1))) in ("done", "disk_full")
 
         small_disk.make_room()
-        assert head(conn, "t") == len(accepted)
+        assert [message.id for message in read(conn, "t")] == accepted
+        assert head(conn, "u") == 1
         sent = [call(conn, "publish_bytes", "t", keyed, p_idempotency_key="once")[0] for _ in range(2)]
         assert [answer.duplicate for answer in sent] == [False, True]
         assert len(call(conn, "publish_many", "t", batch)) == 1000
@@ -322,7 +324,7 @@ def test_a_standby_reads_a_contiguous_prefix(pair: Pair) -> None:
     """However far behind it is; and what it once read stays as it was."""
     known: list[Any] = []
     for turn in range(20):
-        pair.standby.execute(f"select pg_wal_replay_{'pause' if turn % 3 == 0 else 'resume'}()")
+        pair.admin.execute(f"select pg_wal_replay_{'pause' if turn % 3 == 0 else 'resume'}()")
         publish(pair.primary, "t", *range(10))
         # only the primary gives offsets: in every other turn the standby gets messages that have none yet
         if turn % 2:
@@ -334,7 +336,7 @@ def test_a_standby_reads_a_contiguous_prefix(pair: Pair) -> None:
         assert [message.log_offset for message in found] == list(range(1, len(found) + 1))
         assert found[: len(known)] == known
         known = found
-    pair.standby.execute("select pg_wal_replay_resume()")
+    pair.admin.execute("select pg_wal_replay_resume()")
     head(pair.primary, "t")
     pair.catch_up()
     assert read(pair.standby, "t") == read(pair.primary, "t")
@@ -347,7 +349,7 @@ def test_a_promoted_standby_goes_on_where_the_primary_was(pair: Pair) -> None:
     [out] = claim(pair.primary, "q", 1)
     before = read(pair.primary, "t")
     pair.catch_up()
-    assert value(pair.standby, "select pg_promote()")
+    assert value(pair.admin, "select pg_promote()")
     publish(pair.standby, "t", "after")
     after = read(pair.standby, "t")
     assert after[:5] == before
@@ -416,8 +418,8 @@ WRITES: dict[str, tuple[str, Write]] = {
     "publish later": ("scheduled", lambda conn, _: call(conn, "publish", "t", "1", p_delay="1 hour")),
     "tick": ("ticks", lambda conn, _: call(conn, "head", "t")),
     "claim": ("leases", lambda conn, _: call(conn, "claim", "q", 3)),
-    "ack": ("lease_events", lambda conn, scene: call(conn, "ack", [scene.receipt])),
-    "nack": ("pending", lambda conn, scene: call(conn, "nack", [scene.receipt])),
+    "ack": ("settled", lambda conn, scene: call(conn, "ack", [scene.receipt])),
+    "nack": ("settled", lambda conn, scene: call(conn, "nack", [scene.receipt])),
     "bury": ("dead_letters", lambda conn, scene: call(conn, "bury", [scene.receipt])),
     "redrive": ("topic_2", lambda conn, _: call(conn, "redrive", "q")),
     "fetch": ("positions", lambda conn, _: call(conn, "fetch", "t", "another", "m")),

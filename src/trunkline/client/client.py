@@ -433,7 +433,7 @@ class Client(Lender):
 
     async def explain(self, id: UUID) -> Explanation:
         """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
-        async with self._runtime().reading() as conn:
+        async with self._runtime().connection() as conn:
             return await calls.explain_message(conn, id)
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:

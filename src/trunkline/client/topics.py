@@ -195,5 +195,5 @@ class Topics(Noun):
     async def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.offset_of(conn, topic, partition, place(start))

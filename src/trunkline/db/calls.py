@@ -431,8 +431,10 @@ async def sequence(conn: Connection, *, queues: Sequence[str] = (), topics: Sequ
 
 
 async def sequence_before_reading(conn: Connection, *, queue: str | None = None, topic: str | None = None) -> None:
-    """The same for a queue or a topic (neither: some hundred of all), if this role may: statements that show messages do
-    not give offsets, and perhaps no service is running."""
+    """The same for a queue or a topic (neither: some hundred of all), if this role may and no transaction is open:
+    statements that show messages do not give offsets, and perhaps no service is running."""
+    if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        return
     names = (None, None) if queue is None and topic is None else ([queue] if queue else [], [topic] if topic else [])
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
         await conn.execute("call trunkline.sequence(%b::text[], %b::text[])", names)

@@ -51,6 +51,14 @@ class Part:
         self.deliveries = deliveries
 
 
+class _Order(NamedTuple):
+    """Whether a queue is ordered, until when this is believed, and cursors whose messages were claimed since."""
+
+    ordered: bool
+    until: float
+    cursors: set[int]
+
+
 class Claimer:
     """Claims for the requests of this process."""
 
@@ -58,7 +66,7 @@ class Claimer:
         self._mq = mq
         self._spawn = spawn
         self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
-        self._ordered: dict[str, tuple[bool, float]] = {}
+        self._ordered: dict[str, _Order] = {}
 
     def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
         """Claim for this request, together with equal ones. Call `withdraw` if it ends before the result is used."""
@@ -110,36 +118,47 @@ class Claimer:
             conn,
             partial(Delivery, _settler=settler),
             key.queue,
-            max_messages=total,
             lease=duration(key.lease),
             labels=key.labels,
             consumer=_CONSUMER,
         )
-        rows = await take()
-        if not rows:
-            # what was committed may have no offset yet
-            await calls.sequence(conn, queues=[key.queue])
-            rows = await take()
+        rows = await take(max_messages=total)
+        if len(rows) < total:
+            # what was committed or sent back may not be deliverable yet
+            await self._mq._runtime().wakeup.sequence("queue", key.queue)
+            rows = _oldest_first(rows, await take(max_messages=total - len(rows)))
+        # the queue may have been made again under the same name, and its messages in one lease are for one request
+        first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
         start = 0
         for part in parts:
             # some may have left while we claimed
-            if not part.gone:
+            if not part.gone and not (first_only and start):
                 part.give(Deliveries.of(rows[start : start + part.limit], settler))
                 start += part.limit
         if rows[start:]:
             await calls.release(conn, [row.receipt for row in rows[start:]])
         return len(rows) >= total
 
-    async def _is_ordered(self, conn: Connection, queue: str) -> bool:
-        """Looked up again after a second: a queue may be made again under the same name."""
-        known, until = self._ordered.get(queue, (False, 0.0))
-        if monotonic() > until:
+    async def _is_ordered(self, conn: Connection, queue: str, cursor: int | None = None) -> bool:
+        """Looked up again after a second, and for a cursor that the queue did not have then."""
+        known = self._ordered.get(queue)
+        if known is None or monotonic() > known.until or cursor not in (None, *known.cursors):
             try:
-                known = (await calls.get_queue(conn, queue)).ordered
+                ordered = (await calls.get_queue(conn, queue)).ordered
             except PermissionDenied:
                 return True
-            self._ordered[queue] = known, monotonic() + 1.0
-        return known
+            known = self._ordered[queue] = _Order(ordered, monotonic() + 1.0, set())
+        if cursor is not None:
+            known.cursors.add(cursor)
+        return known.ordered
+
+
+def _oldest_first(rows: list[Delivery[Any]], more: list[Delivery[Any]]) -> list[Delivery[Any]]:
+    """The messages of two claims; by offset, if they are of one log."""
+    both = [*rows, *more]
+    if rows and more and len({(row.topic, row.partition) for row in both}) == 1:
+        both.sort(key=lambda row: row.offset)
+    return both
 
 
 class Acker:

@@ -432,7 +432,7 @@ class SyncClient(Lender):
 
     def explain(self, id: UUID) -> Explanation:
         """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
-        with self._runtime().reading() as conn:
+        with self._runtime().connection() as conn:
             return calls.explain_message(conn, id)
 
     def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:

@@ -196,5 +196,5 @@ class Topics(Noun):
     def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.offset_of(conn, topic, partition, place(start))

@@ -147,6 +147,8 @@ async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
 async def _only_drained_queues(call: Call, topic: str) -> bool:
     """Return whether the topic has no users but queues that have settled all their messages."""
     mq = call.mq
+    # by a connection of its own: this route works in a transaction
+    await mq._runtime().wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
     if any(row.scheduled for row in await mq.topics.stats(topic)):

@@ -230,15 +230,19 @@ begin
     s.rotation := (select current from trunkline.rotation);
     s.claimed_at := coalesce(s.claimed_at, trunkline.clock());
     s.deadline := s.claimed_at + p_lease;
+    v_tail := '.' || s.cursor_id || '.' || s.first || '.' || s.rotation || '.' || s.token;
+    if s.offsets is null and s.taken is null then
+        insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+        values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, 0, 0, s.token, p_consumer, s.claimed_at, s.deadline);
+        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.*
+                     from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.first, s.first + s.n - 1) r;
+        return;
+    end if;
     insert into trunkline.leases (rotation, xid, cursor_id, first, n, taken, passed, skipped, expired, source_ids, offsets, attempts, whys, token, consumer,
                                   claimed_at, deadline, next_offset, held_offsets, held_attempts, held_dues, held_errors)
     values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.taken, s.passed, s.skipped, s.expired, s.source_ids, s.offsets, s.attempts, s.whys, s.token, p_consumer,
             s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors);
-    v_tail := '.' || s.cursor_id || '.' || s.first || '.' || s.rotation || '.' || s.token;
-    if s.offsets is null and s.taken is null then
-        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.*
-                     from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.first, s.first + s.n - 1) r;
-    elsif s.offsets is null then
+    if s.offsets is null then
         return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, s.taken) r;
     else
         return query

@@ -640,28 +640,33 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits a moment for the next one, and only if there are messages without an
--- offset and p_wait says so. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns
--- whether it is worth to try again.
+-- For a claim or fetch that found nothing. If a service runs passes, waits for the next one, and only if there are messages without an offset and
+-- p_wait says so. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
+-- worth to try again.
 create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_wait boolean default true) returns boolean
 language plpgsql
 as $$
 declare
-    v_logs  int[] := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
+    v_logs  int[];
     v_ended bigint := coalesce(pg_sequence_last_value('trunkline.pass_ended'), 0);
+    v_left  float8 := v_ended / 1000.0 + extract(epoch from trunkline._setting('sequence_alone_after')::interval) - extract(epoch from clock_timestamp());
+    v_alone boolean := v_left not between 0 and extract(epoch from trunkline._setting('sequence_alone_after')::interval);
     v_new   boolean;
 begin
-    if pg_is_in_recovery() then
+    if not v_alone and not p_wait or pg_is_in_recovery() then
         return false;
     end if;
-    v_new := exists (select from trunkline.logs l where l.log = any (v_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition));
-    if extract(epoch from clock_timestamp()) * 1000 - v_ended between 0 and extract(epoch from trunkline._setting('sequence_alone_after')::interval) * 1000 then
-        for i in 1 .. 25 loop
-            exit when not v_new or not p_wait;
+    v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
+    if not v_alone then
+        if not exists (select from trunkline.logs l where l.log = any (v_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition)) then
+            return pg_sequence_last_value('trunkline.pass_ended') <> v_ended;
+        end if;
+        for i in 1 .. ceil(v_left * 100) loop
             perform pg_sleep(0.01);
-            v_new := pg_sequence_last_value('trunkline.pass_ended') = v_ended;
+            if pg_sequence_last_value('trunkline.pass_ended') <> v_ended then
+                return true;
+            end if;
         end loop;
-        return pg_sequence_last_value('trunkline.pass_ended') <> v_ended;
     end if;
     perform trunkline._release_due(l.topic_id, 1000) from (select distinct topic_id from trunkline.logs where log = any (v_logs)) l;
     v_new := (trunkline._sequence_logs(v_logs)).moved;
@@ -765,14 +770,13 @@ create or replace procedure trunkline.sequence(p_queues text[] default null, p_t
 language plpgsql
 as $$
 begin
-    if pg_catalog.pg_is_in_recovery() then
-        -- a standby shows what its primary has sequenced
-        return;
-    end if;
     commit;
     set transaction isolation level read committed;
     -- a procedure that commits cannot have settings (pin.sql)
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    perform trunkline.run_pass(p_queues, p_topics);
+    -- a standby shows what its primary has sequenced
+    if not pg_is_in_recovery() then
+        perform trunkline.run_pass(p_queues, p_topics);
+    end if;
 end
 $$;

@@ -363,14 +363,14 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     r text[];
+    v trunkline.settlement;
 begin
-    if cardinality(p_receipts) = 1 and current_setting('transaction_isolation') = 'read committed' then
+    if cardinality(p_receipts) = 1 and p_receipts[1] ~ '^[0-9]{1,18}\.[0-9]{1,9}\.[0-9]{1,18}\.[012]\.[0-9a-f-]{36}$' and current_setting('transaction_isolation') = 'read committed' then
         r := string_to_array(p_receipts[1], '.');
-        if cardinality(r) = 5 and trunkline._names_a_lease('.' || r[2] || '.' || r[3] || '.' || r[4]) and r[1] ~ '^[0-9]{1,18}$' then
-            if trunkline._ack_one(r[1]::bigint, r[2]::int, r[3]::bigint, r[4], r[5]) then
-                return query select 1, p_receipts[1], 'done';
-                return;
-            end if;
+        if trunkline._ack_one(r[1]::bigint, r[2]::int, r[3]::bigint, r[4], r[5]) then
+            v := row(1, p_receipts[1], 'done');
+            return next v;
+            return;
         end if;
     end if;
     return query select * from trunkline._settle('a', p_receipts) order by ord;
