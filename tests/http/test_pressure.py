@@ -36,7 +36,7 @@ def holding(db: str, statement: str, *args: Any) -> Iterator[psycopg.Connection[
     """An open transaction that has run a statement; rolled back at the end."""
     with psycopg.connect(db) as conn:
         if statement == LOCK_CURSOR:
-            conn.execute(statement.encode(), [args if isinstance(args[0], str) else args[0]])
+            conn.execute(statement.encode(), [list(args) if isinstance(args[0], str) else args[0]])
         elif statement != LOCK_TOPIC:
             conn.execute(statement.encode(), args)
         else:

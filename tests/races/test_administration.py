@@ -269,8 +269,9 @@ ORPHANS = {
 
 def check_nothing_left(main: Session) -> None:
     # the first run notes open transactions, the second one drops; rotation empties one partition at a time
-    for duty in ("retention", "retention", "rotate", "rotate"):
-        main.run("select trunkline.run_upkeep(%s)", duty)
+    main.run("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
+    for task in ("retention", "retention", "rotate", "rotate", "rotate", "rotate", "windows"):
+        main.run("select trunkline.run_upkeep(%s)", task)
     left = {what: rows for what, query in ORPHANS.items() if (rows := main.run(query))}
     assert not left
 

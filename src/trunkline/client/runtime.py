@@ -14,6 +14,7 @@ from trunkline.client.renewals import Renewals
 from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
 from trunkline.db.wakeup import Wakeup
+from trunkline.types import Place
 
 T = TypeVar("T")
 
@@ -49,6 +50,11 @@ class Runtime:
         async with self.connection() as conn:
             await calls.sequence_before_reading(conn, queue=queue, topic=topic)
             yield conn
+
+    async def sequence_before(self, topic: str, start: Place) -> None:
+        """Before a reader is made or moved: latest means after all that is committed by now."""
+        if start != "earliest" and not isinstance(start, int):
+            await self.wakeup.sequence("topic", topic)
 
     async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
         """Call the function that a topic has of its own; its number is looked up once."""

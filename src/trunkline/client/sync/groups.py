@@ -44,6 +44,7 @@ class Groups(Noun):
     def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
+        self._runtime().sequence_before(topic, start)
         with self._writing() as conn:
             return calls.create_group(
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
@@ -61,6 +62,7 @@ class Groups(Noun):
 
     def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
         """Move the group, in one partition or in all; members lose what they hold. Answers the next offset by partition."""
+        self._runtime().sequence_before(topic, to)
         with self._writing() as conn:
             return calls.seek(conn, topic, group, place(to), partition=partition)
 

@@ -15,6 +15,7 @@ from trunkline.client.sync.renewals import Renewals
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection, Pool
 from trunkline.db.sync.wakeup import Wakeup
+from trunkline.types import Place
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ class Runtime:
         with self.connection() as conn:
             calls.sequence_before_reading(conn, queue=queue, topic=topic)
             yield conn
+
+    def sequence_before(self, topic: str, start: Place) -> None:
+        """Before a reader is made or moved: latest means after all that is committed by now."""
+        if start != "earliest" and not isinstance(start, int):
+            self.wakeup.sequence("topic", topic)
 
     def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], T]) -> T:
         """Call the function that a topic has of its own; its number is looked up once."""

@@ -353,7 +353,7 @@ begin
     select priorities into v_levels from trunkline.topics where topic_id = q.inbox_id;
     if v_levels is not null then
         -- a new message may be more urgent than those that have an offset
-        perform trunkline._sequence_alone(array[q.queue_id], null, false);
+        perform trunkline._sequence_alone(array[q.queue_id], null, 0);
     end if;
     for i in 1 .. 2 loop
         if q.ordered then
@@ -362,7 +362,7 @@ begin
             return query select * from trunkline._claim_drawn(q, v_levels, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
         end if;
         -- found nothing: perhaps because no pass has run
-        exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, not p_relaxed);
+        exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, case when p_relaxed then 0 else 1 end);
     end loop;
 end
 $$;

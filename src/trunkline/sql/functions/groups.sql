@@ -225,7 +225,7 @@ begin
 
     -- free partitions first, up to the share, then ours; a second time when something got an offset meanwhile
     for v_round in 1 .. 2 loop
-        exit when v_round = 2 and not trunkline._sequence_alone(null, array(select log from trunkline.cursors where subscription_id = g.subscription_id), not p_relaxed);
+        exit when v_round = 2 and not trunkline._sequence_alone(null, array(select log from trunkline.cursors where subscription_id = g.subscription_id), case when p_relaxed then 0 else 1 end);
         for v_try in
             select x.cursor_id
             from (select unnest(v_free) as cursor_id, 1 as turn union all select unnest(v_mine), 2) x

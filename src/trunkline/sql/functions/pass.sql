@@ -640,10 +640,9 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits for the next one, and only if there are messages without an offset and
--- p_wait says so. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
+-- For a claim or fetch that found nothing. If a service runs passes, waits for the next p_passes, and only if there are ids without an offset. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
 -- worth to try again.
-create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_wait boolean default true) returns boolean
+create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
 language plpgsql
 as $$
 declare
@@ -653,7 +652,7 @@ declare
     v_alone boolean := v_left not between 0 and extract(epoch from trunkline._setting('sequence_alone_after')::interval);
     v_new   boolean;
 begin
-    if not v_alone and not p_wait or pg_is_in_recovery() then
+    if not v_alone and p_passes = 0 or pg_is_in_recovery() then
         return false;
     end if;
     v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
@@ -664,7 +663,11 @@ begin
         for i in 1 .. ceil(v_left * 100) loop
             perform pg_sleep(0.01);
             if pg_sequence_last_value('trunkline.pass_ended') <> v_ended then
-                return true;
+                v_ended := pg_sequence_last_value('trunkline.pass_ended');
+                p_passes := p_passes - 1;
+                if p_passes <= 0 then
+                    return true;
+                end if;
             end if;
         end loop;
     end if;
@@ -681,10 +684,10 @@ begin
 end
 $$;
 
--- Before a reader is made or moved: what was committed in its topic should have an offset.
+-- Before a reader is made or moved: what was committed in its topic should have an offset. Of two passes to come, the second begins after this call.
 create or replace function trunkline._sequence_topic(p_topic_id int) returns boolean
 language sql
-as $$ select trunkline._sequence_alone(null, array(select log from trunkline.logs where topic_id = p_topic_id)) $$;
+as $$ select trunkline._sequence_alone(null, array(select log from trunkline.logs where topic_id = p_topic_id), 2) $$;
 
 -- A service runs passes: until a second from now, claims and fetches need not.
 create or replace function trunkline._note_service() returns void
