@@ -31,6 +31,12 @@ def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -
     return name
 
 
+def give_offsets(http: httpx.Client, name: str) -> None:
+    """Who claims or reads must come to the lock, not find that there is nothing yet."""
+    eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["messages"])
+    eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["messages"])
+
+
 @contextmanager
 def holding(db: str, statement: str, *args: Any) -> Iterator[psycopg.Connection[Any]]:
     """An open transaction that has run a statement; rolled back at the end."""
@@ -145,7 +151,7 @@ def test_a_crowd_at_a_blocked_resource_harms_no_other_request(
     http.post("/v1/topics", json={"id": name})
     http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
     http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
-    assert http.get(f"/v1/topics/{name}/messages").json()["messages"]
+    give_offsets(http, name)
     statement, request = BLOCKED[kind]
     with holding(module_db, statement, name) as conn, Crowd(server, CROWD, request(name)) as crowd:
         eventually(lambda: waiting_for_locks(module_db) > 0)
@@ -166,6 +172,8 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 ) -> None:
     """A forgotten transaction can block every queue; then no share of a single queue helps."""
     queues = [make_queue(http, f"{name}-{number}", 1) for number in range(CROWD)]
+    for queue in queues:
+        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/waiting").json()["messages"])
     turn = iter(queues)
     lock = threading.Lock()
 
@@ -186,6 +194,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 def test_a_blocked_claim_ends_as_busy_and_leaves_nothing_leased(impatient: HttpServer, module_db: str, name: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         queue = make_queue(http, name, 1, 2, 3)
+        eventually(lambda: len(http.get(f"/v1/queues/{name}/waiting").json()["messages"]) == 3)
         with (
             holding(module_db, LOCK_CURSOR, [queue]),
             Crowd(impatient, 6, lambda client: client.post(f"/v1/queues/{queue}/claims")) as crowd,
@@ -216,7 +225,7 @@ def test_no_request_is_without_an_end(impatient: HttpServer, module_db: str, nam
         http.post("/v1/topics", json={"id": name})
         http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
         http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
-        assert http.get(f"/v1/topics/{name}/messages").json()["messages"]
+        give_offsets(http, name)
         statement, request = BLOCKED[kind]
         with holding(module_db, statement, name), Crowd(impatient, 6, request(name)) as crowd:
             for response in crowd.responses():

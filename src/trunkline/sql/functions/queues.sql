@@ -428,6 +428,8 @@ begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
+    -- as alter_queue: the row before the locks of the log
+    perform from trunkline.queues where queue_id = q.queue_id for no key update;
     perform trunkline._sequence_alone(array[q.queue_id], null);
     for c in select * from trunkline.cursors where queue_id = q.queue_id order by cursor_id loop
         if c.drawn_seq is not null then
