@@ -174,6 +174,7 @@ class Queues(Noun):
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
         total = 0
+        await self._runtime().wakeup.sequence("queue", name)
         while True:
             async with self._writing() as conn:
                 step = await calls.purge_queue(conn, name)

@@ -175,6 +175,7 @@ class Queues(Noun):
     def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
         total = 0
+        self._runtime().wakeup.sequence("queue", name)
         while True:
             with self._writing() as conn:
                 step = calls.purge_queue(conn, name)

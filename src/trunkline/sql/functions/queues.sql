@@ -416,7 +416,8 @@ as $$
     order by s.kind, coalesce(q.name, s.name), s.name
 $$;
 
--- Drops everything that is not leased at this moment; returns how many. Bounded: call again while it returns p_limit or more.
+-- Drops everything that has an offset, or waits for its time, and is not leased at this moment; returns how many. Call sequence() before, to include
+-- what was committed last. Bounded: call again while it returns p_limit or more.
 create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
 language plpgsql
 as $$
