@@ -94,7 +94,7 @@ def reader_beside_a_long_look(world: World) -> None:
     holder.rows("select trunkline.run_pass(null, array['t'])")
     publish(world.main, "mine")
     reading = Background(lambda: world.main.read("t", 0, 1, 1000, ["mine"]))
-    time.sleep(0.3)
+    time.sleep(0.1)
     holder.connect().execute("commit")
     reading.join()
     end_of_log(world)

@@ -40,8 +40,8 @@ _LOCK = (
 )
 # of what was open at the pass before
 _LATE = (
-    "    union all\n    select * from trunkline.{} where xid = any (array(select pg_snapshot_xip((p.before).snapshot)))"
-    " and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))\n"
+    "        union all\n        select * from trunkline.{} where xid = any (array(select pg_snapshot_xip((p.before).snapshot)))"
+    " and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)\n"
 )
 
 BUGS = {
@@ -64,13 +64,7 @@ BUGS = {
         ("lost",),
     ),
     "reader does not wait for the sequencer": Bug(
-        (
-            Change(
-                "_tick",
-                "perform pg_advisory_xact_lock(778001, v_log);",
-                "if not pg_try_advisory_xact_lock(778001, v_log) then return trunkline._head(v_log); end if;",
-            ),
-        ),
+        (Change("_lock_sequencing", "elsif not p_wait then", "else"),),
         TOPIC,
         scripts.reader_beside_a_long_look,
         ("late_arrival",),

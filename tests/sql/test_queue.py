@@ -335,6 +335,38 @@ def test_claim_that_returned_messages_itself_and_was_rolled_back(conn: Connectio
         assert (stats.ready, stats.leased, stats.delayed) == (count, 0, 0)
 
 
+@pytest.mark.parametrize("newest", ["seen by a pass", "not seen by a pass"])
+def test_rows_of_another_cluster_count_once(conn: Connection, newest: str) -> None:
+    """After a restore, rows have numbers of transactions that this cluster has not used yet, and will use."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(4))
+    one, two, three = claim(conn, "mail", 3)
+    settle(conn, "ack", one.receipt)
+    sequence(conn)
+    settle(conn, "nack", two.receipt)
+    if newest == "seen by a pass":
+        sequence(conn)
+    for table in ("leases", "settled"):
+        conn.execute(f"update trunkline.{table} set xid = (xid::text::bigint + 500)::text::xid8".encode())
+    conn.execute(
+        "update trunkline.passes set snapshot = format('%s:%s:', pg_snapshot_xmin(snapshot)::text::bigint + 500,"
+        " pg_snapshot_xmax(snapshot)::text::bigint + 500)::pg_snapshot"
+    )
+    sequence(conn)
+    found = claim(conn, "mail")
+    assert sorted((row.payload, row.attempt) for row in found) == [(b"1", 2), (b"3", 1)]
+    sequence(conn)
+    for _ in range(800):
+        conn.execute("select pg_current_xact_id()")
+    for _ in range(3):
+        sequence(conn)
+        assert claim(conn, "mail") == []
+    stats = queue_stats(conn, "mail")
+    assert (stats.ready, stats.delayed, stats.leased, stats.acked) == (0, 0, 3, 1)
+    assert_conserved(conn, "mail")
+    assert settle(conn, "ack", three.receipt, *[row.receipt for row in found]) == ["done"] * 3
+
+
 def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
     call(conn, "create_queue", "mail", p_segment_rows=16)
     enqueue(conn, "mail", *range(40))

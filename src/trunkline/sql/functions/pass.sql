@@ -11,32 +11,52 @@ as $$
                       (select string_agg(x::text, ',' order by x) from (select pg_snapshot_xip(p_snapshot) union select p_own) y(x)))::pg_snapshot end
 $$;
 
--- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has. After a
--- restore into another cluster, where the numbers of transactions start over, all rows are of finished ones, and times tell what is new.
+-- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has.
 create or replace function trunkline._new_leases(p trunkline.pass_run) returns setof trunkline.leases
 language sql stable
 as $$
     -- offset 0: callers ask for one cursor, and must not make the planner read all that this cursor ever had
     select * from (
-        select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))
+        select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))
-        union all
-        select * from trunkline.leases where p.restored and xid < pg_snapshot_xmax((p.before).snapshot) and xid <> all (array(select pg_snapshot_xip((p.before).snapshot))) and claimed_at >= (p.before).at and xid <> p.own
+        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
     ) x offset 0
 $$;
 
 create or replace function trunkline._new_settled(p trunkline.pass_run) returns setof trunkline.settled
 language sql stable
 as $$
-    -- offset 0: callers ask for one cursor, and must not make the planner read all that this cursor ever had
     select * from (
-        select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))
+        select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))
-        union all
-        select * from trunkline.settled where p.restored and xid < pg_snapshot_xmax((p.before).snapshot) and xid <> all (array(select pg_snapshot_xip((p.before).snapshot))) and at >= (p.before).at and xid <> p.own
+        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
     ) x offset 0
+$$;
+
+-- After a restore into another cluster, where the numbers of transactions start over: rows of the old one, all of them finished, get number 1 if the
+-- newest pass has seen them, else 2, and that pass the snapshot 2:2:, so that nothing depends on old numbers any more. A visible row with a number
+-- that is not used yet is one of the old cluster; one with a lower number, if it is older than the newest pass.
+create or replace function trunkline._adopt_rows() returns void
+language plpgsql
+as $$
+declare
+    b trunkline.passes := (select x from trunkline.passes x order by x.pass desc limit 1);
+    v_open xid8[] := array(select pg_snapshot_xip(b.snapshot));
+begin
+    if pg_snapshot_xmax(b.snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
+       and not exists (select from trunkline.leases where xid >= pg_snapshot_xmax(pg_current_snapshot()))
+       and not exists (select from trunkline.settled where xid >= pg_snapshot_xmax(pg_current_snapshot())) then
+        return;
+    end if;
+    update trunkline.leases
+       set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
+     where xid >= pg_snapshot_xmax(pg_current_snapshot()) or claimed_at < b.at;
+    update trunkline.settled
+       set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
+     where xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at;
+    update trunkline.queues set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]) where purge_xids <> '{}';
+    update trunkline.passes set snapshot = '2:2:' where pass = b.pass;
+end
 $$;
 
 -- What is new now, without a pass: for statistics, which add it to the state after the newest one.
@@ -49,7 +69,6 @@ begin
     p.before := (select x from trunkline.passes x order by x.pass desc limit 1);
     p.snapshot := pg_current_snapshot();
     p.own := '0';
-    p.restored := pg_snapshot_xmax((p.before).snapshot) > pg_snapshot_xmax(p.snapshot);
     p.now := trunkline.clock();
     return p;
 end
@@ -59,7 +78,7 @@ $$;
 create or replace function trunkline._purged_at(q trunkline.queues, p trunkline.pass_run) returns timestamptz
 language sql stable
 as $$
-    select coalesce(max(u.at), '-infinity') from unnest(q.purge_xids, q.purge_ats) u(xid, at) where p.restored or pg_visible_in_snapshot(u.xid, p.snapshot)
+    select coalesce(max(u.at), '-infinity') from unnest(q.purge_xids, q.purge_ats) u(xid, at) where pg_visible_in_snapshot(u.xid, p.snapshot)
 $$;
 
 -- The state of a cursor after the newest pass.
@@ -479,7 +498,7 @@ set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-    p         trunkline.pass_run := trunkline._since_pass();
+    p         trunkline.pass_run;
     c         trunkline.cursors;
     s         trunkline.cursor_states;
     v_lost    int8multirange;
@@ -487,6 +506,8 @@ declare
     v_cursors trunkline.cursors[];
     v_visited trunkline.cursor_states[] := '{}';
 begin
+    perform trunkline._adopt_rows();
+    p := trunkline._since_pass();
     p.rotation := (select current from trunkline.rotation);
     -- moves on also when the clock was set back; and no more than some thousand things in one pass
     p.upto := greatest((p.before).walked + interval '2 microseconds',

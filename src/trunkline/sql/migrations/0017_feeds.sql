@@ -178,7 +178,7 @@ create table trunkline.passes (
 
 -- What a pass works with: the pass before it, what it sees of others, and the times between which it does what is due.
 create type trunkline.pass_run as (
-    before trunkline.passes, snapshot pg_snapshot, own xid8, restored boolean, rotation smallint, now timestamptz, upto timestamptz
+    before trunkline.passes, snapshot pg_snapshot, own xid8, rotation smallint, now timestamptz, upto timestamptz
 );
 
 do $do$
