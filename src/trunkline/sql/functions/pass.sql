@@ -40,20 +40,21 @@ create or replace function trunkline._adopt_rows() returns void
 language plpgsql
 as $$
 declare
-    b trunkline.passes := (select x from trunkline.passes x order by x.pass desc limit 1);
+    b      trunkline.passes := (select x from trunkline.passes x order by x.pass desc limit 1);
     v_open xid8[] := array(select pg_snapshot_xip(b.snapshot));
+    v_own  xid8 := coalesce(pg_current_xact_id_if_assigned(), '0');
 begin
     if pg_snapshot_xmax(b.snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
-       and not exists (select from trunkline.leases where xid >= pg_snapshot_xmax(pg_current_snapshot()))
-       and not exists (select from trunkline.settled where xid >= pg_snapshot_xmax(pg_current_snapshot())) then
+       and not exists (select from trunkline.leases where xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own)
+       and not exists (select from trunkline.settled where xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own) then
         return;
     end if;
     update trunkline.leases
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
-     where xid >= pg_snapshot_xmax(pg_current_snapshot()) or claimed_at < b.at;
+     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or claimed_at < b.at);
     update trunkline.settled
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
-     where xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at;
+     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at);
     update trunkline.queues set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]) where purge_xids <> '{}';
     update trunkline.passes set snapshot = '2:2:' where pass = b.pass;
 end
