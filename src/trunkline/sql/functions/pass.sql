@@ -662,7 +662,23 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits for the next p_passes, and only if there are ids without an offset. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
+-- Whether the next pass will return messages to one of these queues.
+create or replace function trunkline._has_returns(p_queues int[]) returns boolean
+language plpgsql stable
+as $$
+declare
+    p trunkline.pass_run;
+begin
+    if p_queues is null then
+        return false;
+    end if;
+    p := trunkline._since_pass();
+    return exists (select from trunkline.later d where d.queue_id = any (p_queues) and d.due > (p.before).walked and d.due <= p.now)
+        or exists (select from trunkline._new_returns(p) y where y.queue_id = any (p_queues) and y.due <= p.now);
+end
+$$;
+
+-- For a claim or fetch that found nothing. If a service runs passes, waits for the next p_passes, if there is something for them to do. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
 -- worth to try again.
 create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
 language plpgsql
@@ -679,8 +695,10 @@ begin
     end if;
     v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
     if not v_alone then
-        if not exists (select from trunkline.logs l where l.log = any (v_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition)) then
-            return pg_sequence_last_value('trunkline.pass_ended') <> v_ended;
+        if not exists (select from trunkline.logs l where l.log = any (v_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition))
+           and not trunkline._has_returns(p_queues) then
+            -- or because a pass did it after we had looked
+            return pg_sequence_last_value('trunkline.pass_ended') >= extract(epoch from statement_timestamp()) * 1000 - 1;
         end if;
         for i in 1 .. ceil(v_left * 100) loop
             perform pg_sleep(0.01);
