@@ -662,14 +662,16 @@ begin
 end
 $$;
 
--- Whether the next pass will return messages to one of these queues.
-create or replace function trunkline._has_returns(p_queues int[]) returns boolean
-language plpgsql stable
+-- Whether these logs have ids without an offset, or the next pass will return messages to one of these queues.
+create or replace function trunkline._has_work(p_queues int[], p_logs int[]) returns boolean
+language plpgsql
 as $$
 declare
     p trunkline.pass_run;
 begin
-    if p_queues is null then
+    if exists (select from trunkline.logs l where l.log = any (p_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition)) then
+        return true;
+    elsif p_queues is null then
         return false;
     end if;
     p := trunkline._since_pass();
@@ -678,7 +680,7 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits for the next p_passes, if there is something for them to do. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
+-- For a claim or fetch that found nothing. If a service runs passes, waits until it has done what there is to do, or p_passes have begun and ended. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
 -- worth to try again.
 create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
 language plpgsql
@@ -695,19 +697,19 @@ begin
     end if;
     v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
     if not v_alone then
-        if not exists (select from trunkline.logs l where l.log = any (v_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition))
-           and not trunkline._has_returns(p_queues) then
-            -- or because a pass did it after we had looked
-            return pg_sequence_last_value('trunkline.pass_ended') >= extract(epoch from statement_timestamp()) * 1000 - 1;
+        if not trunkline._has_work(p_queues, v_logs) then
+            -- or a pass did it after we had looked
+            return v_ended >= extract(epoch from statement_timestamp()) * 1000 - 100;
         end if;
+        -- A pass tells that it runs before it commits: the one after it is the first that must have begun after this call.
         for i in 1 .. ceil(v_left * 100) loop
             perform pg_sleep(0.01);
             if pg_sequence_last_value('trunkline.pass_ended') <> v_ended then
                 v_ended := pg_sequence_last_value('trunkline.pass_ended');
                 p_passes := p_passes - 1;
-                if p_passes <= 0 then
-                    return true;
-                end if;
+            end if;
+            if p_passes < 0 or not trunkline._has_work(p_queues, v_logs) then
+                return true;
             end if;
         end loop;
     end if;
