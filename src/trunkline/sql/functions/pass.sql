@@ -680,8 +680,8 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits until it has done what there is to do, or p_passes have begun and ended. If no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is
--- worth to try again.
+-- For a claim or fetch that found nothing. If a service runs passes, waits until it has done what there is to do, or p_passes have begun and ended. If
+-- no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is worth to try again.
 create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
 language plpgsql
 as $$
