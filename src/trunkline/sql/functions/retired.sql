@@ -30,6 +30,7 @@ drop function if exists trunkline._write_claim(int), trunkline._write_claim(int,
     trunkline._lease_many(int[], bigint[], int8multirange[], bigint[], int, int, int, text), trunkline._open_leases(int),
     trunkline._tick(int, int, int, int);
 drop function if exists trunkline._reserve(int, int, int, int);
+drop function if exists trunkline._roll(int, int, int);
 drop function if exists trunkline._make_staged_segment(int, int, bigint, int);
 drop function if exists trunkline.run_duty(text, interval);
 drop function if exists trunkline._duty_size();
