@@ -40,8 +40,7 @@ _LOCK = (
 )
 # of what was open at the pass before
 _LATE = (
-    "        union all\n        select * from trunkline.{} where xid = any (array(select pg_snapshot_xip((p.before)"
-    ".snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)\n"
+    "        union all\n        select * from trunkline.{} where xid = any (trunkline._ended_since(p)) and xid <> p.own\n"
 )
 
 BUGS = {

@@ -11,6 +11,11 @@ as $$
                       (select string_agg(x::text, ',' order by x) from (select pg_snapshot_xip(p_snapshot) union select p_own) y(x)))::pg_snapshot end
 $$;
 
+-- Transactions that were open at the pass before and are not now: the rows of those that still are need not be looked at.
+create or replace function trunkline._ended_since(p trunkline.pass_run) returns xid8[]
+language sql stable
+as $$ select array(select x from pg_snapshot_xip((p.before).snapshot) x where pg_visible_in_snapshot(x, p.snapshot)) $$;
+
 -- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has.
 create or replace function trunkline._new_leases(p trunkline.pass_run) returns setof trunkline.leases
 language sql stable
@@ -19,7 +24,7 @@ as $$
     select * from (
         select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+        select * from trunkline.leases where xid = any (trunkline._ended_since(p)) and xid <> p.own
     ) x offset 0
 $$;
 
@@ -29,7 +34,7 @@ as $$
     select * from (
         select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+        select * from trunkline.settled where xid = any (trunkline._ended_since(p)) and xid <> p.own
     ) x offset 0
 $$;
 
