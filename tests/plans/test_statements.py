@@ -90,19 +90,19 @@ STATEMENTS = {
     "leases since the last pass": Statement(
         "_new_leases",
         "select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own"
-        " and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))",
+        " and pg_visible_in_snapshot(xid, p.snapshot)",
         SINCE,
     ),
     "settles since the last pass": Statement(
         "_new_settled",
         "select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own"
-        " and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))",
+        " and pg_visible_in_snapshot(xid, p.snapshot)",
         SINCE,
     ),
     "settles that were open at the last pass": Statement(
         "_new_settled",
-        "select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot)))"
-        " and xid <> p.own and (p.restored or pg_visible_in_snapshot(xid, p.snapshot))",
+        "select * from trunkline.settled where xid = any (array(select x from pg_snapshot_xip((p.before).snapshot) x"
+        " where pg_visible_in_snapshot(x, p.snapshot))) and xid <> p.own",
         SINCE,
     ),
     "how much is due": Statement(
