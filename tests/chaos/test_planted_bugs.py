@@ -40,8 +40,8 @@ _LOCK = (
 )
 # of what was open at the pass before
 _LATE = (
-    "        union all\n        select * from trunkline.{} where xid = any (array(select x from pg_snapshot_xip((p.before).snapshot) x"
-    " where pg_visible_in_snapshot(x, p.snapshot))) and xid <> p.own\n"
+    "        union all\n        select * from trunkline.{} where xid = any (array(select pg_snapshot_xip((p.before)"
+    ".snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)\n"
 )
 
 BUGS = {

@@ -28,7 +28,6 @@ class Statement(NamedTuple):
 SINCE: dict[str, tuple[str, object]] = {
     "(p.before).snapshot": ("pg_snapshot", "1000000000:1000000000:"),
     "p.own": ("xid8", 0),
-    "p.restored": ("boolean", False),
     "p.snapshot": ("pg_snapshot", "1000000000:1000000000:"),
 }
 
@@ -101,8 +100,8 @@ STATEMENTS = {
     ),
     "settles that were open at the last pass": Statement(
         "_new_settled",
-        "select * from trunkline.settled where xid = any (array(select x from pg_snapshot_xip((p.before).snapshot) x"
-        " where pg_visible_in_snapshot(x, p.snapshot))) and xid <> p.own",
+        "select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot)))"
+        " and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)",
         SINCE,
     ),
     "how much is due": Statement(

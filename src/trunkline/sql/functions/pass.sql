@@ -11,8 +11,7 @@ as $$
                       (select string_agg(x::text, ',' order by x) from (select pg_snapshot_xip(p_snapshot) union select p_own) y(x)))::pg_snapshot end
 $$;
 
--- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has. Rows of
--- transactions that were open then, and still are, need not be read.
+-- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has.
 create or replace function trunkline._new_leases(p trunkline.pass_run) returns setof trunkline.leases
 language sql stable
 as $$
@@ -20,7 +19,7 @@ as $$
     select * from (
         select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.leases where xid = any (array(select x from pg_snapshot_xip((p.before).snapshot) x where pg_visible_in_snapshot(x, p.snapshot))) and xid <> p.own
+        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
     ) x offset 0
 $$;
 
@@ -30,7 +29,7 @@ as $$
     select * from (
         select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
         union all
-        select * from trunkline.settled where xid = any (array(select x from pg_snapshot_xip((p.before).snapshot) x where pg_visible_in_snapshot(x, p.snapshot))) and xid <> p.own
+        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
     ) x offset 0
 $$;
 
