@@ -44,9 +44,10 @@ declare
     v_open xid8[] := array(select pg_snapshot_xip(b.snapshot));
     v_own  xid8 := coalesce(pg_current_xact_id_if_assigned(), '0');
 begin
-    if pg_snapshot_xmax(b.snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
-       and not exists (select from trunkline.leases where xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own)
-       and not exists (select from trunkline.settled where xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own) then
+    if pg_snapshot_xmax(pg_current_snapshot()) > greatest(
+           (select xid from trunkline.leases where xid <> v_own order by xid desc limit 1),
+           (select xid from trunkline.settled where xid <> v_own order by xid desc limit 1), '0')
+       and pg_snapshot_xmax(pg_current_snapshot()) >= pg_snapshot_xmax(b.snapshot) then
         return;
     end if;
     update trunkline.leases
