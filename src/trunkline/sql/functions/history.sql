@@ -27,7 +27,7 @@ as $$
             union all
             select l, l.deadline, int8multirange(int8range(e.pos, e.pos + e.n)), e.xid, e.at, e.kind, e.error
             from trunkline._new_settled(trunkline._since_pass()) e join trunkline.cursors c using (cursor_id)
-            join trunkline.leases l on l.cursor_id = e.cursor_id and l.first = e.first and l.rotation = e.rotation
+            cross join lateral (select * from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) l
             where c.queue_id = p_queue_id and e.kind <> 'p'
         ) d
         cross join lateral trunkline._entries(d.l, d.positions) x
