@@ -25,9 +25,9 @@ as $$
             select o.l, trunkline._ends_at(o.l) as ends_at, o.positions, null::xid8 as xid, null::timestamptz as at, null::"char" as kind, null::text as error
             from trunkline._open_leases(p_queue_id) o
             union all
-            select l, l.deadline, int8multirange(int8range(e.pos, e.pos + e.n)), e.xid, e.at, e.kind, e.error
+            select z.l, (z.l).deadline, int8multirange(int8range(e.pos, e.pos + e.n)), e.xid, e.at, e.kind, e.error
             from trunkline._new_settled(trunkline._since_pass()) e join trunkline.cursors c using (cursor_id)
-            cross join lateral (select * from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) l
+            cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
             where c.queue_id = p_queue_id and e.kind <> 'p'
         ) d
         cross join lateral trunkline._entries(d.l, d.positions) x

@@ -373,11 +373,11 @@ begin
     select trunkline._history_slot(y.at), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error
     from (
         -- messages that were settled alike, in one row for each run of offsets
-        select e.*, k.queue_id, x.source_id, x.log_offset, x.attempt, l.consumer, l.claimed_at,
+        select e.*, k.queue_id, x.source_id, x.log_offset, x.attempt, (z.l).consumer, (z.l).claimed_at,
                x.log_offset - row_number() over (partition by e.cursor_id, e.first, e.xid, e.at, e.kind, e.error, x.source_id, x.attempt order by x.log_offset) as run
         from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id and q.history is not null
-        cross join lateral (select * from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) l
-        cross join lateral trunkline._entries(l, int8multirange(int8range(e.pos, e.pos + e.n))) x
+        cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
+        cross join lateral trunkline._entries(z.l, int8multirange(int8range(e.pos, e.pos + e.n))) x
         where e.kind <> 'p'
     ) y
     group by y.cursor_id, y.first, y.xid, y.at, y.kind, y.error, y.queue_id, y.source_id, y.attempt, y.consumer, y.claimed_at, y.run;
@@ -393,8 +393,8 @@ as $$
     select k.queue_id, b.cursor_id, x.source_id, x.log_offset, case e.kind when 'r' then x.attempt else x.attempt + 1 end, e.kind, e.error, e.due, e.at, x.pos
     from trunkline._new_settled(p) e join trunkline.cursors k on k.cursor_id = e.cursor_id and k.drawn_seq is not null
     join trunkline.queues q on q.queue_id = k.queue_id join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
-    cross join lateral (select * from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) l
-    cross join lateral trunkline._entries(l, int8multirange(int8range(e.pos, e.pos + e.n))) x
+    cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
+    cross join lateral trunkline._entries(z.l, int8multirange(int8range(e.pos, e.pos + e.n))) x
     where e.kind in ('n', 'r') and (q.purged_at is null or e.at > trunkline._purged_at(q, p))
     union all
     select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos
