@@ -52,7 +52,8 @@ QUEUE_HISTORY = """
            now() + interval '30 seconds'
     from past p, generate_series(1, p.n) g;
     insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
-    select 0, (3 + g % 500)::text::xid8, p.cursor_id, p.drawn + g, 1, p.drawn + g, 'a', now() from past p, generate_series(1, p.n) g;
+    select 0, (3 + g % 500)::text::xid8, p.cursor_id, p.drawn + g, 1, p.drawn + g, 'a', now()
+    from past p, generate_series(1, p.n) g;
     insert into trunkline.extensions (rotation, cursor_id, first, positions, until)
     select 0, p.cursor_id, p.drawn + g, int8multirange(int8range(p.drawn + g, p.drawn + g + 1)),
            now() + interval '1 minute'
