@@ -663,14 +663,28 @@ begin
 end
 $$;
 
--- Whether these logs have ids without an offset, or the next pass will return messages to one of these queues.
+-- Whether a log has committed messages behind the newest offset. Looks at the first and the last ids only: an open publisher may have drawn very many.
+create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int, p_segment_rows int) returns boolean
+language plpgsql
+as $$
+declare
+    v_next bigint := coalesce((select next_id from trunkline.ticks where log = p_log order by first_offset desc limit 1), 1);
+    v_last bigint := trunkline._last_id(p_topic_id, p_partition);
+begin
+    return v_last >= v_next and not isempty(trunkline._visible_among(p_topic_id, p_partition, p_segment_rows,
+        trunkline._set_of(v_next, least(v_last, v_next + 200)) + trunkline._set_of(greatest(v_next, v_last - 200), v_last)));
+end
+$$;
+
+-- Whether these logs have committed messages without an offset, or the next pass will return messages to one of these queues.
 create or replace function trunkline._has_work(p_queues int[], p_logs int[]) returns boolean
 language plpgsql
 as $$
 declare
     p trunkline.pass_run;
 begin
-    if exists (select from trunkline.logs l where l.log = any (p_logs) and trunkline._has_unsequenced(l.log, l.topic_id, l.partition)) then
+    if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
+               where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition, t.segment_rows)) then
         return true;
     elsif p_queues is null then
         return false;
