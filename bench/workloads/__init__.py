@@ -24,7 +24,6 @@ from bench.workloads import (
     publish_single,
     push,
     spark,
-    waiting_cost,
     wakeup,
 )
 
@@ -41,7 +40,6 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "client": client.run,
     "wakeup": wakeup.run,
     "lateness": lateness.run,
-    "waiting_cost": waiting_cost.run,
     "http": http.run,
     "http_waiting": http_waiting.run,
     "push": push.run,

@@ -35,18 +35,13 @@ class Settler:
         return self._settle(receipts, calls.ack)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        answers = self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
-        # a pass returns it, now or when its delay is over: our consumers that wait must know when
-        self.runtime.wakeup.poke()
-        return answers
+        return self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         return self._settle(receipts, partial(calls.bury, error=error))
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
-        answers = self._settle(receipts, calls.release)
-        self.runtime.wakeup.poke()
-        return answers
+        return self._settle(receipts, calls.release)
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
