@@ -34,12 +34,10 @@ async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
 
 
 async def test_an_exhausted_pool_says_so(kind: str, db: str) -> None:
-    async with twins.client(kind, db, max_connections=1, pool_timeout="200ms") as mq:
+    async with twins.client(kind, db, max_connections=1, pool_timeout="1s") as mq:
         await mq.topics.create("t")
         async with mq.connection():
-            with pytest.raises(
-                DatabaseUnavailable, match=r"client's 1 database connections became free in 0\.2 s"
-            ) as caught:
+            with pytest.raises(DatabaseUnavailable, match=r"client's 1 database connections became free in 1 s") as caught:
                 await mq.topics.list()
         assert "max_connections or pool_timeout" in (caught.value.hint or "")
         assert len(await mq.topics.list()) == 1

@@ -96,3 +96,37 @@ def test_hard_retention_does_not_wait_for_a_claim_that_stays_open(main: Session,
         assert [main.one(lowest, name) for name in ("kept", "other")] == [1, 16]
     assert main.one("select trunkline.run_upkeep('retention')") == 1
     assert main.one(lowest, "kept") == 16
+
+
+def test_segments_that_end_early_beside_publishers_give_no_id_twice(main: Session, session: MakeSession) -> None:
+    """The end of a segment is skipped by moving the sequence of ids, which publishers draw from at the same time."""
+    topic_id = main.one("select topic_id from trunkline.create_topic('t', p_segment_rows => 1000)")
+    ender, publishers = session(), [session() for _ in range(3)]
+    publish = "select trunkline.publish('t', '1') from generate_series(1, 40)"
+    for _ in range(15):
+        calls = [each.start(publish) for each in publishers]
+        while not all(call.done() for call in calls):
+            ender.run("select trunkline._end_segment(%s, 0, 1000)", topic_id)
+        for call in calls:
+            answer(call)
+    assert main.one("select trunkline.head('t')") == 15 * 3 * 40
+    assert main.one("select count(distinct id) from trunkline.read('t', 0, 1, 10000)") == 15 * 3 * 40
+    assert main.one("select trunkline._last_id(%s, 0) / 1000", topic_id) > 3, "no segment ended early"
+
+
+def test_a_segment_with_an_open_publisher_is_not_ended_early(main: Session, session: MakeSession) -> None:
+    topic_id = main.one("select topic_id from trunkline.create_topic('t', p_segment_rows => 1000)")
+    publisher, other = session(), session()
+    with publisher.transaction():
+        publisher.run("select trunkline.publish('t', '1')")
+        assert main.one("select trunkline._end_segment(%s, 0, 1000)", topic_id) is False
+        with main.transaction():
+            assert main.one("select trunkline._end_segment(%s, 0, 1000)", topic_id) is False
+            other.run("select trunkline.publish('t', '2')")
+    with main.transaction():
+        assert main.one("select trunkline._end_segment(%s, 0, 1000)", topic_id) is True
+        # the lock is gone although this transaction is open
+        other.run("set lock_timeout = '2s'")
+        other.run("select trunkline.publish('t', '3')")
+    ids = main.one(f"select array_agg(id order by id) from trunkline.topic_{topic_id}")
+    assert [id >= 1000 for id in ids] == [False, False, True]

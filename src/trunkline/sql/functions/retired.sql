@@ -23,6 +23,7 @@ drop function if exists trunkline.commit_stage(text, text, bigint, text[], uuid[
 drop function if exists trunkline._empty_stage(int);
 drop function if exists trunkline._publish_stage(int, trunkline.topics, text, uuid[], bigint[]);
 drop function if exists trunkline._reserve(int, int, int, int);
+drop function if exists trunkline._roll(int, int, int);
 drop function if exists trunkline._make_staged_segment(int, int, bigint, int);
 drop function if exists trunkline.run_duty(text, interval);
 drop function if exists trunkline._duty_size();

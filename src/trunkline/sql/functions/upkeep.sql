@@ -157,17 +157,30 @@ as $$
     select p_cursor_id, z.lease_no from k cross join lateral unnest(k.stragglers) z(lease_no)
 $$;
 
--- Starts the next segment of a log by drawing the rest of this one's ids. nextval never hands out an id twice,
--- whatever publishers do meanwhile, and takes no lock that could stop them.
-create or replace function trunkline._roll(p_topic_id int, p_partition int, p_segment_rows int) returns void
+-- Starts the next segment of a log: its ids go on at the end of this one. Moves the sequence under the lock that nextval needs, in a subtransaction that
+-- is rolled back on purpose: the lock ends with it, the sequence stays moved. Not while a publisher is open, which has that lock until it ends; then
+-- the segment could not be sealed either. Returns whether it was done.
+create or replace function trunkline._end_segment(p_topic_id int, p_partition int, p_segment_rows int) returns boolean
 language plpgsql
 as $$
 declare
-    v_last bigint := trunkline._last_id(p_topic_id, p_partition);
-    v_end  bigint := (v_last / p_segment_rows + 1) * p_segment_rows - 1;
+    v_ids  regclass := format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass;
+    v_last bigint;
 begin
     perform trunkline._make_segments(p_topic_id);
-    perform nextval(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass) from generate_series(v_last + 1, v_end);
+    begin
+        perform set_config('lock_timeout', '20ms', true);
+        -- changes nothing, but takes the lock
+        execute format('alter sequence %s owned by none', v_ids);
+        v_last := trunkline._last_id(p_topic_id, p_partition);
+        perform setval(v_ids, (v_last / p_segment_rows + 1) * p_segment_rows - 1);
+        raise exception using errcode = 'TLX00';
+    exception
+        when sqlstate 'TLX00' then
+            return true;
+        when lock_not_available then
+            return false;
+    end;
 end
 $$;
 
@@ -180,7 +193,6 @@ declare
     v_count  int := 0;
     v_last   bigint;
     v_oldest timestamptz;
-    v_rolls  int := 0;
     v_topic  int;
 begin
     perform set_config('lock_timeout', '100ms', true);
@@ -203,12 +215,10 @@ begin
             if (v_last + 1) % r.segment_rows > 0 and v_last > 0
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-                -- A roll draws up to segment_rows ids: one in a run is enough. Publishers must count on the next segment before, or they would wait for us.
-                if v_rolls = 0 and v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
+                -- publishers must count on the next segment before, or they would wait for us
+                if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
                    and v_topic is distinct from r.topic_id and not trunkline._limits_lag(r.topic_id) and pg_try_advisory_xact_lock(778003, r.topic_id) then
-                    perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
-                    v_rolls := 1;
-                    v_count := v_count + 1;
+                    v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
                 end if;
             end if;
             v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
@@ -451,7 +461,7 @@ begin
     perform trunkline._need_read_committed('cleanup_queue');
     for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
         if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
-            perform trunkline._roll(r.topic_id, r.partition, r.segment_rows);
+            perform trunkline._end_segment(r.topic_id, r.partition, r.segment_rows);
         end if;
         -- once to note the horizon, once to seal: nobody can be left when no publisher is open
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
