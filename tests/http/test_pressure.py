@@ -278,6 +278,21 @@ def test_a_body_that_drips_has_an_end(impatient: HttpServer, name: str) -> None:
         assert answer.startswith(b"HTTP/1.1 408"), answer
 
 
+def test_a_body_that_drips_behind_a_refusal_has_an_end(impatient: HttpServer) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port)) as conn:
+        conn.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n")
+        conn.settimeout(0.1)
+        answer = b""
+        for _ in range(300):
+            conn.sendall(b" ")
+            try:
+                answer += conn.recv(1000)
+                break
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 404") and b"connection: close" in answer, answer
+
+
 @pytest.mark.parametrize("kind", ["claim", "pull", "fetch", "read", "api"])
 def test_long_polls_hold_no_connection(impatient: HttpServer, module_db: str, name: str, kind: str) -> None:
     """More clients wait than the server has connections, and a publish passes them."""

@@ -147,7 +147,7 @@ class Frontier:
                 if (
                     not scope.get("trunkline_body_read")
                     and _CLOSE not in event["headers"]
-                    and not await _drained(scope, receive, engine)
+                    and not await _drained(scope, receive)
                 ):
                     event = {**event, "headers": [*event["headers"], _CLOSE]}
             elif event["type"] == "http.response.body":
@@ -196,10 +196,10 @@ class Frontier:
         return None
 
 
-async def _drained(scope: Any, receive: Receive, engine: Any) -> bool:
-    """Read a body that the route did not need, unless it is large. Whether the connection can be used again.
+async def _drained(scope: Any, receive: Receive) -> bool:
+    """Read a body that the route did not need, unless it is large. Return whether the connection can be used again.
 
-    The HTTP server closes a connection with an unread body without a word; the client's next request would fail.
+    The HTTP server closes a connection with an unread body and does not say so; the next request on it would fail.
     """
     length = 0
     for name, value in scope["headers"]:
@@ -212,11 +212,12 @@ async def _drained(scope: Any, receive: Receive, engine: Any) -> bool:
     if length > _MAX_DRAIN:
         return False
     try:
-        while (event := await engine.patience.wait(receive)).get("more_body", False):
+        # as any body: it must keep coming and has an end
+        async for _ in Call(scope, receive).parts(_MAX_DRAIN):
             pass
-    except TimeoutError:
+    except (Problem, ClientGone):
         return False
-    return bool(event["type"] == "http.request")
+    return True
 
 
 def _trace(headers: Any) -> dict[str, str]:

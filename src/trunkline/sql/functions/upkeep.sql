@@ -157,7 +157,7 @@ as $$
     select p_cursor_id, z.lease_no from k cross join lateral unnest(k.stragglers) z(lease_no)
 $$;
 
--- Starts the next segment of a log: its ids go on at the end of this one. Moves the sequence under the lock that nextval needs, in a subtransaction that
+-- Starts the next segment of a log: new ids are above those of the current one. Moves the sequence under the lock that nextval needs, in a subtransaction that
 -- is rolled back on purpose: the lock ends with it, the sequence stays moved. Not while a publisher is open, which has that lock until it ends; then
 -- the segment could not be sealed either. Returns whether it was done.
 create or replace function trunkline._end_segment(p_topic_id int, p_partition int, p_segment_rows int) returns boolean
