@@ -47,7 +47,7 @@ $(CLASSES): $(SPARK)
 	@mkdir -p $(@D) && touch $@
 
 test: $(CLASSES) ## all tests; ARGS="-k name"
-	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	$(BIN)/python tools/tests.py $(ARGS)
 
 check: $(SPARK) ## format, lint, strict types, import contract, security
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(CHECKS)

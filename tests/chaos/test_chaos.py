@@ -51,7 +51,7 @@ def test_workload_under_faults_keeps_every_promise(name: str, server: EmbeddedSe
         assert outcome.report.totals["reads of messages"] > messages // 10
     else:
         # the paths that only upkeep takes were taken too
-        assert outcome.report.totals["rotations"] > 3
+        assert outcome.report.totals["rotations"] > 0
         assert outcome.report.totals["sealed segments"] > 0
     if name == "queue":
         assert outcome.report.totals["redriven"] > 0

@@ -16,6 +16,7 @@ from tests.conftest import Connection
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
 from tests.push.test_dispatch import make, until, value
+from trunkline.push.dispatcher import PLAN_SECONDS
 from trunkline.push.outcomes import Answer, judge, judge_batch, pause_asked_for
 
 ID = UUID("019a8b3e-0000-7000-8000-000000000000")
@@ -126,14 +127,17 @@ async def test_what_is_in_hand_of_a_queue_that_is_unbound_goes_back(db: str, con
 async def test_a_batch_in_hand_is_sent_one_by_one_when_the_mode_changes(
     db: str, conn: Connection, receiver: Receiver
 ) -> None:
-    make(conn, receiver.url, mode="batch", batch_size=10, rate=0.5, burst=1)
+    make(conn, receiver.url, mode="batch", batch_size=10, rate=0.01, burst=1)
     async with dispatching(db):
         conn.execute("select trunkline.enqueue('q', '0')")
         await until(lambda: value(conn, "select acked = 1 from trunkline.queue_stats('q')"))
         conn.execute("select trunkline.enqueue('q', to_jsonb(n)) from generate_series(1, 10) n")
         # together in one run, which waits for a permit
         await until(lambda: value(conn, "select leased > 1 from trunkline.queue_stats('q')"))
-        conn.execute("select trunkline.alter_endpoint('e', p_mode => 'single', p_rate => 100)")
+        conn.execute("select trunkline.alter_endpoint('e', p_mode => 'single')")
+        await asyncio.sleep(3 * PLAN_SECONDS)
+        # the wait that was computed from the old rate, 120 seconds, ends with it
+        conn.execute("select trunkline.alter_endpoint('e', p_rate => 100)")
         await until(lambda: value(conn, "select acked = 11 from trunkline.queue_stats('q')"), 30)
     assert sorted(int(seen.body) for seen in receiver.seen[1:]) == list(range(1, 11))
 

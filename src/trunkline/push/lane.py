@@ -77,6 +77,8 @@ class Lane:
         if self._telling or asked_at < self._told_at:
             # it may not know yet what this lane has told since; the next one will
             return
+        if planned.rate != self._planned.rate:
+            self._pace.rate_changed()
         self._planned = planned
         now = monotonic()
         self._window.most = planned.share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -22,6 +23,7 @@ class Pace:
         self._waiting: deque[asyncio.Future[float]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._changed = asyncio.Event()
 
     async def permit(self) -> bool:
         """True at a moment at which a request may start, in this very turn of the event loop. False: it was closed."""
@@ -42,6 +44,10 @@ class Pace:
             first = True
         return False
 
+    def rate_changed(self) -> None:
+        """Ask the database again at once: a wait at the old rate may be far too long."""
+        self._changed.set()
+
     async def close(self) -> None:
         """Nobody gets a permit any more; who waits for one need not."""
         self._closed = True
@@ -57,6 +63,7 @@ class Pace:
             while self._skip_gone():
                 # the moment of the grant lies between the two: start no earlier than by the one, no later than by the other
                 before = monotonic()
+                self._changed.clear()
                 try:
                     granted = await self._take(min(len(self._waiting), 1000))
                 except TrunklineError as exc:
@@ -67,7 +74,8 @@ class Pace:
                 for delay in granted.delays:
                     await self._hand_out(after + delay, before + delay + granted.valid)
                 if not granted.delays:
-                    await asyncio.sleep(granted.wait + 0.001)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), granted.wait + 0.001)
         finally:
             self._task = None
 
