@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from bench.lab import Lab
 from bench.pgbench import text
@@ -16,6 +15,7 @@ from trunkline.db.copying import rows as copy_rows
 
 NAME = "trunkline"
 RECEIPTS = "trunkline, receipts"
+LEASE_TABLES = ("trunkline.leases", "trunkline.settled")
 
 
 def make_topic(lab: Lab, name: str) -> int:
@@ -43,7 +43,7 @@ def load_content(lab: Lab, number: int, content: bytes, *, messages: int, conten
 
 
 def calm(lab: Lab, number: int) -> None:
-    lab.calm(f"trunkline.topic_{int(number)}", "trunkline.ticks", "trunkline.leases", "trunkline.lease_events")
+    lab.calm(f"trunkline.topic_{int(number)}", "trunkline.ticks", *LEASE_TABLES)
 
 
 def publish_script(number: int) -> str:
@@ -55,15 +55,11 @@ def publish_generic_script(topic: str) -> str:
     return f"select id from trunkline.publish_bytes('{topic}', :payload);\n"
 
 
-def queue_number(lab: Lab, queue: str) -> int:
-    return int(lab.value("select trunkline.queue_number(%s)", queue))
-
-
-def claim_ack_script(number: int) -> str:
-    """One claim and one ack, by the functions that the Python client calls."""
+def claim_ack_script(queue: str) -> str:
+    """One claim and one ack by the public functions, both flushed."""
     return (
-        f"select lease, log_offset, payload from trunkline.queue_{int(number)}_take(1, p_relaxed => true) \\gset\n"
-        "select trunkline.ack_lease(:lease, array[:log_offset]::bigint[]);\n"
+        f"select receipt, payload from trunkline.claim('{queue}') \\gset\n"
+        "select result from trunkline.ack(array[:receipt]::text[]);\n"
     )
 
 
@@ -119,22 +115,22 @@ class ClaimAck:
         self.latencies: list[float] = []
         self._session = session
         self._batch = int4(batch)
-        session.prepare("number", "select trunkline.queue_number($1::text)")
-        number = int.from_bytes(session.call("number", queue.encode()).get_value(0, 0) or b"")
-        session.prepare("claim", f"select * from trunkline.queue_{number}_take($1::int, p_relaxed => true)")
+        self._queue = queue.encode()
+        session.prepare("claim", "select * from trunkline.claim($1::text, $2::int, p_relaxed => true)")
         session.prepare("ack", "select trunkline.ack_lease($1::text, $2::bigint[])")
 
     def __call__(self) -> int:
         start = time.perf_counter()
-        claimed = self._session.call("claim", self._batch)
+        claimed = self._session.call("claim", self._queue, self._batch)
         if claimed.ntuples == 0:
             return 0
         self.latencies.append(time.perf_counter() - start)
-        leases = column(claimed, 0)
-        offsets = column(claimed, 5)
-        begins = [place for place, lease in enumerate(leases) if lease] + [len(leases)]
-        for first, end in pairwise(begins):
-            answer = self._session.call("ack", leases[first], int8_array(offsets[first:end])).get_value(0, 0)
+        leases: dict[bytes, list[bytes]] = {}
+        for receipt in column(claimed, 0):
+            position, _, lease = receipt.partition(b".")
+            leases.setdefault(lease, []).append(int(position).to_bytes(8))
+        for lease, positions in leases.items():
+            answer = self._session.call("ack", lease, int8_array(positions)).get_value(0, 0)
             if answer is not None:
                 raise RuntimeError(f"not every ack was done: {answer!r}")
         return claimed.ntuples

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from bench.lab import Lab
+from bench.peers.ours import LEASE_TABLES
 from bench.rounds import say
 from bench.solo.contract import Options
 
@@ -83,7 +84,7 @@ def ours() -> Solo:
     return Solo(
         name="trunkline",
         command=(sys.executable, "-m", "bench.solo", "trunkline"),
-        tables=("trunkline.ticks", "trunkline.leases", "trunkline.lease_events"),
+        tables=("trunkline.ticks", *LEASE_TABLES),
         clear="select trunkline.delete_queue('peers'), trunkline.create_queue('peers')",
         count="select ready + delayed + leased + dead from trunkline.queue_stats('peers')",
         completed="select acked from trunkline.queue_stats('peers')",
@@ -98,7 +99,7 @@ def jobs(name: str) -> Solo:
     return Solo(
         name="trunkline jobs",
         command=(sys.executable, "-m", "bench.solo", f"trunkline_{name}"),
-        tables=("trunkline.ticks", "trunkline.leases", "trunkline.lease_events"),
+        tables=("trunkline.ticks", *LEASE_TABLES),
         # not while an upkeep task reads the queue: it would fail on tables that are gone
         clear="select pg_advisory_xact_lock(778004, hashtext(d)) from unnest('{sequence,segments,retention}'::text[]) d;"
         "select trunkline.delete_queue('jobs', true); select trunkline.create_queue('jobs')",

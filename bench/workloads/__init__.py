@@ -24,6 +24,7 @@ from bench.workloads import (
     publish_single,
     push,
     spark,
+    waiting_cost,
     wakeup,
 )
 
@@ -40,6 +41,7 @@ WORKLOADS: dict[str, Callable[[Lab, Plan], list[Row]]] = {
     "client": client.run,
     "wakeup": wakeup.run,
     "lateness": lateness.run,
+    "waiting_cost": waiting_cost.run,
     "http": http.run,
     "http_waiting": http_waiting.run,
     "push": push.run,

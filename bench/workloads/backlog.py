@@ -8,23 +8,24 @@ from functools import partial
 import msgspec
 
 from bench.lab import Lab
-from bench.peers import counter_log, ours, skip_locked
+from bench.peers import counter_log, ours, pgmq, skip_locked
 from bench.plan import Plan
 from bench.rounds import interleave
 from bench.rows import Goal, Row, compare
 
 
 class Drains(msgspec.Struct, frozen=True):
-    """How fast each contestant empties its backlog: a queue of that name, the table (claims relaxed or not), the log."""
+    """How fast each contestant empties its backlog: its queue, pgmq, the table (claims relaxed or not), the log."""
 
     queue: Callable[[str], float]
+    pgmq: Callable[[], float]
     table: Callable[[bool], float]
     log: Callable[[], float]
     receipts: Callable[[str], float] | None = None
     """The queue again, through the plain SQL functions."""
 
 
-def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, goal: Goal) -> list[Row]:
+def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, goal: Goal, pgmq_goal: Goal) -> list[Row]:
     """All contestants in interleaved rounds, each with `messages` of its own in front of it."""
     rows: list[Row] = []
     for payload in plan.payloads:
@@ -32,9 +33,10 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
         def queue(drain: Callable[[str], float], payload: int = payload) -> float:
             number = ours.make_queue(lab, workload)
             ours.load(lab, number, messages=messages, payload=payload)
+            lab.conn.execute("call trunkline.sequence(array[%s], '{}')", (workload,))
             ours.calm(lab, number)
             rate = drain(workload)
-            lab.value("select trunkline.delete_queue(%s)", workload)
+            lab.value("select trunkline.delete_queue(%s, true)", workload)
             return rate
 
         def table(relaxed: bool, payload: int = payload) -> float:
@@ -42,6 +44,12 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
             skip_locked.load(lab, messages=messages, payload=payload)
             skip_locked.calm(lab)
             return drains.table(relaxed)
+
+        def real_pgmq(payload: int = payload) -> float:
+            pgmq.make(lab)
+            pgmq.load(lab, messages=messages, payload=payload)
+            pgmq.calm(lab)
+            return drains.pgmq()
 
         def log(payload: int = payload) -> float:
             counter_log.make(lab)
@@ -56,6 +64,7 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
             {
                 ours.NAME: partial(queue, drains.queue),
                 **plain_sql,
+                pgmq.NAME: real_pgmq,
                 skip_locked.NAME: lambda: table(False),
                 skip_locked.RELAXED: lambda: table(True),
                 counter_log.NAME: log,
@@ -67,7 +76,7 @@ def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, g
             payload,
             "msg/s",
             measured,
-            goals={skip_locked.NAME: goal},
+            goals={skip_locked.NAME: goal, pgmq.NAME: pgmq_goal},
             notes={
                 ours.RECEIPTS: "plain SQL: claim by name, ack by receipt",
                 skip_locked.RELAXED: "claim not flushed, as ours",

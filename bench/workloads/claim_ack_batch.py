@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bench import crew
 from bench.lab import Lab
-from bench.peers import counter_log, ours, skip_locked
+from bench.peers import counter_log, ours, pgmq, skip_locked
 from bench.plan import Plan
 from bench.rows import Row, at_least
 from bench.session import Session
@@ -25,7 +25,9 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     drains = backlog.Drains(
         queue=lambda name: drain(lambda session, _: ours.ClaimAck(session, name, batch=_BATCH)),
         receipts=lambda name: drain(lambda session, _: ours.ClaimAckReceipts(session, name, batch=_BATCH)),
+        pgmq=lambda: drain(lambda session, _: pgmq.ClaimAck(session, batch=_BATCH)),
         table=lambda relaxed: drain(lambda session, _: skip_locked.ClaimAck(session, batch=_BATCH, relaxed=relaxed)),
         log=lambda: drain(lambda session, _: counter_log.ClaimFetch(session, 0, batch=_BATCH)),
     )
-    return backlog.run(lab, plan, "claim_ack_batch", drains, messages=int(_BACKLOG * plan.seconds), goal=at_least(6))
+    messages = int(_BACKLOG * plan.seconds)
+    return backlog.run(lab, plan, "claim_ack_batch", drains, messages=messages, goal=at_least(4), pgmq_goal=at_least(3))

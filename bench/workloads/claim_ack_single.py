@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import pgbench
 from bench.lab import Lab
-from bench.peers import counter_log, ours, skip_locked
+from bench.peers import counter_log, ours, pgmq, skip_locked
 from bench.plan import Plan
 from bench.rows import Row, at_least
 from bench.workloads import backlog
@@ -18,9 +18,10 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         return pgbench.rate(lab.tcp_url, script, clients=plan.consumers, seconds=plan.seconds)
 
     drains = backlog.Drains(
-        queue=lambda name: rate(ours.claim_ack_script(ours.queue_number(lab, name))),
+        queue=lambda name: rate(ours.claim_ack_script(name)),
+        pgmq=lambda: rate(pgmq.claim_ack_script()),
         table=lambda relaxed: rate(skip_locked.claim_ack_script(relaxed=relaxed)),
         log=lambda: rate(counter_log.claim_script()),
     )
     messages = int(_BACKLOG * max(1, plan.seconds))
-    return backlog.run(lab, plan, "claim_ack_single", drains, messages=messages, goal=at_least(1.2))
+    return backlog.run(lab, plan, "claim_ack_single", drains, messages=messages, goal=at_least(1.2), pgmq_goal=at_least(1.2))

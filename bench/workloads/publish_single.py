@@ -6,7 +6,7 @@ from functools import partial
 
 from bench import pgbench
 from bench.lab import Lab
-from bench.peers import counter_log, ours, plain_table, skip_locked
+from bench.peers import counter_log, ours, pgmq, plain_table, skip_locked
 from bench.plan import Plan
 from bench.rounds import interleave
 from bench.rows import Row, at_least, compare
@@ -19,7 +19,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     for payload in plan.payloads:
         topic = f"single-{payload}"
         number = ours.make_topic(lab, topic)
-        for peer in (plain_table, skip_locked, counter_log):
+        for peer in (plain_table, pgmq, skip_locked, counter_log):
             peer.make(lab)
 
         def rate(script: str, payload: int = payload) -> float:
@@ -30,6 +30,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
             ours.NAME: ours.publish_script(number),
             _GENERIC: ours.publish_generic_script(topic),
             plain_table.INSERT: plain_table.insert_script(),
+            pgmq.NAME: pgmq.publish_script(),
             skip_locked.NAME: skip_locked.publish_script(),
             counter_log.NAME: counter_log.publish_script(),
         }
@@ -44,7 +45,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
             payload,
             "msg/s",
             measured,
-            goals={plain_table.INSERT: at_least(0.9), counter_log.NAME: at_least(10)},
+            goals={plain_table.INSERT: at_least(0.9), counter_log.NAME: at_least(10), pgmq.NAME: at_least(1)},
             notes={_GENERIC: "by topic name instead of the topic's own function"},
         )
         lab.value("select trunkline.delete_topic(%s)", topic)

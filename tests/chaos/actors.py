@@ -71,8 +71,10 @@ class Upkeep:
             op = self.session.recorder.invoke("upkeep")
             try:
                 self.session.connect().execute("call trunkline.upkeep()")
-                rotated = self.session.rows("select rotated_at::text from trunkline.epoch")[0][0]
-                self.session.recorder.done(op, "ok", rotated=rotated)
+                rotated, leases = self.session.rows(
+                    "select e.rotated_at::text, r.rotated_at::text from trunkline.epoch e, trunkline.rotation r"
+                )[0]
+                self.session.recorder.done(op, "ok", rotated=rotated, leases=leases)
             except psycopg.Error as error:
                 self.session.settle_outcome(op, error)
             time.sleep(self.spec.every)

@@ -38,6 +38,8 @@ def check(history: Iterable[Op]) -> Report:
     report.totals["calls"] = sum(len(ops) for ops in by_call.values())
     report.totals["calls without answer"] = sum(op.outcome == "info" for ops in by_call.values() for op in ops)
     report.totals["rotations"] = len({op.result["rotated"] for op in by_call["upkeep"] if op.outcome == "ok"})
+    leases = {op.result["leases"] for op in by_call["upkeep"] if op.outcome == "ok" and "leases" in op.result}
+    report.totals["rotations of leases"] = len(leases)
     report.totals["sealed segments"] = sum(op.args["sealed"] for op in by_call["final_store"])
     report.totals["crashes of Postgres"] = len(by_call["crash"])
     return report

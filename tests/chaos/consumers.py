@@ -24,6 +24,8 @@ class QueueConsumerSpec(msgspec.Struct, frozen=True, tag="queue_consumer"):
     labels: tuple[str, ...] = ()
     # calm: only acks, and sends poison back at once
     calm: bool = False
+    # some claims are in transactions that stay open; of these, some are prepared and some are rolled back
+    transactions: bool = False
 
 
 class QueueConsumer:
@@ -39,13 +41,21 @@ class QueueConsumer:
             limit = 100 if self.spec.calm else self.random.choice((1, 10, 50, 100))
             lease = self.spec.lease * self.random.choice((1, 2))
             labels = self._labels()
-            rows = self.session.claim(self.spec.queue, limit, lease, relaxed=self.random.random() < 0.3, labels=labels)
+            relaxed = self.random.random() < 0.3
+            rows = self.session.claim(self.spec.queue, limit, lease, relaxed=relaxed, labels=labels, **self._how())
             if not rows:
                 time.sleep(_IDLE_SECONDS)
             elif self.spec.calm:
                 self._calm(rows)
             else:
                 self._handle(rows)
+
+    def _how(self) -> dict[str, Any]:
+        """Some claims stay open, up to beyond their lease, and some of these do not happen."""
+        if not self.spec.transactions or self.random.random() < 0.85:
+            return {}
+        ends = ("commit", "commit", "rollback", "rollback to one", "close", "commit prepared", "rollback prepared")
+        return {"how": self.random.choice(ends), "hold": self.random.choice((0.0, 0.1, 0.5, self.spec.lease * 1.3))}
 
     def _labels(self) -> list[str] | None:
         labels = self.spec.labels

@@ -73,8 +73,8 @@ def stream_stored_in_parts() -> None:
 def delivery_for_two() -> None:
     share = claiming.Claimer._share
 
-    async def share_with_all(self: Any, conn: Any, key: Any, parts: Any, number: int) -> bool:
-        more = await share(self, conn, key, parts[:1], number)
+    async def share_with_all(self: Any, conn: Any, key: Any, parts: Any) -> bool:
+        more = await share(self, conn, key, parts[:1])
         for part in parts[1:]:
             if parts[0].deliveries:
                 part.give(parts[0].deliveries)

@@ -51,11 +51,25 @@ class World:
         self._sessions: list[Session] = []
         self.main = self.session("main")
         create(self.main, workload)
+        # no service runs: a claim that finds nothing runs passes itself
+        self.main.connect().execute("update trunkline.settings set value = '0' where name = 'sequence_alone_after'")
 
     def session(self, name: str) -> Session:
         session = Session(self.url, self._directory, name)
         self._sessions.append(session)
         return session
+
+    def sequence(self) -> None:
+        self.main.connect().execute("call trunkline.sequence()")
+
+    def passes(self, count: int) -> None:
+        for _ in range(count):
+            self.main.rows("select trunkline.run_upkeep('pass')")
+
+    def change(self, *changes: Change) -> None:
+        """Plant what a script needs to stop a session at a certain place."""
+        for change in changes:
+            change.apply(self.main.connect())
 
     def advance(self, seconds: float) -> None:
         assert self._advance is not None, "this world has no clock to move"
@@ -73,6 +87,7 @@ class World:
 TOPIC = Workload("topic", topics={"t": 1}, groups=(Group("t", "g"),))
 FILTERED = Workload("filtered", topics={"t": 1}, groups=(Group("t", "g", pattern="yes", keys=("yes",)),))
 QUEUE = Workload("queue", queues=(Queue("q"),))
+SUBSCRIBED = Workload("subscribed", topics={"t": 1}, queues=(Queue("q", feeds=(("t", "yes", ("yes",)),)),))
 BRIEF = Workload("brief", queues=(Queue("q", ttl=5.0),))
 ORDERED = Workload("ordered", queues=(Queue("q", ordered=True),))
 
@@ -113,6 +128,34 @@ def enqueue(session: Session, *values: str, label: str | None = None) -> None:
         ([value.encode() for value in values], [label] * len(values)),
     )
     session.recorder.done(op, "ok")
+
+
+class Claim:
+    """A claim in a transaction that stays open: it happened if and when `commit` returns."""
+
+    def __init__(self, session: Session, limit: int = 1, lease: float = 10.0) -> None:
+        self.session = session
+        self.op = session.recorder.invoke("claim", queue="q", lease=lease, relaxed=False)
+        session.connect().execute("begin")
+        found = session.rows(
+            "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8'),"
+            " coalesce(topic, '') || '/' || partition, log_offset"
+            " from trunkline.claim('q', %s::int, make_interval(secs => %s))",
+            (limit, lease),
+        )
+        self.rows = [list(row) for row in found]
+
+    @property
+    def receipts(self) -> list[str]:
+        return [row[0] for row in self.rows]
+
+    def commit(self) -> None:
+        self.session.connect().execute("commit")
+        self.session.recorder.done(self.op, "ok", rows=self.rows)
+
+    def rollback(self) -> None:
+        self.session.connect().execute("rollback")
+        self.session.recorder.done(self.op, "fail")
 
 
 def fetch(session: Session, member: str | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Session:
         self.stopped = False
         self._url = url
         self._conn: psycopg.Connection[Row] | None = None
+        self._prepared = 0
 
     def stop_on_sigterm(self) -> None:
         def stop(*_: object) -> None:
@@ -69,12 +70,17 @@ class Session:
         self.drop()
         self.recorder.close()
 
+    def sequence(self, topic: str) -> None:
+        """Give offsets to what was committed to a topic: reads show what has one."""
+        self.connect().execute("call trunkline.sequence(null, %s)", ([topic],))
+
     def read(self, topic: str, partition: int, first: int, limit: int, expect: Sequence[str] = ()) -> list[list[Any]] | None:
         args: dict[str, Any] = {"target": f"topic:{topic}", "partition": partition, "first": first, "limit": limit}
         if expect:
             args["expect"] = expect
         op = self.recorder.invoke("read", **args)
         try:
+            self.sequence(topic)
             found = self.rows(
                 "select log_offset, convert_from(payload, 'UTF8')"
                 " from trunkline.read(%s, %s, %s, %s::int) order by log_offset",
@@ -90,6 +96,7 @@ class Session:
     def head(self, topic: str, partition: int) -> int | None:
         op = self.recorder.invoke("head", target=f"topic:{topic}", partition=partition)
         try:
+            self.sequence(topic)
             head: int = self.rows("select trunkline.head(%s, %s)", (topic, partition))[0][0]
         except psycopg.Error as error:
             self.settle_outcome(op, error)
@@ -98,12 +105,29 @@ class Session:
         return head
 
     def claim(
-        self, queue: str, limit: int, lease: float, *, relaxed: bool = False, labels: Sequence[str] | None = None
+        self,
+        queue: str,
+        limit: int,
+        lease: float,
+        *,
+        relaxed: bool = False,
+        labels: Sequence[str] | None = None,
+        how: str = "alone",
+        hold: float = 0.0,
     ) -> list[list[Any]] | None:
-        """Rows of receipt, attempt, deadline (seconds by the database's clock), content, partition and offset."""
+        """Rows of receipt, attempt, deadline (seconds by the database's clock), content, partition and offset.
+
+        `how`: as a statement of its own ("alone"), or how the transaction ends that is open for `hold` seconds. What is
+        rolled back did not happen, whatever it drew.
+        """
         asked = {"labels": list(labels)} if labels else {}
         op = self.recorder.invoke("claim", queue=queue, lease=lease, relaxed=relaxed, **asked)
+        sent = how == "alone"
         try:
+            begin = self.connect()
+            if how != "alone":
+                begin.execute("begin")
+                begin.execute("savepoint one")
             found = self.rows(
                 "select receipt, attempt, extract(epoch from deadline)::float8, convert_from(payload, 'UTF8'),"
                 " coalesce(topic, '') || '/' || partition, log_offset"
@@ -111,12 +135,38 @@ class Session:
                 " p_labels => %s::text[])",
                 (queue, limit, lease, self.proc, relaxed, asked.get("labels")),
             )
+            if how != "alone":
+                time.sleep(hold)
+                sent = how in ("commit", "commit prepared")
+                self._end(how)
         except psycopg.Error as error:
-            self.settle_outcome(op, error)
+            self.settle_outcome(op, error, sent=sent)
+            if how != "alone":
+                self.drop()
+            return None
+        if how not in ("alone", "commit", "commit prepared"):
+            self.recorder.done(op, "fail")
             return None
         rows = [list(row) for row in found]
         self.recorder.done(op, "ok", rows=rows)
         return rows
+
+    def _end(self, how: str) -> None:
+        """End a transaction that has one savepoint."""
+        conn = self.connect()
+        if how == "close":
+            self.drop()
+        elif how == "rollback to one":
+            conn.execute("rollback to one")
+            conn.execute("commit")
+        elif how.endswith("prepared"):
+            name = f"{self.proc} {self._prepared}"
+            self._prepared += 1
+            conn.execute(f"prepare transaction '{name}'".encode())
+            time.sleep(self.random.uniform(0, 0.5))
+            conn.execute(f"{how} '{name}'".encode())
+        else:
+            conn.execute(how.encode())
 
     def settle(
         self,

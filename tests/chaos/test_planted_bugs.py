@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.chaos import scripts
-from tests.chaos.planted import BRIEF, FILTERED, ORDERED, QUEUE, TOPIC, Change, World
+from tests.chaos.planted import BRIEF, FILTERED, ORDERED, QUEUE, SUBSCRIBED, TOPIC, Change, World
 from tests.chaos.workloads import Workload
 from tests.conftest import Clock
 from trunkline.db.embedded import EmbeddedServer
@@ -33,6 +33,16 @@ class Bug:
 _OLD_GAPS = "v_dead := not isempty(t.old_gaps) and v_xmin >= t.old_horizon;"
 _LOOK_AT_GAPS = "v_late := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_gaps);"
 _WAIT = "perform pg_advisory_xact_lock(2);"
+_READ_LEASES = "            v_left := trunkline._unleased(c.cursor_id, v_left);\n"
+_LOCK = (
+    "if not pg_try_advisory_xact_lock(778005, c.cursor_id) then\n"
+    "                perform trunkline._lock_cursor(c.cursor_id);\n            end if;"
+)
+# of what was open at the pass before
+_LATE = (
+    "        union all\n        select * from trunkline.{} where xid = any (array(select pg_snapshot_xip((p.before)"
+    ".snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)\n"
+)
 
 BUGS = {
     "row id before transaction id": Bug(
@@ -54,13 +64,7 @@ BUGS = {
         ("lost",),
     ),
     "reader does not wait for the sequencer": Bug(
-        (
-            Change(
-                "_tick",
-                "perform pg_advisory_xact_lock(778001, v_log);",
-                "if not pg_try_advisory_xact_lock(778001, v_log) then return trunkline._head(v_log); end if;",
-            ),
-        ),
+        (Change("_lock_sequencing", "elsif not p_wait then", "else"),),
         TOPIC,
         scripts.reader_beside_a_long_look,
         ("late_arrival",),
@@ -79,62 +83,170 @@ BUGS = {
         scripts.publisher_between_two_looks,
         ("order",),
     ),
+    "mark of an open claim not looked at": Bug(
+        (Change("_judge", "lost := v_left - v_marked;", "lost := v_left;"),),
+        QUEUE,
+        scripts.claim_beside_passes,
+        ("double_lease",),
+    ),
+    "draw judged although its claim had no time to show its mark": Bug(
+        (Change("_draw", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch + 1 then", " then"),),
+        QUEUE,
+        scripts.claim_that_is_frozen_after_its_draw,
+        ("double_lease",),
+    ),
+    "draw judged one pass after it was read": Bug(
+        (Change("_judge", "least(s.drawn_before, v_head)", "least(s.drawn, v_head)"),),
+        QUEUE,
+        scripts.claim_that_draws_during_a_pass,
+        ("double_lease",),
+    ),
+    "leases not read again after the marks": Bug(
+        (Change("_judge", f"{_READ_LEASES}            lost :=", "            lost :="),),
+        QUEUE,
+        scripts.commit_between_leases_and_marks,
+        ("double_lease",),
+    ),
+    "hole never returned": Bug(
+        (Change("_pass", "if not isempty(v_lost) then", "if false then"),),
+        QUEUE,
+        scripts.claim_that_is_rolled_back,
+        ("lost",),
+    ),
+    "hole returned twice": Bug(
+        (Change("_judge", "v_left := v_left * v_marked;", "null;"),),
+        QUEUE,
+        scripts.claim_that_is_rolled_back,
+        ("double_lease", "acked_redelivered"),
+    ),
+    "attempt counted for a hole": Bug(
+        (Change("_return_hole", "coalesce(r.attempt, 0) as attempt", "coalesce(r.attempt, 0) + 1 as attempt"),),
+        QUEUE,
+        scripts.claim_that_is_rolled_back,
+        ("attempts",),
+    ),
+    # the key of the lease stops the second of them
+    "draw without the lock": Bug((Change("_draw", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")),
+    "lease registered behind the watermark": Bug(
+        (
+            Change(
+                "_do_new",
+                "greatest(date_bin('250 milliseconds', l.deadline, '2000-01-01') + interval '250 milliseconds',"
+                " (p.before).walked + interval '1 microsecond')",
+                "date_bin('250 milliseconds', l.deadline, '2000-01-01') + interval '250 milliseconds'",
+            ),
+        ),
+        QUEUE,
+        scripts.claim_that_commits_after_its_deadline,
+        ("lost",),
+    ),
+    "nack that commits late not seen": Bug(
+        (Change("_new_settled", _LATE.format("settled"), ""),), QUEUE, scripts.nack_that_commits_late, ("lost",)
+    ),
+    "claim that commits late not seen": Bug(
+        (Change("_new_leases", _LATE.format("leases"), ""),), QUEUE, scripts.claim_that_commits_late, ("lost",)
+    ),
+    "nack seen by two passes": Bug(
+        (Change("_new_settled", "xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own", "xid <> p.own"),),
+        QUEUE,
+        scripts.nack_after_a_while,
+        ("double_lease", "acked_redelivered"),
+    ),
+    "hole returned with what does not match": Bug(
+        (Change("_return_hole", "p_lost := p_lost - v_skipped;", ""),),
+        SUBSCRIBED,
+        scripts.claim_of_a_subscription_that_is_rolled_back,
+        ("unexpected",),
+    ),
+    "hole returned after a purge": Bug(
+        (Change("_return_hole", "c.purged_upto + 1", "0"),),
+        QUEUE,
+        scripts.purge_after_a_rolled_back_claim,
+        ("after_purge",),
+    ),
+    "lease rotated away before its draw was judged": Bug(
+        (Change("_carry", "l.first + l.n - 1 > s.upto or", "false or"),),
+        QUEUE,
+        scripts.rotations_after_an_ack,
+        ("acked_redelivered",),
+    ),
+    "open lease not carried": Bug(
+        (Change("_carry", "where l.rotation = p_from and (", "where false and ("),),
+        QUEUE,
+        scripts.rotations_of_an_open_lease,
+        ("lost",),
+    ),
     "ack ignores the deadline": Bug(
         (
-            Change("_ack_open", "and l.deadline > v_now and", "and"),
-            Change("_settle", "if l.deadline <= v_now then", "if false then"),
+            Change("_ack_one", "or l.deadline <= v_now or", "or"),
+            Change("_settle_one", "if l.deadline <= v_now then", "if false then"),
         ),
         QUEUE,
         scripts.late_ack,
         ("stale_ack",),
     ),
+    # the row lock, the key of `settled`, and that only what was expired is returned: each alone would do
     "expiry races settle": Bug(
         (
-            Change("_expire_lease", "for update skip locked", ""),
-            Change("_expire_lease", "where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no", "where false"),
+            Change(
+                "_end_leases",
+                "elsif not trunkline._try_lock_lease(l.rotation, l.cursor_id, l.first) then",
+                "elsif false then",
+            ),
+            Change(
+                "_write_settled",
+                "p_now from unnest(p_positions) r;",
+                "p_now from unnest(p_positions) r on conflict do nothing;",
+            ),
+            Change("_end_leases", "where s.kind = 'x' and", "where"),
         ),
         QUEUE,
         scripts.ack_at_the_deadline,
         ("acked_redelivered",),
     ),
+    # the key of `settled` stops it
     "nack revives an acked message": Bug(
-        (Change("_settle", "(l.offsets - v_acked - v_other)", "(l.offsets - v_other)"),),
+        (Change("_settle_one", "(held - v_acked - v_other)", "(held - v_other)"),),
         QUEUE,
         scripts.nack_after_ack,
-        ("acked_redelivered",),
+        ("acked_redelivered", "error"),
     ),
     "attempt not counted when a lease ends": Bug(
-        (
-            Change(
-                "_settle_lease",
-                "case p_kind when 'r' then l.attempt - 1",
-                "case when p_kind in ('r', 'x') then l.attempt - 1",
-            ),
-        ),
+        (Change("_end_leases", "array_agg(x.attempt + 1 order by x.pos)", "array_agg(x.attempt order by x.pos)"),),
         QUEUE,
         scripts.lease_that_ends,
         ("attempts",),
     ),
     "delay of a nack forgotten": Bug(
-        (Change("_settle_lease", "coalesce(p_delay, trunkline._backoff(q, l.attempt))", "interval '0'"),),
+        (
+            Change(
+                "_settle_lease",
+                "case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, e.attempt))",
+                "case p_kind when 'n' then interval '0'",
+            ),
+        ),
         QUEUE,
         scripts.nack_with_delay,
         ("early",),
     ),
+    # the key of the lease stops it
     "claim does not move on": Bug(
-        (Change("_claim", "s.position := s.position + v_count;", ""),), QUEUE, scripts.two_consumers, ("double_lease",)
+        (Change("_draw", "perform setval(c.drawn_seq, s.first + s.n - 1);", "null;"),),
+        QUEUE,
+        scripts.two_consumers,
+        ("double_lease", "error"),
     ),
     "dead letters not counted": Bug(
-        (Change("_check_leases", "k.dead := k.dead + r.dead;", ""),), QUEUE, scripts.buried_message, ("conservation",)
+        (Change("_write_states", "o.dead + c.dead", "o.dead"),), QUEUE, scripts.buried_message, ("conservation",)
     ),
     "claim by label takes any": Bug(
-        (Change("_scan", "p_labels is null or coalesce(r.label = any (p_labels), false) as wanted", "true as wanted"),),
+        (Change("_scan_log", "p_labels is null or coalesce(r.label = any (p_labels), false) as wanted", "true as wanted"),),
         QUEUE,
         scripts.claim_by_label,
         ("unexpected",),
     ),
     "message of another label forgotten": Bug(
-        (Change("_scan", "and hit and not old and not wanted\n            returning 1", "and false returning 1"),),
+        (Change("_scan_log", "filter (where hit and not old and not wanted)", "filter (where false)"),),
         QUEUE,
         scripts.claim_by_label,
         ("lost",),
@@ -185,22 +297,26 @@ BUGS = {
         ("stale_commit",),
     ),
     "filtered group passes what it fetched": Bug(
-        (Change("fetch", "s.committed := lower(v_found.offsets) - 1;", "s.committed := s.fetched;"),),
+        (Change("fetch", "s.committed := lower(v_found.taken) - 1;", "s.committed := s.fetched;"),),
         FILTERED,
         scripts.filtered_batch_of_a_dead_member,
         ("gap",),
     ),
+    # the key of the lease stops it
     "purge does not remove": Bug(
-        (Change("purge_queue", "s.position := v_head + 1;", ""),), QUEUE, scripts.purge_of_new_and_nacked, ("after_purge",)
+        (Change("_purge_cursor", "perform setval(c.drawn_seq, v_head);", ""),),
+        QUEUE,
+        scripts.purge_of_new_and_nacked,
+        ("after_purge", "error"),
     ),
     "purge not counted": Bug(
-        (Change("purge_queue", "s.purged := s.purged + v_count;", ""),),
+        (Change("_write_states", "case when e.kind = 'p' or ", "case when "),),
         QUEUE,
         scripts.purge_of_new_and_nacked,
         ("conservation",),
     ),
     "ttl not looked at": Bug(
-        (Change("_scan", "coalesce(r.created_at < p_oldest, false) as old", "false as old"),),
+        (Change("_scan_log", "coalesce(r.created_at < v_oldest, false) as old", "false as old"),),
         BRIEF,
         scripts.message_past_its_ttl,
         ("after_ttl",),
@@ -209,7 +325,7 @@ BUGS = {
         (Change("_reserve_keys", "return v_first;", "return null;"),), TOPIC, scripts.repeated_publish, ("duplicate",)
     ),
     "two leases in an ordered partition": Bug(
-        (Change("_ordered_turn", "if not isempty(v_open) and", "if false and"),),
+        (Change("_next_ordered", "if o.is_open then", "if false then"),),
         ORDERED,
         scripts.next_in_line,
         ("order",),
@@ -260,8 +376,8 @@ CRASH_BUGS = {
     ),
     "ack ignores the token": (
         (
-            Change("_ack_open", "l.token::text = split_part(p_lease, '.', 3)", "true"),
-            Change("_settle", "l.token::text = split_part(g.lease, '.', 4)", "true"),
+            Change("_ack_one", "l.token::text <> p_token or ", ""),
+            Change("_settle_one", "if l.token::text <> split_part(p_lease, '.', 5) then", "if false then"),
         ),
         QUEUE,
         scripts.crash_after_a_relaxed_claim,

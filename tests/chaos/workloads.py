@@ -88,10 +88,17 @@ QUEUE = Workload(
         Target("queue", "swept"),
     ),
     consumers=(
-        *((f"{name}.{number}", QueueConsumerSpec(name)) for name in ("brief", "swept") for number in range(2)),
+        *(
+            (f"{name}.{number}", QueueConsumerSpec(name, transactions=True))
+            for name in ("brief", "swept")
+            for number in range(2)
+        ),
         ("purger", PurgerSpec("swept")),
-        *((f"work.{number}", QueueConsumerSpec("work", labels=_LABELS if number < 2 else ())) for number in range(4)),
-        *((f"many.{number}", QueueConsumerSpec("many")) for number in range(3)),
+        *(
+            (f"work.{number}", QueueConsumerSpec("work", labels=_LABELS if number < 2 else (), transactions=True))
+            for number in range(4)
+        ),
+        *((f"many.{number}", QueueConsumerSpec("many", transactions=True)) for number in range(3)),
         *((f"redrive.{number}", RedriverSpec(("work", "many"))) for number in range(2)),
     ),
 )
@@ -112,9 +119,9 @@ MIXED = Workload(
         Target("queue", "line", keys=50),
     ),
     consumers=(
-        *((f"all.{number}", QueueConsumerSpec("all")) for number in range(2)),
-        *((f"orders.{number}", QueueConsumerSpec("orders")) for number in range(2)),
-        *((f"line.{number}", QueueConsumerSpec("line", ordered=True)) for number in range(2)),
+        *((f"all.{number}", QueueConsumerSpec("all", transactions=True)) for number in range(2)),
+        *((f"orders.{number}", QueueConsumerSpec("orders", transactions=True)) for number in range(2)),
+        *((f"line.{number}", QueueConsumerSpec("line", ordered=True, transactions=True)) for number in range(2)),
         ("events.exact", GroupMemberSpec("events", "exact", effects=True)),
     ),
     readers=(("tail.events", TailReaderSpec("events", 2)),),

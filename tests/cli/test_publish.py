@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
 from tests.conftest import Connection
+from tests.sql.verbs import value
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +113,7 @@ def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
     publisher.stdin.flush()
 
     def stored() -> int:
-        row = conn.execute("select trunkline.head('t', 0)").fetchone()
-        return 0 if row is None else int(row[0])
+        return int(value(conn, "select trunkline.head('t', 0)"))
 
     eventually(lambda: stored() == 2000)
     publisher.send_signal(signal.SIGINT)
@@ -133,7 +133,7 @@ def test_lines_are_stored_as_they_come(cli: Cli, conn: Connection, eventually: C
     for n in (1, 2):
         publisher.stdin.write(b"%d\n" % n)
         publisher.stdin.flush()
-        eventually(lambda n=n: conn.execute("select trunkline.head('t', 0)").fetchone() == (n,))
+        eventually(lambda n=n: value(conn, "select trunkline.head('t', 0)") == n)
     out, _ = publisher.communicate(timeout=30)
     assert json.loads(out)["stored"] == 2
 
@@ -143,7 +143,7 @@ def test_a_database_that_goes_away_is_told(cli: Cli, conn: Connection, eventuall
     assert publisher.stdin is not None
     publisher.stdin.write(b"1\n")
     publisher.stdin.flush()
-    eventually(lambda: conn.execute("select trunkline.head('t', 0)").fetchone() == (1,))
+    eventually(lambda: value(conn, "select trunkline.head('t', 0)") == 1)
     conn.execute("alter table trunkline.topics rename to topics_away")
     publisher.stdin.write(b"2\n")
     _, err = publisher.communicate(timeout=60)

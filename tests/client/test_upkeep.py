@@ -44,13 +44,13 @@ def runs(conn: Connection) -> list[int]:
 
 async def test_a_failing_task_does_not_slow_down_the_others(db: str, conn: Connection) -> None:
     conn.execute(COUNTING.format(work="1"))
-    conn.execute("create or replace function trunkline._upkeep_expire() returns int language sql as 'select 1 / 0'")
+    conn.execute("create or replace function trunkline._upkeep_sequence() returns int language sql as 'select 1 / 0'")
     async with keeping_up(db) as reports:
         await until(lambda: len(runs(conn)) >= 6)
-        assert reports == ["upkeep task expire fails: division by zero"], "once, and without a pause"
-        conn.execute("create or replace function trunkline._upkeep_expire() returns int language sql as 'select 1'")
+        assert reports == ["upkeep task sequence fails: division by zero"], "once, and without a pause"
+        conn.execute("create or replace function trunkline._upkeep_sequence() returns int language sql as 'select 1'")
         await until(lambda: len(reports) == 2)
-        assert reports[1] == "upkeep task expire works again"
+        assert reports[1] == "upkeep task sequence works again"
     assert len(set(runs(conn))) == 1, "in one session"
 
 

@@ -106,7 +106,7 @@ def _run(*command: str) -> None:
 
 
 def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock: Clock) -> None:
-    """docs/howto/retention.md: the group hears of it, the queue goes on, both leave an alert."""
+    """docs/howto/retention.md: the group hears of it, the queue goes on, both leave a notice."""
     with SyncClient(db) as mq:
         conn.execute(
             "select trunkline.create_topic('t', p_retention => '0', p_hard_retention => '1 hour', p_segment_rows => 16)"
@@ -129,8 +129,8 @@ def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock:
         deliveries = mq.claim("q", max_messages=100)
         assert all(delivery.offset >= lowest for delivery in deliveries)
         assert mq.queues.stats("q")[0].expired == lowest - 1
-        alerts = conn.execute("select count(*) from trunkline.alerts where kind = 'retention_overtook_reader'").fetchone()
-        assert alerts is not None and alerts[0] > 0
+        notices = conn.execute("select count(*) from trunkline.alerts where kind = 'retention_overtook_reader'").fetchone()
+        assert notices is not None and notices[0] > 0
 
 
 def test_exactly_once_needs_read_committed(db: str) -> None:

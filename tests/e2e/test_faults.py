@@ -165,15 +165,17 @@ def test_a_full_disk_refuses_what_needs_room_and_nothing_is_half_done(tight_url:
         assert code_of(lambda: call(conn, "publish_many", "t", batch)) == "disk_full"
         assert code_of(lambda: call(conn, "publish_bytes", "t", keyed, p_idempotency_key="once")) == "disk_full"
         assert code_of(lambda: call(conn, "create_topic", "new")) == "disk_full"
-        assert [message.id for message in read(conn, "t")] == accepted
-        assert head(conn, "u") == 1
+        # those that have an offset; the others get it when there is room
+        found = [id for (id,) in conn.execute("select id from trunkline.read('t', 0, 1, 1000)")]
+        assert found == accepted[: len(found)]
         # these need little room: they are done, or refused with the same code
         more: list[Any] = []
         assert code_of(lambda: settle(conn, "ack", out[0].receipt)) in ("done", "disk_full")
         assert code_of(lambda: more.extend(claim(conn, "q", 1))) in ("done", "disk_full")
 
         small_disk.make_room()
-        assert head(conn, "t") == len(accepted)
+        assert [message.id for message in read(conn, "t")] == accepted
+        assert head(conn, "u") == 1
         sent = [call(conn, "publish_bytes", "t", keyed, p_idempotency_key="once")[0] for _ in range(2)]
         assert [answer.duplicate for answer in sent] == [False, True]
         assert len(call(conn, "publish_many", "t", batch)) == 1000
@@ -306,7 +308,7 @@ def test_a_standby_refuses_every_write(pair: Pair) -> None:
         ("create_queue", ("new",), {}),
         ("delete_topic", ("t", True), {}),
         ("subscribe", ("q", "t"), {}),
-        ("run_upkeep", ("expire",), {}),
+        ("run_upkeep", ("pass",), {}),
     ]
     for verb, args, named in writes:
         with pytest.raises(psycopg.Error) as caught:
@@ -416,8 +418,8 @@ WRITES: dict[str, tuple[str, Write]] = {
     "publish later": ("scheduled", lambda conn, _: call(conn, "publish", "t", "1", p_delay="1 hour")),
     "tick": ("ticks", lambda conn, _: call(conn, "head", "t")),
     "claim": ("leases", lambda conn, _: call(conn, "claim", "q", 3)),
-    "ack": ("lease_events", lambda conn, scene: call(conn, "ack", [scene.receipt])),
-    "nack": ("pending", lambda conn, scene: call(conn, "nack", [scene.receipt])),
+    "ack": ("settled", lambda conn, scene: call(conn, "ack", [scene.receipt])),
+    "nack": ("settled", lambda conn, scene: call(conn, "nack", [scene.receipt])),
     "bury": ("dead_letters", lambda conn, scene: call(conn, "bury", [scene.receipt])),
     "redrive": ("topic_2", lambda conn, _: call(conn, "redrive", "q")),
     "fetch": ("positions", lambda conn, _: call(conn, "fetch", "t", "another", "m")),

@@ -60,7 +60,8 @@ def test_a_stop_drains(db: str) -> None:
         assert time.monotonic() - start < 12
         for thread in (*threads, waiting):
             thread.join(10)
-        with psycopg.connect(db) as conn:
+        with psycopg.connect(db, autocommit=True) as conn:
+            conn.execute("call trunkline.sequence()")
             row = conn.execute("select ready from trunkline.queue_stats('q')").fetchone()
             assert row is not None and row[0] >= len(accepted) > 0
     finally:
@@ -204,7 +205,7 @@ def test_upkeep_runs_inside(db: str) -> None:
         assert client.post("/v1/queues/q/claims", json={"lease_seconds": 1}).json()["deliveries"]
         deadline = time.monotonic() + 10
         with psycopg.connect(db, autocommit=True) as conn:
-            while conn.execute("select count(*) from trunkline.pending").fetchone() != (1,):
+            while conn.execute("select count(*) from trunkline.returns").fetchone() != (1,):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
 

@@ -31,11 +31,19 @@ def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -
     return name
 
 
+def give_offsets(http: httpx.Client, name: str) -> None:
+    """Who claims or reads must come to the lock, not find that there is nothing yet."""
+    eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["messages"])
+    eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["messages"])
+
+
 @contextmanager
 def holding(db: str, statement: str, *args: Any) -> Iterator[psycopg.Connection[Any]]:
     """An open transaction that has run a statement; rolled back at the end."""
     with psycopg.connect(db) as conn:
-        if statement != LOCK_TOPIC:
+        if statement == LOCK_CURSOR:
+            conn.execute(statement.encode(), [list(args) if isinstance(args[0], str) else args[0]])
+        elif statement != LOCK_TOPIC:
             conn.execute(statement.encode(), args)
         else:
             (number,) = conn.execute("select trunkline.topic_number('topic', %s)", args).fetchone() or (None,)
@@ -84,29 +92,34 @@ class Crowd:
         return [request.result() for request in self.requests]
 
 
+LOCK_CURSOR = (
+    "select pg_advisory_xact_lock(778005, cursor_id) from trunkline.cursors join trunkline.queues using (queue_id)"
+    " where name = any (%s::text[])"
+)
+"""Keeps every claim away from the messages of some queues: what a claim of ours never holds, but any session can take."""
 LOCK_TOPIC = "lock table"
 """Keeps every other session away from the messages of a topic; see `holding`."""
 BLOCKED: dict[str, tuple[str, Callable[[str], Callable[[httpx.Client], httpx.Response]]]] = {
     "claims": (
-        "select receipt from trunkline.claim(%s, 1)",
+        LOCK_CURSOR,
         lambda name: lambda http: http.post(f"/v1/queues/{name}/claims"),
     ),
     "waiting claims": (
-        "select receipt from trunkline.claim(%s, 1)",
+        LOCK_CURSOR,
         lambda name: lambda http: http.post(f"/v1/queues/{name}/claims", json={"wait": 9}),
     ),
     "claims that cannot share a statement": (
-        "select receipt from trunkline.claim(%s, 1)",
+        LOCK_CURSOR,
         lambda name: (
             lambda http: http.post(f"/v1/queues/{name}/claims", json={"lease_seconds": 30 + threading.get_ident() % 1000})
         ),
     ),
     "pulls": (
-        "select receipt from trunkline.claim(%s, 1)",
+        LOCK_CURSOR,
         lambda name: lambda http: http.get(f"/v1/queues/{name}/messages"),
     ),
     "purges": (
-        "select receipt from trunkline.claim(%s, 1)",
+        "select from trunkline.queues where name = %s for update",
         lambda name: lambda http: http.put(f"/v1/queues/{name}/purge"),
     ),
     "reads": (
@@ -138,6 +151,7 @@ def test_a_crowd_at_a_blocked_resource_harms_no_other_request(
     http.post("/v1/topics", json={"id": name})
     http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
     http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
+    give_offsets(http, name)
     statement, request = BLOCKED[kind]
     with holding(module_db, statement, name) as conn, Crowd(server, CROWD, request(name)) as crowd:
         eventually(lambda: waiting_for_locks(module_db) > 0)
@@ -158,6 +172,8 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 ) -> None:
     """A forgotten transaction can block every queue; then no share of a single queue helps."""
     queues = [make_queue(http, f"{name}-{number}", 1) for number in range(CROWD)]
+    for queue in queues:
+        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/waiting").json()["messages"])
     turn = iter(queues)
     lock = threading.Lock()
 
@@ -166,8 +182,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
             queue = next(turn)
         return client.post(f"/v1/queues/{queue}/claims")
 
-    statement = "select count(*) from unnest(%s::text[]) q cross join lateral trunkline.claim(q, 1)"
-    with holding(module_db, statement, queues) as conn, Crowd(server, CROWD, claim) as crowd:
+    with holding(module_db, LOCK_CURSOR, queues) as conn, Crowd(server, CROWD, claim) as crowd:
         eventually(lambda: waiting_for_locks(module_db) >= 7)
         assert http.post(f"/v1/queues/{queues[0]}/messages", json={"payload": 2}).status_code == 201
         assert http.get("/v1/topics").status_code == 200
@@ -179,8 +194,9 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 def test_a_blocked_claim_ends_as_busy_and_leaves_nothing_leased(impatient: HttpServer, module_db: str, name: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         queue = make_queue(http, name, 1, 2, 3)
+        eventually(lambda: len(http.get(f"/v1/queues/{name}/waiting").json()["messages"]) == 3)
         with (
-            holding(module_db, "select receipt from trunkline.claim(%s, 1)", queue),
+            holding(module_db, LOCK_CURSOR, [queue]),
             Crowd(impatient, 6, lambda client: client.post(f"/v1/queues/{queue}/claims")) as crowd,
         ):
             for response in crowd.responses():
@@ -209,6 +225,7 @@ def test_no_request_is_without_an_end(impatient: HttpServer, module_db: str, nam
         http.post("/v1/topics", json={"id": name})
         http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
         http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
+        give_offsets(http, name)
         statement, request = BLOCKED[kind]
         with holding(module_db, statement, name), Crowd(impatient, 6, request(name)) as crowd:
             for response in crowd.responses():

@@ -11,11 +11,9 @@ import pytest
 
 from tests.http.servers import HttpServer, problem
 from tests.http.servers import serving as serving_process
-from tests.http.test_pressure import Crowd, holding, in_progress, make_queue, waiting_for_locks
+from tests.http.test_pressure import LOCK_CURSOR, Crowd, holding, in_progress, make_queue, waiting_for_locks
 from tests.http.test_traces import serving
 from tests.http.test_waiting import eventually, vanish
-
-CLAIM = "select receipt from trunkline.claim(%s, 1)"
 
 
 def lease_of(delivery: dict[str, Any]) -> str:
@@ -28,7 +26,7 @@ def together(
     server: HttpServer, db: str, queue: str, size: int, send: Callable[[httpx.Client], httpx.Response]
 ) -> list[list[dict[str, Any]]]:
     """Claims that pile up while the queue is blocked, and what each got when the block ended."""
-    with holding(db, CLAIM, queue) as conn, Crowd(server, size, send) as crowd:
+    with holding(db, LOCK_CURSOR, queue) as conn, Crowd(server, size, send) as crowd:
         eventually(lambda: waiting_for_locks(db) > 0)
         conn.rollback()
         found = [response.json() for response in crowd.responses()]
@@ -109,7 +107,7 @@ def test_clients_that_leave_a_shared_claim_hold_nothing(
 ) -> None:
     queue = make_queue(http, name, *range(6))
     path = f"/v1/queues/{queue}/claims"
-    with holding(module_db, CLAIM, queue) as conn:
+    with holding(module_db, LOCK_CURSOR, queue) as conn:
         leaving = [vanish(logging_server, "POST", path, body) for _ in range(5)]
         with Crowd(logging_server, 1, lambda client: client.post(path)) as crowd:
             eventually(lambda: waiting_for_locks(module_db) > 0)

@@ -200,6 +200,8 @@ async def _drain(url: str, crew: Crew, queue: str) -> None:
 async def _drained(url: str, queue: str) -> bool:
     try:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
+            # what has no offset yet is not in the statistics
+            await conn.execute("call trunkline.sequence()")
             row = await (
                 await conn.execute("select ready + delayed + leased from trunkline.queue_stats(%s)", (queue,))
             ).fetchone()

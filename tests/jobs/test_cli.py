@@ -125,6 +125,8 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
         with psycopg.connect(shop.url) as conn:
             blocked = "select id from trunkline.enqueue_after('mail', array[gen_random_uuid()], '{}', 'send')"
             made |= {"blocked": conn.execute(blocked).fetchone()[0]}  # type: ignore[index]
+    with psycopg.connect(shop.url, autocommit=True) as conn:
+        conn.execute("call trunkline.sequence()")
     listed = {row["id"]: row for row in shop("job", "list").json}
     assert str(plain) not in listed
     expected = {str(id): state for state, id in made.items()} | {str(later): "delayed", str(odd): "delayed"}

@@ -161,6 +161,8 @@ async def test_outbox_on_any_connection(app: App, db: str) -> None:
         await work.on(own).enqueue(5)
     with SyncClient(db) as mq:
         work.on(mq).enqueue(6)
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute("call trunkline.sequence()")
     assert [message.body["n"] for message in await app.client.queues.peek("default")] == [2, 3, 4, 5, 6]
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, value
+from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, sequence, value
 
 
 @pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
@@ -257,13 +257,15 @@ def test_a_job_without_an_offset_is_seen_and_can_be_cancelled(conn: Connection, 
         fresh = call(conn, "enqueue", queue, "{}", p_label="fresh")[0]
         with refused("TL018", "there is no job"):
             call(conn, "cancel_job", late.id)
-        shown = call(conn, "get_job", fresh.id)[0]
+        # in a transaction: nothing gives an offset to it before
+        with conn.transaction():
+            shown = call(conn, "get_job", fresh.id)[0]
         assert (shown.state, shown.kind, shown.payload) == ("waiting", "fresh", b"{}")
         claim(conn, queue, 1)
     assert [tuple(call(conn, "cancel_job", id)[0]) for id in (late.id, fresh.id)] == [("requested",), ("requested",)]
-    assert call(conn, "get_job", late.id)[0].cancel == "cancelled"
     with conn.transaction():
         conn.execute("set transaction read only")
+        assert call(conn, "get_job", late.id)[0].cancel == "cancelled"
         assert [row.kind for row in call(conn, "list_jobs")] == ["fresh"]
     assert sorted((row.kind, row.state) for row in call(conn, "list_jobs")) == [("fresh", "running"), ("late", "waiting")]
 
@@ -279,8 +281,11 @@ def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -
     call(conn, "nack", [nacked.receipt], "1 hour", "no")
     call(conn, "enqueue", queue, "{}", p_label="paused")
     conn.execute("select trunkline.pause_queue('q')")
+    sequence(conn)
     clock.advance(120)
-    listed = {row.kind: row for row in call(conn, "list_jobs")}
+    # in a transaction: no pass ends the lease before
+    with conn.transaction():
+        listed = {row.kind: row for row in call(conn, "list_jobs")}
     assert {kind: (row.state, row.attempt) for kind, row in listed.items()} == {
         "snoozed": ("delayed", 0),
         "nacked": ("delayed", 1),
@@ -289,5 +294,6 @@ def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -
         "held": ("delayed", 0),
     }
     for row in listed.values():
-        [shown] = call(conn, "get_job", row.id)
+        with conn.transaction():
+            [shown] = call(conn, "get_job", row.id)
         assert [getattr(shown, name) for name in row._fields] == list(row)

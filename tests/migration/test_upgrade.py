@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.conftest import sequence_at_once
 from tests.migration.catalogs import catalog
 from trunkline.sql import catalog as files
 from trunkline.sql.catalog import FUNCTION_FILES
@@ -39,6 +40,7 @@ def test_upgrade_from_each_version_equals_a_fresh_install(db: str, empty_db: str
         assert report.version == version
     with psycopg.connect(db) as fresh, psycopg.connect(empty_db) as upgraded:
         assert installed_version(upgraded) == latest_version()
+        sequence_at_once(upgraded)
         expected, found = catalog(fresh), catalog(upgraded)
     for kind in expected:
         assert found[kind] == expected[kind]
@@ -76,4 +78,5 @@ def test_upgrade_keeps_messages_leases_and_positions(db: str) -> None:
         assert conn.execute("select trunkline.head('t')").fetchone() == (1,)
         assert conn.execute("select fetched from trunkline.group_stats('t', 'g')").fetchone() == (1,)
         conn.execute("select trunkline.publish('t', '2')")
+        conn.execute("call trunkline.sequence()")
         assert conn.execute("select trunkline.head('t')").fetchone() == (2,)

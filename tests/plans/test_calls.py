@@ -11,8 +11,8 @@ from tests.conftest import Connection
 from tests.plans import seeding
 
 ROUNDS = 20
-PER_ROUND = 60
-"""Rows that a round of about ten calls may read of one table."""
+PER_ROUND = 120
+"""Rows that a round of about twenty calls, among them three passes, may read of one table."""
 
 
 @pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
@@ -23,14 +23,16 @@ def pg_version(request: pytest.FixtureRequest) -> int:
 
 def check_counters(conn: Connection, when: str) -> None:
     big = seeding.big_tables(conn)
-    assert {"ticks_0", "leases_0", "lease_events_0", "lease_checks_0", "positions_0", "pending", "topic_1_0_0"} <= big
+    assert big >= seeding.GROWN
     seeding.traffic(conn)
     counters = seeding.Counters(conn)
     for _ in range(ROUNDS):
         seeding.traffic(conn)
     read = counters.since()
     assert {name: counts[0] for name, counts in read.items() if name in big and counts[0]} == {}, f"scans, planned {when}"
-    touched = {name: counts[1] + counts[2] for name, counts in read.items() if seeding.is_hot(name)}
+    # queue_stats counts these two, at most 100,000 rows by their index
+    counted = ("dead_letters", "scheduled")
+    touched = {name: sum(counts[1:3]) for name, counts in read.items() if seeding.is_hot(name) and name not in counted}
     assert {name: rows for name, rows in touched.items() if rows > PER_ROUND * ROUNDS} == {}, f"rows, planned {when}"
 
 

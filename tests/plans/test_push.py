@@ -35,8 +35,7 @@ def dispatch(conn: Connection) -> None:
     number, queues = conn.execute("select endpoint_id, queue_ids from trunkline.dispatch_plan('d')").fetchall()[0]
     for each in range(10):
         conn.execute("select trunkline.publish('t', '1', p_routing_key => %s)", (f"key.{each}",))
-    # gives them their offsets
-    conn.execute("select * from trunkline.poll('{}', '{}', '{}', '{}', array['t'])")
+    conn.execute("call trunkline.sequence()")
     conn.execute("select trunkline.take_permits(%s, 10)", (number,))
     taken = conn.execute(
         "select queue_id, (delivery).receipt, (delivery).id from trunkline.claim_many(%s)"
@@ -70,8 +69,8 @@ def fill(conn: Connection) -> None:
     )
     conn.execute(  # type: ignore[arg-type]
         "insert into trunkline.leases select r.* from"
-        f" (select x from trunkline.leases x order by cursor_id, lease_no desc limit 1) newest, {rows},"
-        " jsonb_populate_record(x, jsonb_build_object('lease_no', (x).lease_no + g, 'n', 0, 'offsets', '{}')) r"
+        f" (select x from trunkline.leases x order by cursor_id, first desc limit 1) newest, {rows},"
+        " jsonb_populate_record(x, jsonb_build_object('first', -g, 'n', 1, 'taken', '{}', 'xid', '3')) r"
     )
 
 

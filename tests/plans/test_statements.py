@@ -24,6 +24,13 @@ class Statement(NamedTuple):
     variables: dict[str, tuple[str, object]]
 
 
+# Between two passes: the numbers of transactions that are running now or have not begun.
+SINCE: dict[str, tuple[str, object]] = {
+    "(p.before).snapshot": ("pg_snapshot", "1000000000:1000000000:"),
+    "p.own": ("xid8", 0),
+    "p.snapshot": ("pg_snapshot", "1000000000:1000000000:"),
+}
+
 STATEMENTS = {
     "newest tick": Statement(
         "_tick",
@@ -36,52 +43,87 @@ STATEMENTS = {
         " order by first_offset desc limit 1",
         {"v_log": ("int", 64), "v_next": ("bigint", 25_000)},
     ),
-    "newest lease": Statement(
-        "_lease_state",
-        "select * into s from trunkline.leases where cursor_id = c.cursor_id order by lease_no desc limit 1",
+    "newest lease of an ordered partition": Statement(
+        "_ordered_state",
+        "select * into l from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1",
         {"c.cursor_id": ("int", 1)},
     ),
-    "lease by its number": Statement(
-        "_expire_lease",
-        "select * into l from trunkline.leases where cursor_id = p_lease.cursor_id and lease_no = p_lease.lease_no"
-        " for update skip locked",
-        {"p_lease.cursor_id": ("int", 1), "p_lease.lease_no": ("bigint", 25_000)},
+    "lease of a receipt": Statement(
+        "_lock_lease",
+        "select * into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for key share",
+        {"p_cursor_id": ("int", 1), "p_first": ("bigint", 25_000)},
     ),
-    "events of a lease": Statement(
-        "_settle",
-        "from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no",
-        {"l.cursor_id": ("int", 1), "l.lease_no": ("bigint", 25_000)},
+    "lease of a single ack": Statement(
+        "_ack_one",
+        "select token, deadline, taken, n into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first"
+        " for key share skip locked",
+        {"p_cursor_id": ("int", 1), "p_first": ("bigint", 25_000)},
     ),
-    "newest check": Statement(
-        "_check_leases",
-        "select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1",
-        {"p_cursor_id": ("int", 1)},
+    "what is settled of a lease": Statement(
+        "_settled_of",
+        "select * from trunkline.settled_0 where cursor_id = l.cursor_id and pos >= l.first and pos < l.first + l.n",
+        {"l.cursor_id": ("int", 1), "l.first": ("bigint", 25_000), "l.n": ("int", 100)},
     ),
-    "newest lease number": Statement(
-        "_check_leases",
-        "select max(lease_no) into v_high from trunkline.leases where cursor_id = p_cursor_id",
-        {"p_cursor_id": ("int", 1)},
+    "extensions of a lease": Statement(
+        "_extended",
+        "from trunkline.extensions_0 where cursor_id = l.cursor_id and first = l.first and until > p_now",
+        {"l.cursor_id": ("int", 1), "l.first": ("bigint", 25_000), "p_now": ("timestamptz", "2000-01-01")},
+    ),
+    "what came back": Statement(
+        "_returns_at",
+        "select * from trunkline.returns_0 where cursor_id = p_cursor_id and pos between p_first and p_last",
+        {"p_cursor_id": ("int", 2), "p_first": ("bigint", 25_000), "p_last": ("bigint", 25_099)},
+    ),
+    "newest pass": Statement("_since_pass", "select x from trunkline.passes x order by x.pass desc limit 1", {}),
+    "state of a cursor": Statement(
+        "_cursor_state",
+        "select * into s from trunkline.cursor_states where cursor_id = c.cursor_id order by pass desc limit 1",
+        {"c.cursor_id": ("int", 1)},
+    ),
+    "leases around a draw": Statement(
+        "_unleased",
+        "select x.first, x.n from trunkline.leases x where x.cursor_id = p_cursor_id and x.first < lower(r)"
+        " order by x.first desc limit 1",
+        {"p_cursor_id": ("int", 1), "r": ("int8range", "[25000,25010)")},
+    ),
+    "leases since the last pass": Statement(
+        "_new_leases",
+        "select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own"
+        " and pg_visible_in_snapshot(xid, p.snapshot)",
+        SINCE,
+    ),
+    "settles since the last pass": Statement(
+        "_new_settled",
+        "select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own"
+        " and pg_visible_in_snapshot(xid, p.snapshot)",
+        SINCE,
+    ),
+    "settles that were open at the last pass": Statement(
+        "_new_settled",
+        "select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot)))"
+        " and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)",
+        SINCE,
+    ),
+    "how much is due": Statement(
+        "_pass",
+        "select d.due from trunkline.later d where d.due > (p.before).walked and d.due <= p.now"
+        " order by d.due offset 5000 limit 1",
+        {"(p.before).walked": ("timestamptz", "now"), "p.now": ("timestamptz", "now")},
+    ),
+    "what is due": Statement(
+        "_do_due",
+        "from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at > p.now",
+        {"(p.before).walked": ("timestamptz", "now"), "p.upto": ("timestamptz", "now"), "p.now": ("timestamptz", "now")},
+    ),
+    "when a queue has to wait": Statement(
+        "poll",
+        "select d.due from trunkline.later d where d.queue_id = q.queue_id and d.due > v_now order by d.due limit 1",
+        {"q.queue_id": ("int", 1), "v_now": ("timestamptz", "now")},
     ),
     "newest position": Statement(
         "_position",
         "select * into v_row from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1",
-        {"c.cursor_id": ("int", 3)},
-    ),
-    "due pending rows": Statement(
-        "_claim_retries",
-        "select cursor_id, log_offset from trunkline.pending where queue_id = q.queue_id and due_at <= v_now"
-        " and (p_labels is null or label = any (p_labels)) order by due_at limit p_want for update skip locked",
-        {
-            "q.queue_id": ("int", 1),
-            "v_now": ("timestamptz", "2000-01-01"),
-            "p_labels": ("text[]", None),
-            "p_want": ("int", 100),
-        },
-    ),
-    "first pending row of a cursor": Statement(
-        "_ordered_turn",
-        "select * into v_head from trunkline.pending where cursor_id = c.cursor_id order by log_offset limit 1",
-        {"c.cursor_id": ("int", 1)},
+        {"c.cursor_id": ("int", 4)},
     ),
     "messages of an id range": Statement(
         "topic_1_read",
@@ -115,7 +157,7 @@ def prepare(statement: Statement) -> str:
     for number, name in enumerate(statement.variables, 1):
         text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", f"${number}", text)
     types = ", ".join(kind for kind, _ in statement.variables.values())
-    return f"prepare hot ({types}) as {text}"
+    return f"prepare hot{f' ({types})' if types else ''} as {text}"
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -128,7 +170,8 @@ def explain(conn: Connection, statement: Statement) -> list[dict[str, Any]]:
     conn.execute("set plan_cache_mode = force_generic_plan")
     conn.execute(prepare(statement))  # type: ignore[arg-type]
     values = ", ".join("null" if value is None else f"'{value}'" for _, value in statement.variables.values())
-    [[found]] = conn.execute(f"explain (analyze, format json) execute hot ({values})").fetchall()  # type: ignore[arg-type]
+    execute = f"execute hot ({values})" if values else "execute hot"
+    [[found]] = conn.execute(f"explain (analyze, format json) {execute}").fetchall()  # type: ignore[arg-type]
     conn.execute("deallocate hot")
     return list(nodes((json.loads(found) if isinstance(found, str) else found)[0]["Plan"]))
 

@@ -30,7 +30,7 @@ def test_queue_and_group_traffic_only_appends(conn: Connection) -> None:
 
 
 def test_upkeep_of_running_traffic_changes_a_constant_number_of_rows(conn: Connection) -> None:
-    """Ten times the messages under the same tasks: the same updates and deletes."""
+    """Ten times the messages under the same duties: the same updates and deletes."""
 
     def changes(batches: int) -> int:
         counters = Counters(conn)
@@ -38,8 +38,8 @@ def test_upkeep_of_running_traffic_changes_a_constant_number_of_rows(conn: Conne
             conn.execute("select count(*) from trunkline.enqueue_many('q', array_fill('1'::bytea, array[100]))")
             receipts = [row[0] for row in conn.execute("select receipt from trunkline.claim('q', 100)")]
             conn.execute("select trunkline.ack(%s)", (receipts,))
-        for task in ("expire", "due", "sequence", "segments", "retention", "rotate"):
-            conn.execute("select trunkline.run_upkeep(%s)", (task,))
+        for duty in ("pass", "due", "sequence", "segments", "retention", "rotate"):
+            conn.execute("select trunkline.run_upkeep(%s)", (duty,))
         return sum(counts[3] for counts in counters.since().values())
 
     conn.execute("select trunkline.create_queue('q')")

@@ -132,8 +132,8 @@ class Queue:
         if item.state is State.LEASED and item.receipt == receipt and item.until > now:
             return {"done"}
         answer = "done" if verb == "ack" and known.acked else "lost"
-        # two rotations forget a lease that is finished
-        return {answer, "unknown"} if self.rotations - known.rotations >= 2 else {answer}
+        # two rotations forget a lease that is finished: then it is only known that it has ended
+        return {answer, "lost", "unknown"} if self.rotations - known.rotations >= 2 else {answer}
 
     def _apply(self, verb: str, item: Item, known: Receipt, now: datetime, delay: timedelta | None) -> None:
         if verb == "ack":

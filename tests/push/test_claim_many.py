@@ -53,13 +53,13 @@ def publish(conn: Connection, count: int, seed: int = 1) -> dict[str, list[UUID]
         hits |= {"filtered"} if key == "a.b" and region == "eu" else set()
         for title in hits:
             wanted[title].append(row[0])
-    poll(conn)
+    sequence(conn)
     return wanted
 
 
-def poll(conn: Connection) -> None:
-    """Gives offsets to what has none."""
-    conn.execute("select * from trunkline.poll(array(select name from trunkline.queues), '{}', '{}', '{}', '{}')")
+def sequence(conn: Connection) -> None:
+    """Give offsets to what was committed, and return what is due."""
+    conn.execute("call trunkline.sequence()")
 
 
 def claim(conn: Connection, queues: list[int], most: int) -> tuple[list[tuple[int, str, UUID]], set[int]]:
@@ -112,7 +112,7 @@ def test_what_came_back_and_the_own_inbox_come_along(conn: Connection) -> None:
     taken, _ = claim(conn, list(queues), 1000)
     conn.execute("select trunkline.nack(%s, '0')", ([receipt for _, receipt, _ in taken],))
     conn.execute("select trunkline.enqueue('never', '1')")
-    poll(conn)
+    sequence(conn)
     again, _ = claim(conn, list(queues), 1000)
     assert {(queue, id) for queue, _, id in taken} < {(queue, id) for queue, _, id in again}
     assert len(again) == len(taken) + 1
@@ -123,7 +123,7 @@ def test_a_long_backlog_does_not_keep_back_the_others(conn: Connection) -> None:
     queues = create(conn)
     for _ in range(3):
         conn.execute("select count(*) from trunkline.publish_many('t', array_fill('1'::bytea, array[1000]))")
-    poll(conn)
+    sequence(conn)
     drain(conn, queues, 1000)
     conn.execute("select trunkline.create_queue('late'), trunkline.subscribe('late', 't', 'a.b', p_start => 'earliest')")
     row = conn.execute("select trunkline.queue_number('late')").fetchone()
@@ -173,9 +173,10 @@ def test_a_backlog_of_others_keeps_back_neither_what_came_back_nor_ordered_queue
         conn.execute(f"select trunkline.enqueue('o{number}', '1') from generate_series(1, 50)".encode())
         conn.execute(f"select trunkline.create_queue('all{number}')".encode())
         conn.execute(f"select trunkline.subscribe('all{number}', 't', p_start => 'earliest')".encode())
-    poll(conn)
+    sequence(conn)
     receipts = conn.execute("select receipt from trunkline.claim('all', 2)").fetchall()
     conn.execute("select trunkline.nack(%s, '0')", ([receipt for (receipt,) in receipts],))
+    sequence(conn)
     names = dict(conn.execute("select queue_id, name from trunkline.queues where name ~ '^(all|o[0-9])'").fetchall())
     seen: set[str] = set()
     for _ in range(60):
@@ -183,4 +184,47 @@ def test_a_backlog_of_others_keeps_back_neither_what_came_back_nor_ordered_queue
         conn.execute("select trunkline.ack(%s)", ([receipt for _, receipt, _ in taken],))
         seen |= {names[queue] for queue, _, _ in taken}
     assert seen == set(names.values())
-    assert conn.execute("select count(*) from trunkline.pending").fetchone() == (0,)
+    assert conn.execute("select count(*) from trunkline._returned(trunkline.queue_number('all'))").fetchone() == (0,)
+
+
+def test_queues_with_nothing_for_them_are_moved_only_when_they_are_far_behind(conn: Connection) -> None:
+    queues = create(conn)
+    never = next(number for number, title in queues.items() if title == "never")
+
+    def leases() -> int:
+        row = conn.execute(
+            "select count(*) from trunkline.leases join trunkline.cursors using (cursor_id) where queue_id = %s", (never,)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    for _ in range(20):
+        publish(conn, 2)
+        taken, empty = claim(conn, list(queues), 1000)
+        assert taken and never in empty
+    assert leases() == 0
+    conn.execute("select count(*) from trunkline.publish_many('t', array_fill('1'::bytea, array[600]))")
+    sequence(conn)
+    taken, empty = claim(conn, list(queues), 1000)
+    assert taken and leases() == 1
+    publish(conn, 1)
+    claim(conn, [never], 10)
+    assert conn.execute("select ready from trunkline.queue_stats('never')").fetchone() == (0,)
+
+
+def test_claims_that_need_many_draws_stay_below_the_limit_of_a_transaction(conn: Connection) -> None:
+    """A filter that hits nothing in a backlog of many partitions: a draw for each."""
+    conn.execute("select trunkline.create_queue('sparse')")
+    for name in (f"t{number}" for number in range(9)):
+        conn.execute("select trunkline.create_topic(%s, p_partitions => 64)", (name,))
+        conn.execute("select trunkline.subscribe('sparse', %s, 'z')", (name,))
+        conn.execute(
+            "select count(*) from trunkline.publish_many(%s, array_fill('1'::bytea, array[1000]),"
+            " p_keys => array(select i::text from generate_series(1, 1000) i))",
+            (name,),
+        )
+    for _ in range(3):
+        sequence(conn)
+    for _ in range(10):
+        assert conn.execute("select count(*) from trunkline.claim('sparse', 10)").fetchone() == (0,)
+    assert conn.execute("select ready from trunkline.queue_stats('sparse')").fetchone() == (0,)

@@ -99,7 +99,9 @@ async def test_retry_after_is_honoured_and_holds_the_endpoint(db: str, conn: Con
         async with dispatching(db):
             await until(lambda: value(conn, "select delayed = 1 from trunkline.queue_stats('q')"))
             await until(lambda: value(conn, "select held_until > now() + interval '900 s' from trunkline.list_endpoints()"))
-        due = value(conn, "select extract(epoch from due_at - now())::float8 from trunkline.pending")
+        due = value(
+            conn, "select extract(epoch from due_at - now())::float8 from trunkline._returned(trunkline.queue_number('q'))"
+        )
         assert 900 < due <= 1000
 
 

@@ -166,6 +166,7 @@ def test_t18_bindings_take_only_the_star_for_a_wildcard(
     assert worker is not None
     conn.execute("select pgmb.create('q', %s::varchar, 1, %s)", (binding, worker[0]))
     conn.execute("select pgmb.send(gen_random_uuid(), %s::varchar, '1'::jsonb)", (key,))
+    conn.execute("call trunkline.sequence()")
     assert conn.execute("select count(*) from pgmb.q_queue").fetchone() == (int(hit),)
     assert conn.execute("select matches from trunkline.test_routing('pgmb', %s)", (key,)).fetchone() == (hit,)
 

@@ -23,7 +23,6 @@ TRAFFIC = {
     "fetch": ("select trunkline.fetch('t', 'g', 'm')", "TL010"),
     "enqueue": ("select trunkline.enqueue('q', '1')", "TL011"),
     "claim": ("select trunkline.claim('q')", "TL011"),
-    "claim by number": ("select trunkline.queue_{queue}_claim()", "TL011"),
 }
 
 
@@ -40,9 +39,9 @@ def make(main: Session) -> dict[str, int]:
 
 
 def clean_up(main: Session) -> None:
-    """The first run notes open transactions, the second one drops the tables."""
-    for _ in range(2):
-        main.run("select trunkline.run_upkeep('retention')")
+    """The first run notes open transactions, the second one drops the tables; the sequences of cursors go by themselves."""
+    for task in ("retention", "retention", "windows"):
+        main.run("select trunkline.run_upkeep(%s)", task)
 
 
 def code_of(session: Session, query: str) -> str | None:

@@ -219,6 +219,7 @@ class Chaos:
             with suppress(psycopg.Error):
                 if self._conn is None or self._conn.closed:
                     self._conn = psycopg.connect(self._server.url, autocommit=True)
+                self._conn.execute("call trunkline.sequence()")
                 row = self._conn.execute(
                     "select count(*), coalesce(sum(rows), 0)::bigint,"
                     " (select sum(next_offset - 1)::bigint from trunkline.log_heads('{source}')) from trunkline.sink_commits"
@@ -240,6 +241,7 @@ class Chaos:
 
     def _check(self) -> None:
         with psycopg.connect(self._server.url, autocommit=True) as conn:
+            conn.execute("call trunkline.sequence()")
             heads = conn.execute("select topic, partition, next_offset from trunkline.log_heads('{source,copy}')").fetchall()
             expected = {(p, o) for topic, p, head in heads if topic == "source" for o in range(1, head)}
             copies: list[tuple[int, int]] = []

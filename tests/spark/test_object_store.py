@@ -61,8 +61,8 @@ def test_archive_drop_read_and_replay(cli: Cli, conn: Connection, store: str, se
     spark = ("--master", "local[1]", "-o", "json")
     done = cli.process("pipeline", "archive", "orders", "--location", location, "--open", *spark, env=environment)
     assert done.json["rows"] == 2000
-    for task in ("segments", "segments", "retention"):
-        conn.execute("select trunkline.run_upkeep(%s)", (task,))
+    for duty in ("segments", "segments", "retention"):
+        conn.execute("select trunkline.run_upkeep(%s)", (duty,))
     lowest = conn.execute("select max(lowest_live) from trunkline.archive_stats('orders')").fetchone()
     assert lowest is not None and lowest[0] > 1
     read = cli.process("topic", "read", "orders", "--limit", "3000", "-o", "json", env=environment).json

@@ -99,7 +99,7 @@ def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connect
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        conn.execute("select trunkline.head('t')")
+        conn.execute("call trunkline.sequence()")
     late.execute("commit")
     head = heads(db, ["t"])[0]
     runs = conn.execute("select count(*) from trunkline.log_runs('t', null, 0, 1, %s)", (head.head,)).fetchone()

@@ -22,6 +22,7 @@ def publish(conn: Connection, topic: str, count: int, *, first: int = 0, keys: i
 
 def payloads(conn: Connection, topic: str) -> list[list[int]]:
     """The payloads of each partition, in order."""
+    conn.execute("call trunkline.sequence()")
     (count,) = conn.execute("select partitions from trunkline.list_topics() where name = %s", (topic,)).fetchone() or (0,)
     return [
         [int(row[0]) for row in conn.execute("select payload from trunkline.read(%s, %s, 1, 100000)", (topic, partition))]

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import claim, commit, enqueue, fetch, publish, refused, run_upkeep, settle, value
+from tests.sql.verbs import claim, commit, enqueue, fetch, passes, publish, refused, run_upkeep, settle, value
 
 
 def explain(conn: Connection, message: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def acked(conn: Connection, clock: Clock) -> Any:
 
 def acked_and_rotated(conn: Connection, clock: Clock) -> Any:
     message = acked(conn, clock)
-    run_upkeep(conn, "expire")
+    passes(conn)
     enqueue(conn, "q", 2)
     claim(conn, "q")
     run_upkeep(conn, "rotate", 4)
@@ -199,7 +199,7 @@ STATES: list[tuple[Callable[[Connection, Clock], Any], str, str]] = [
     (paused, "paused", "paused"),
     (delayed_by_the_queue, "delayed", "delivers after 01:00:00"),
     (leased, "leased", "leased to anna, attempt 1"),
-    (lease_ended, "waiting", "its lease has ended"),
+    (lease_ended, "waiting", "lease has ended"),
     (acked, "acked", "acked by anna"),
     (acked_and_rotated, "acked", "acked by anna"),
     (nacked, "delayed", "comes back after attempt 1: boom"),
@@ -247,7 +247,7 @@ def test_history_of_a_message_is_told(conn: Connection, clock: Clock) -> None:
         (1, None, "nacked", "boom"),
         (2, "bert", None, None),
     ]
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert len(reader(conn, message)["history"]) == 2, "closing a lease neither hides nor doubles it"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import claim, enqueue, refused, rows, run_upkeep, settle, value
+from tests.sql.verbs import claim, enqueue, passes, refused, rows, run_upkeep, settle, value
 
 
 def deliveries(conn: Connection, queue: str = "q") -> list[tuple[int, int, int, str | None, str | None, str | None]]:
@@ -39,7 +39,7 @@ def test_every_outcome_is_written_down_with_who_and_why(conn: Connection) -> Non
         (6, 7, 1, "anna", "acked", None),
     }
     assert set(deliveries(conn)) == expected
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert set(deliveries(conn)) == expected, "closing the lease changes nothing of what is told"
     assert value(conn, "select count(*) from trunkline.history") == 5
     again = claim(conn, "q", 10, p_consumer="bert")
@@ -55,7 +55,7 @@ def test_a_lease_that_ended_is_told_as_expired(conn: Connection, clock: Clock) -
     enqueue(conn, "q", 1)
     claim(conn, "q", 1, p_consumer="anna")
     clock.advance(31)
-    run_upkeep(conn, "expire", 2)
+    passes(conn, 2)
     assert deliveries(conn) == [(1, 1, 1, "anna", "expired", None)]
 
 
@@ -67,7 +67,7 @@ def test_history_survives_rotation_of_the_hot_tables(conn: Connection) -> None:
     run_upkeep(conn, "rotate", 3)
     settle(conn, "nack", second.receipt, p_error="late")
     run_upkeep(conn, "rotate", 3)
-    run_upkeep(conn, "expire")
+    passes(conn)
     run_upkeep(conn, "rotate", 3)
     assert deliveries(conn) == [(1, 1, 1, "anna", "acked", None), (2, 2, 1, "anna", "nacked", "late")]
 
@@ -76,13 +76,13 @@ def test_off_and_on_per_queue(conn: Connection) -> None:
     make(conn, history="0")
     enqueue(conn, "q", 1)
     settle(conn, "ack", claim(conn, "q")[0].receipt)
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert value(conn, "select count(*) from trunkline.history") == 0
     assert deliveries(conn) == []
     conn.execute("select trunkline.alter_queue('q', p_history => '1 day')")
     enqueue(conn, "q", 2)
     settle(conn, "ack", claim(conn, "q")[0].receipt)
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert [row[:2] for row in deliveries(conn)] == [(2, 2)]
     conn.execute("select trunkline.alter_queue('q', p_history => '0')")
     assert value(conn, "select history from trunkline.queues") is None
@@ -95,7 +95,7 @@ def test_history_is_kept_as_long_as_asked_and_emptied_by_day(conn: Connection, c
     for day in range(5):
         enqueue(conn, "q", day)
         settle(conn, "ack", claim(conn, "q")[0].receipt)
-        run_upkeep(conn, "expire")
+        passes(conn)
         clock.advance(86400)
         run_upkeep(conn, "history")
     assert value(conn, "select count(*) from trunkline.history") <= 3
@@ -114,7 +114,7 @@ def test_archive_shows_finished_messages_with_their_bytes(conn: Connection) -> N
     [finished] = rows(conn, "select queue, payload, created_at, processed_at, log_offset from trunkline.archive")
     assert (finished.queue, finished.payload, finished.log_offset) == ("q", b'"one"', 1)
     assert finished.processed_at > finished.created_at
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert value(conn, "select count(*) from trunkline.archive") == 1
 
 

@@ -16,6 +16,7 @@ from tests.sql.verbs import (
     head,
     now,
     offsets,
+    passes,
     publish,
     queue_stats,
     read,
@@ -245,7 +246,7 @@ def test_retention_waits_for_the_slowest_reader(conn: Connection, clock: Clock) 
     assert contents(claim(conn, "q", 1)) == contents(first) == [1]
     clock.advance(31)
     settle_all(conn, "ack", claim(conn, "q", 1))
-    run_upkeep(conn, "expire", 2)
+    passes(conn, 2)
     assert run_upkeep(conn, "retention") == [2]
     assert contents(fetch(conn, "t")) == list(range(41, 101))
     assert offsets(read(conn, "t", 32, 1)) == [32]
@@ -279,12 +280,16 @@ def test_hard_retention_overtakes_a_queue_loudly(conn: Connection, clock: Clock)
     assert run_upkeep(conn, "retention") == [0]
     clock.advance(5400)
     assert run_upkeep(conn, "retention") == [2]
-    [alert] = rows(conn, "select kind, detail from trunkline.alerts limit 1")
-    assert (alert.kind, alert.detail["topic"]) == ("retention_overtook_reader", "t")
+    [notice] = rows(conn, "select kind, detail from trunkline.alerts limit 1")
+    assert (notice.kind, notice.detail["topic"]) == ("retention_overtook_reader", "t")
     assert contents(claim(conn, "q", 100)) == list(range(32, 41))
     assert settle(conn, "ack", kept.receipt) == ["done"]
     stats = queue_stats(conn, "q")
-    assert (stats.expired, stats.acked, stats.leased) == (30, 1, 9)
+    assert (stats.expired, stats.delayed, stats.acked, stats.leased) == (29, 1, 1, 9)
+    assert_conserved(conn, "q")
+    clock.advance(86400)
+    claim(conn, "q", 100)
+    assert queue_stats(conn, "q").expired == 30, "when it is due, it is gone"
     assert_conserved(conn, "q")
 
 
@@ -300,7 +305,7 @@ def test_a_delivery_that_hard_retention_removed_can_only_be_lost(conn: Connectio
     assert run_upkeep(conn, "retention") == [2]
     if verb == "expire":
         clock.advance(2 * 3600)
-        run_upkeep(conn, "expire", 2)
+        passes(conn, 2)
     else:
         assert settle(conn, verb, taken.receipt) != ["unknown"]
     assert contents(claim(conn, "q", 100)) == list(range(32, 41))

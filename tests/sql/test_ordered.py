@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import assert_conserved, call, claim, contents, enqueue, queue_stats, refused, run_upkeep, settle
+from tests.sql.verbs import assert_conserved, call, claim, contents, enqueue, passes, queue_stats, refused, settle
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_extending_a_part_keeps_the_whole_lease(conn: Connection, clock: Clock) 
     first, second = claim(conn, "o")
     settle(conn, "extend", second.receipt, p_for="5 minutes")
     clock.advance(31)
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert claim(conn, "o") == []
     clock.advance(300)
     assert settle(conn, "ack", first.receipt, second.receipt) == ["lost", "lost"]
@@ -116,7 +116,7 @@ def test_a_whole_extended_lease_stays(conn: Connection, clock: Clock) -> None:
     receipts = [delivery.receipt for delivery in claim(conn, "o")]
     settle(conn, "extend", *receipts, p_for="5 minutes")
     clock.advance(31)
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert claim(conn, "o") == []
     assert settle(conn, "ack", *receipts) == ["done", "done"]
 

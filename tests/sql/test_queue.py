@@ -14,11 +14,12 @@ from tests.sql.verbs import (
     claim,
     contents,
     enqueue,
+    passes,
     publish,
     queue_stats,
     refused,
     rows,
-    run_upkeep,
+    sequence,
     settle,
     value,
 )
@@ -83,7 +84,7 @@ def test_a_claim_rolled_back_did_not_happen(conn: Connection) -> None:
     conn.execute("begin")
     [gone] = claim(conn, "mail")
     conn.execute("rollback")
-    assert settle(conn, "ack", gone.receipt) == ["unknown"]
+    assert settle(conn, "ack", gone.receipt) == ["lost"]
     [again] = claim(conn, "mail")
     assert again.attempt == 1
     assert settle(conn, "ack", gone.receipt, again.receipt) == ["lost", "done"]
@@ -110,10 +111,10 @@ def test_an_open_ack_wins_over_expiry(conn: Connection, connect: Connect, clock:
     worker.execute("begin")
     assert settle(worker, "ack", delivery.receipt) == ["done"]
     clock.advance(31)
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert claim(conn, "mail") == []
     worker.execute("commit")
-    run_upkeep(conn, "expire")
+    passes(conn)
     assert claim(conn, "mail") == []
     assert queue_stats(conn, "mail").acked == 1
 
@@ -300,6 +301,70 @@ def test_purge_removes_what_is_not_leased(conn: Connection) -> None:
     stats = queue_stats(conn, "mail")
     assert (stats.ready, stats.delayed, stats.leased, stats.acked, stats.purged) == (0, 0, 0, 1, 9)
     assert_conserved(conn, "mail")
+
+
+def test_purge_removes_what_an_open_label_claim_has_passed_over(conn: Connection, connect: Connect) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 1, 2, p_label="slow")
+    enqueue(conn, "mail", 3, p_label="fast")
+    other = connect()
+    with other.transaction():
+        (kept,) = claim(other, "mail", 10, p_labels=["fast"])
+        call(conn, "purge_queue", "mail")
+    for _ in range(3):
+        assert claim(conn, "mail") == []
+        assert_conserved(conn, "mail")
+        sequence(conn)
+    assert queue_stats(conn, "mail").purged == 2
+    assert settle(conn, "ack", kept.receipt) == ["done"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_claim_that_returned_messages_itself_and_was_rolled_back(conn: Connection, count: int) -> None:
+    """Without a service a claim runs the pass in its own transaction: both are undone, but the draw is not."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(count))
+    for _ in range(5):
+        got = claim(conn, "mail", 10)
+        assert len(got) == count
+        settle(conn, "release", *[row.receipt for row in got])
+        with conn.transaction(force_rollback=True):
+            assert len(claim(conn, "mail", 10)) == count
+        assert_conserved(conn, "mail")
+        stats = queue_stats(conn, "mail")
+        assert (stats.ready, stats.leased, stats.delayed) == (count, 0, 0)
+
+
+@pytest.mark.parametrize("newest", ["seen by a pass", "not seen by a pass"])
+def test_rows_of_another_cluster_count_once(conn: Connection, newest: str) -> None:
+    """After a restore, rows have numbers of transactions that this cluster has not used yet, and will use."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(4))
+    one, two, three = claim(conn, "mail", 3)
+    settle(conn, "ack", one.receipt)
+    sequence(conn)
+    settle(conn, "nack", two.receipt)
+    if newest == "seen by a pass":
+        sequence(conn)
+    for table in ("leases", "settled"):
+        conn.execute(f"update trunkline.{table} set xid = (xid::text::bigint + 500)::text::xid8".encode())
+    conn.execute(
+        "update trunkline.passes set snapshot = format('%s:%s:', pg_snapshot_xmin(snapshot)::text::bigint + 500,"
+        " pg_snapshot_xmax(snapshot)::text::bigint + 500)::pg_snapshot"
+    )
+    sequence(conn)
+    found = claim(conn, "mail")
+    assert sorted((row.payload, row.attempt) for row in found) == [(b"1", 2), (b"3", 1)]
+    sequence(conn)
+    for _ in range(800):
+        conn.execute("select pg_current_xact_id()")
+    for _ in range(3):
+        sequence(conn)
+        assert claim(conn, "mail") == []
+    stats = queue_stats(conn, "mail")
+    assert (stats.ready, stats.delayed, stats.leased, stats.acked) == (0, 0, 3, 1)
+    assert_conserved(conn, "mail")
+    assert settle(conn, "ack", three.receipt, *[row.receipt for row in found]) == ["done"] * 3
 
 
 def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:

@@ -84,8 +84,8 @@ def test_a_group_starts_behind_what_retention_took(conn: Connection) -> None:
     for _ in range(4):
         publish(conn, "topic", *range(16))
         rows(conn, "select trunkline.head('topic')")
-        for task in ("segments", "segments", "retention"):
-            rows(conn, "select trunkline.run_upkeep(%s)", task)
+        for duty in ("segments", "segments", "retention"):
+            rows(conn, "select trunkline.run_upkeep(%s)", duty)
     lowest = call(conn, "topic_stats", "topic")[0].lowest_offset
     assert lowest > 1
     publish(conn, "topic", *range(8))

@@ -134,8 +134,8 @@ def test_a_schedule_without_its_target_is_paused_and_the_others_go_on(conn: Conn
     noon.advance(601)
     assert run_upkeep(conn, "schedules", 2) == [1, 0]
     assert [(row.name, row.paused) for row in call(conn, "list_schedules")] == [("a", True), ("b", True), ("c", False)]
-    alerts = rows(conn, "select kind, detail from trunkline.alerts order by detail ->> 'schedule'")
-    assert [(n.kind, n.detail["schedule"], n.detail["code"]) for n in alerts] == [
+    notices = rows(conn, "select kind, detail from trunkline.alerts order by detail ->> 'schedule'")
+    assert [(n.kind, n.detail["schedule"], n.detail["code"]) for n in notices] == [
         ("schedule_paused", "a", "TL010"),
         ("schedule_paused", "b", "TL011"),
     ]

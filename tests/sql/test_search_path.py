@@ -50,5 +50,5 @@ def test_nothing_in_the_callers_search_path_counts(conn: Connection, clock: Cloc
     enqueue(conn, "q", 3, p_idempotency_key="k")
     enqueue(conn, "q", 3, p_idempotency_key="k")
     assert contents(claim(conn, "q")) == [3]
-    for name in ("expire", "segments", "retention", "rotate", "windows"):
+    for name in ("pass", "segments", "retention", "rotate", "windows"):
         assert run_upkeep(conn, name) != [None]

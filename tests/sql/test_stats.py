@@ -15,6 +15,7 @@ from tests.sql.verbs import (
     contents,
     enqueue,
     fetch,
+    passes,
     publish,
     queue_stats,
     refused,
@@ -39,7 +40,7 @@ def test_the_states_of_a_queue_after_a_scripted_day(conn: Connection, clock: Clo
     clock.advance(20)
     assert 20 <= queue_stats(conn, "q").oldest_age < 50
     clock.advance(700)
-    run_upkeep(conn, "expire", 2)
+    passes(conn, 2)
     stats = queue_stats(conn, "q")
     assert (stats.ready, stats.delayed, stats.leased) == (8, 1, 0)
     clock.advance(90_000)
@@ -159,6 +160,6 @@ def test_none_is_lost_or_doubled_by_any_order_of_verbs(conn: Connection, clock: 
     clock.advance(3600)
     for _ in range(20):
         settle(conn, "ack", *[delivery.receipt for delivery in claim_all(conn, "q")])
-    run_upkeep(conn, "expire", 3)
+    passes(conn, 3)
     audit = assert_conserved(conn, "q")
     assert (audit.ready, audit.pending, audit.leased) == (0, 0, 0)

@@ -16,11 +16,11 @@ from tests.sql.verbs import (
     claim_all,
     contents,
     fetch,
+    passes,
     publish,
     queue_stats,
     refused,
     rows,
-    run_upkeep,
     settle,
     value,
 )
@@ -210,7 +210,7 @@ def test_a_filter_that_lets_little_through_still_finds_it(conn: Connection) -> N
         keys = ["rare" if n == 999 and batch == 4 else "common" for n in range(1000)]
         call(conn, "publish_many", "t", [b"1"] * 1000, p_routing_keys=keys)
     assert [delivery.log_offset for delivery in claim(conn, "q")] == [5000]
-    assert rows(conn, "select sum(skipped) from trunkline.leases where lease_no = 1") == [(4999,)]
+    assert rows(conn, "select sum(skipped) from trunkline.leases") == [(4999,)]
 
 
 def test_start_positions(conn: Connection, clock: Clock) -> None:
@@ -278,7 +278,7 @@ def test_unsubscribing_forgets_what_is_out_and_hurts_nobody(
     forgotten = [delivery.receipt for delivery in deliveries if delivery.topic == "t"]
     assert settle(conn, "nack", forgotten[0], p_delay="0") != ["done"]
     clock.advance(31)
-    run_upkeep(conn, "expire", 2)
+    passes(conn, 2)
     assert contents(claim(conn, "q")) == ["mine"]
     assert settle(conn, "ack", forgotten[1]) != ["done"]
     assert queue_stats(conn, "q").leased == 1

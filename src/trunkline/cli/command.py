@@ -8,7 +8,7 @@ import functools
 import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -223,12 +223,15 @@ class Session:
         if not self.quiet:
             say(words)
 
-    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Run `work` with an open client, in the time that --timeout gives."""
+    def run(self, work: Callable[[Client], Awaitable[T]], *, untouched: bool = False) -> T:
+        """Run `work` with an open client, in the time that --timeout gives.
+
+        Messages that are committed get their offsets first, unless the command must see them `untouched`.
+        """
         if self.service is not None:
             with_client = functools.partial(_with_http_client, self.service, self._settings.token, work)
         else:
-            with_client = functools.partial(_with_client, self.url, work)
+            with_client = functools.partial(_with_client, self.url, work, untouched)
         return asyncio.run(self._limited(with_client))
 
     def run_alone(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -270,14 +273,29 @@ class Session:
             raise self._timed_out() from None
 
 
-async def _with_client(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
+async def _with_client(url: str, work: Callable[[Client], Awaitable[T]], untouched: bool) -> T:
     from trunkline import Client
     from trunkline.cli.target import probe
 
     # A pool goes on trying and hides why; the first connection tells the cause at once.
     await probe(url)
     async with Client(url) as mq:
+        if not untouched:
+            await sequence(mq)
         return await work(mq)
+
+
+async def sequence(mq: Client) -> None:
+    """Give offsets to what is committed, so that a command shows it even if no service is running."""
+    import psycopg
+
+    from trunkline import Client
+    from trunkline.db import calls
+
+    if isinstance(mq, Client):  # the HTTP service does it
+        async with mq.connection() as conn:
+            with suppress(psycopg.errors.UndefinedFunction):  # the schema is older than this program
+                await calls.sequence_before_reading(conn)
 
 
 async def _with_http_client(url: str, token: str | None, work: Callable[[Client], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from trunkline.cli import confirm
-from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session
+from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session, sequence
 from trunkline.cli.output import Column
 from trunkline.cli.payloads import parse_headers
 from trunkline.cli.places import Place, resolve
@@ -163,6 +163,7 @@ def lag(
             if not watch or behind(rows):
                 return behind(rows)
             await asyncio.sleep(every.total_seconds())
+            await sequence(mq)
 
     late = session.run(work)
     for row in late:

@@ -59,7 +59,7 @@ async def _explain(mq: Client, which: str) -> Explanation:
 @click.argument("id")
 def explain(session: Session, id: str) -> None:
     """Where a message is, who holds it, and why it is not delivered now."""
-    found = session.run(lambda mq: _explain(mq, id))
+    found = session.run(lambda mq: _explain(mq, id), untouched=True)
     if not session.out.table:
         session.out.one(found)
         return
@@ -73,7 +73,7 @@ def explain(session: Session, id: str) -> None:
 @click.argument("id")
 def trace(session: Session, id: str) -> None:
     """The journey of a message: published, claimed, settled, by whom and when."""
-    found = session.run(lambda mq: _explain(mq, id))
+    found = session.run(lambda mq: _explain(mq, id), untouched=True)
     events = sorted(_events(found), key=lambda event: (event["at"] is None, event["at"] or ""))
     session.out.many(events, _EVENTS)
 

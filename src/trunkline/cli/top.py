@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli.command import Duration, Session
+from trunkline.cli.command import Duration, Session, sequence
 from trunkline.cli.command import command as make_command
 from trunkline.cli.doctor import examine
 from trunkline.cli.findings import Finding
@@ -143,6 +143,7 @@ class Overview:
 
     async def look(self, mq: Client) -> None:
         before, then = {row.queue: row.acked for row in self._stats.queues}, self._at
+        await sequence(mq)
         self._stats, self._at = await mq.stats(), time.monotonic()
         self._rates = {
             row.queue: max(0, row.acked - before[row.queue]) / (self._at - then)

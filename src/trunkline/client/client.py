@@ -385,7 +385,8 @@ class Client(Lender):
         runtime = self._runtime()
         span = duration(lease) or _LEASE
         async with runtime.connection() as conn:
-            return await calls.fetch(
+            take = partial(
+                calls.fetch,
                 conn,
                 partial(Batch, runtime, topic, group, lease=span),
                 topic,
@@ -395,6 +396,12 @@ class Client(Lender):
                 lease=span,
                 type=type,
             )
+            found: Batch[Any] | None = await take()
+            if found is None:
+                # what was committed may have no offset yet
+                await runtime.wakeup.sequence("topic", topic)
+                found = await take()
+            return found
 
     async def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Everything of the batch (or up to `offset`) is done: `batch.commit()`."""
@@ -415,7 +422,12 @@ class Client(Lender):
     async def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
         """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
         async with self._runtime().connection(writing=True) as conn:
-            return await calls.claim_range(conn, topic, group, max_messages=max_messages)
+            found = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+            if found is None:
+                # what was committed may have no offset yet
+                await self._runtime().wakeup.sequence("topic", topic)
+                found = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+            return found
 
     # Reasons and numbers
 
@@ -426,12 +438,12 @@ class Client(Lender):
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """The same for an offset of a topic."""
-        async with self._runtime().connection() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.explain_offset(conn, topic, partition, offset)
 
     async def stats(self) -> Stats:
         """The numbers of all topics, groups and queues."""
-        async with self._runtime().connection() as conn:
+        async with self._runtime().reading() as conn:
             return Stats(
                 topics=await calls.topic_stats(conn),
                 groups=await calls.group_stats(conn),

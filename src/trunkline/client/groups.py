@@ -43,6 +43,7 @@ class Groups(Noun):
     async def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
+        await self._runtime().sequence_before(topic, start)
         async with self._writing() as conn:
             return await calls.create_group(
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
@@ -62,12 +63,13 @@ class Groups(Noun):
 
     async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
         """Move the group, in one partition or in all; members lose what they hold. Answers the next offset by partition."""
+        await self._runtime().sequence_before(topic, to)
         async with self._writing() as conn:
             return await calls.seek(conn, topic, group, place(to), partition=partition)
 
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """One row per group and partition: position, lag, owner."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.group_stats(conn, topic, group)
 
     async def position(self, topic: str, group: str) -> dict[int, int]:

@@ -174,6 +174,7 @@ class Queues(Noun):
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
         total = 0
+        await self._runtime().wakeup.sequence("queue", name)
         while True:
             async with self._writing() as conn:
                 step = await calls.purge_queue(conn, name)
@@ -190,7 +191,7 @@ class Queues(Noun):
 
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """One row per queue, of one or of all."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(queue=name) as conn:
             return await calls.queue_stats(conn, name)
 
     @overload
@@ -199,5 +200,5 @@ class Queues(Noun):
     async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(queue=queue) as conn:
             return await calls.peek_queue(conn, queue, limit=limit, type=type)

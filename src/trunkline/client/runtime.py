@@ -14,6 +14,7 @@ from trunkline.client.renewals import Renewals
 from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
 from trunkline.db.wakeup import Wakeup
+from trunkline.types import Place
 
 T = TypeVar("T")
 
@@ -43,8 +44,20 @@ class Runtime:
         async with self.pool.connection(writing=writing) as conn:
             yield conn
 
+    @asynccontextmanager
+    async def reading(self, *, queue: str | None = None, topic: str | None = None) -> AsyncIterator[Connection]:
+        """A connection for statements that show messages: those that were committed before have an offset."""
+        async with self.connection() as conn:
+            await calls.sequence_before_reading(conn, queue=queue, topic=topic)
+            yield conn
+
+    async def sequence_before(self, topic: str, start: Place) -> None:
+        """Before a reader is made or moved: latest means after all that is committed by now."""
+        if start != "earliest" and not isinstance(start, int):
+            await self.wakeup.sequence("topic", topic)
+
     async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
-        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        """Call the function that a topic has of its own; its number is looked up once."""
         number = self._numbers.get((kind, name))
         if number is not None:
             try:
@@ -52,8 +65,7 @@ class Runtime:
             except psycopg.Error as exc:
                 if exc.sqlstate not in _DELETED:
                     raise
-                # the name may belong to a new topic or queue, with another number
-        resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
-        number = await resolve
+                # the name may belong to a new topic, with another number
+        number = await calls.topic_number(conn, kind, name)
         self._numbers[kind, name] = number
         return await call(number)

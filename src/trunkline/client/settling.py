@@ -36,13 +36,18 @@ class Settler:
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
     ) -> list[Result]:
-        return await self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        answers = await self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        # a pass returns it, now or when its delay is over: our consumers that wait must know when
+        self.runtime.wakeup.poke()
+        return answers
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         return await self._settle(receipts, partial(calls.bury, error=error))
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
-        return await self._settle(receipts, calls.release)
+        answers = await self._settle(receipts, calls.release)
+        self.runtime.wakeup.poke()
+        return answers
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)

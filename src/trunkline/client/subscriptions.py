@@ -27,6 +27,7 @@ class Subscriptions(Noun):
 
         `name` is the topic's name unless given; a queue may have several subscriptions to one topic.
         """
+        await self._runtime().sequence_before(topic, start)
         async with self._writing() as conn:
             await calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
             rows = await calls.list_subscriptions(conn, queue, topic)

@@ -114,17 +114,17 @@ class Topics(Noun):
 
     async def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
         """One row per partition, of one topic or of all."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=name) as conn:
             return await calls.topic_stats(conn, name)
 
     async def head(self, topic: str, partition: int = 0) -> int:
         """The highest offset, counting everything committed when the call began; 0 for none."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.head(conn, topic, partition)
 
     async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """The first offset whose message was created at this time or later; head + 1 when there is none."""
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.offset_at(conn, topic, partition, at)
 
     @overload
@@ -139,6 +139,11 @@ class Topics(Noun):
         self, topic: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
     ) -> builtins.list[Message[Any]]:
         """Messages from an offset on, whoever consumed them; empty at the head, `OffsetOutOfRange` below retention."""
+        async with self._runtime().reading(topic=topic) as conn:
+            return await calls.read(conn, topic, partition, start=start, limit=limit, type=type)
+
+    async def _page(self, topic: str, partition: int, start: int, limit: int, type: Any) -> builtins.list[Message[Any]]:
+        """The same of what has an offset."""
         async with self._reading() as conn:
             return await calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
@@ -152,7 +157,7 @@ class Topics(Noun):
             at = await self._offset_of(topic, partition, start)
             last = await self.head(topic, partition)
             while at <= last:
-                page = await self.read(topic, partition, start=at, limit=min(_PAGE, last - at + 1), type=type)
+                page = await self._page(topic, partition, at, min(_PAGE, last - at + 1), type)
                 if not page:
                     break
                 for message in page:
@@ -168,12 +173,14 @@ class Topics(Noun):
         watch = self._runtime().wakeup.watch("topic", topic)
         try:
             partitions = (await self.get(topic)).partitions
+            # what was committed before is not new
+            await self._runtime().wakeup.sequence("topic", topic)
             places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()
                 quiet = True
                 for partition in range(len(places)):
-                    page = await self.read(topic, partition, start=places[partition], limit=_PAGE, type=type)
+                    page = await self._page(topic, partition, places[partition], _PAGE, type)
                     for message in page:
                         quiet = False
                         places[partition] = message.offset + 1
@@ -188,5 +195,5 @@ class Topics(Noun):
     async def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        async with self._reading() as conn:
+        async with self._runtime().reading(topic=topic) as conn:
             return await calls.offset_of(conn, topic, partition, place(start))

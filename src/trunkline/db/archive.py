@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
+from trunkline.db.spark import sequence
 from trunkline.db.sync.querying import fetch_records
 from trunkline.errors import from_psycopg
 
@@ -119,7 +120,9 @@ def lock_archive(conn: Connection, topic: str) -> bool:
 
 
 def plan_archive(conn: Connection, topic: str, *, rows: int, open: bool) -> list[ArchiveRange]:
-    """What is to be archived next, in the order of partitions and offsets."""
+    """What is to be archived next, in the order of partitions and offsets. `open`: up to everything that is committed."""
+    if open:
+        sequence(conn, [topic])
     return fetch_records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from trunkline.db import calls
 from trunkline.db.calls import message_fields
 from trunkline.db.codec import decoder, headers_json
 from trunkline.db.pool import Connection
@@ -78,6 +79,7 @@ async def committed(conn: Connection, topic: str, group: str) -> int:
 
 
 async def offset_of(conn: Connection, topic: str, id: UUID) -> int | None:
+    await calls.sequence(conn, topics=[topic])
     value = (await fetch_rows(conn, "select trunkline._offset_of(%b, %b)", (topic, id)))[0][0]
     return None if value is None else int(value)
 

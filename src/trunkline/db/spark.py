@@ -47,6 +47,14 @@ class HeadRow(NamedTuple):
     head: int
 
 
+def sequence(conn: Connection, topics: Sequence[str]) -> None:
+    """Give offsets to everything that is committed in these topics. A standby shows what its primary has sequenced."""
+    try:
+        conn.execute("call trunkline.sequence('{}', %b::text[])", (list(topics),))
+    except psycopg.Error as exc:
+        raise from_psycopg(exc) from exc
+
+
 def log_heads(conn: Connection, topics: Sequence[str]) -> list[HeadRow]:
     return [HeadRow(*row) for row in _rows(conn, "select * from trunkline.log_heads(%b)", (list(topics),))]
 

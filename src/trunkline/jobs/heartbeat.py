@@ -78,24 +78,24 @@ class Heartbeat:
         now = monotonic()
         if now < lease.until - lease.span * 2 / 3:
             return
-        offsets = list(lease.open)
-        receipts = [f"{offset}.{lease.text}" for offset in offsets]
+        positions = list(lease.open)
+        receipts = [f"{position}.{lease.text}" for position in positions]
         try:
             answers = self._client.extend(receipts, lease=timedelta(seconds=lease.span))
         except TrunklineError as exc:
             log.warning("a heartbeat failed: %s", exc)
             if monotonic() > lease.until:
                 self._leases.pop(lease.text, None)
-                self._lose(lease, offsets)
+                self._lose(lease, positions)
             return
-        lost = [offset for offset, answer in zip(offsets, answers, strict=True) if answer != "done"]
+        lost = [position for position, answer in zip(positions, answers, strict=True) if answer != "done"]
         # from before the call: the server may have been quick and the answer slow
         lease.until = now + lease.span
         self._lose(lease, lost)
 
-    def _lose(self, lease: Lease, offsets: list[int]) -> None:
-        for offset in offsets:
-            item = lease.open.get(offset)
+    def _lose(self, lease: Lease, positions: list[int]) -> None:
+        for position in positions:
+            item = lease.open.get(position)
             if item is not None:
                 self._call_on_loop(self._on_lost, item)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +97,8 @@ class Lane:
         assert self._watch is not None  # noqa: S101
         if await self._stand_aside():
             return
-        self._watch.hush()
         labels = self._labels()
+        self._watch.hush(labels)
         want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
         if not want:
             await self._pace.one_ends(1.0)
@@ -149,6 +148,11 @@ class Lane:
         while self._worker.held and monotonic() < end and not self._stopping:
             await asyncio.sleep(_LOOK_SECONDS)
         taken = [] if self._stopping else await self._claim(1, self._labels() or None, alone=True)
+        if not taken and not self._stopping:
+            # what was released is claimable after the next pass: run it here, or the workers hand the job round for ever
+            async with self._worker.runtime.connection(writing=True) as conn:
+                await calls.sequence(conn, queues=[self.queue])
+            taken = await self._claim(1, self._labels() or None, alone=True)
         if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in taken):
             self._worker.alone = None
         else:
@@ -183,16 +187,15 @@ class Lane:
         # at the same time, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
         async with runtime.connection() as conn:
-            take = partial(
-                calls.claim,
+            taken: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,
+                self.queue,
                 max_messages=want,
                 lease=self._lease,
                 labels=labels,
                 consumer=self._worker.name,
             )
-            taken: list[Delivery[Any]] = await runtime.own_function(conn, "queue", self.queue, take)
         if cancels is not None:
             await cancels
         return taken
@@ -215,7 +218,7 @@ class Lane:
                 self._worker.heartbeat.add(lease)
             job = self._kinds.get(delivery.label or "")
             item = Item(delivery, job or self._worker.nobody, lease, self._limit(delivery))
-            lease.open[delivery.offset] = item
+            lease.open[item.position] = item
             items.append(item)
         if not alone:
             items = await self._set_apart(items)
@@ -400,7 +403,7 @@ class Lane:
 
     def _forget(self, item: Item, *, came_back: bool = False) -> None:
         if item.lost:
-            item.lease.open.pop(item.delivery.offset, None)
+            item.lease.open.pop(item.position, None)
         if not self._ordered:
             return
         partition = self._partitions.get(item.delivery.partition)
@@ -410,7 +413,7 @@ class Lane:
         if came_back or item.lost:
             # the kernel took back all that is behind it
             for behind in partition:
-                behind.lease.open.pop(behind.delivery.offset, None)
+                behind.lease.open.pop(behind.position, None)
             partition.clear()
         if partition:
             self._ready.append(partition[0])

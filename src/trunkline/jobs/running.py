@@ -13,8 +13,8 @@ from trunkline.types import Delivery
 
 
 class Lease:
-    """One claim of many messages. `open` are those not settled yet, by offset; `since` and `until` are by this process's own
-    clock."""
+    """One claim of many messages. `open` are those not settled yet, by position; `since` and `until` are by the clock
+    of this process."""
 
     __slots__ = ("_on_close", "open", "since", "span", "text", "until")
 
@@ -28,7 +28,7 @@ class Lease:
 
     def close(self, item: Item) -> None:
         """It is settled, or not ours any more."""
-        self.open.pop(item.delivery.offset, None)
+        self.open.pop(item.position, None)
         self._on_close()
 
 
@@ -76,7 +76,12 @@ class Item:
 
     @property
     def receipt(self) -> str:
-        return f"{self.delivery.offset}.{self.lease.text}"
+        return self.delivery.receipt
+
+    @property
+    def position(self) -> int:
+        """The first part of the receipt: what the message is called in its lease."""
+        return int(self.delivery.receipt.partition(".")[0])
 
     @property
     def once(self) -> Once:

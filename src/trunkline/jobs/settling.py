@@ -121,7 +121,7 @@ class Settler:
                 rich.append(item)
         async with self._runtime.connection(writing=True) as conn:
             for text, group in leases.items():
-                answers = await jobs.ack_lease(conn, text, [item.delivery.offset for item in group])
+                answers = await jobs.ack_lease(conn, text, [item.position for item in group])
                 for item, answer in zip(group, answers, strict=True):
                     self._close(item, answer)
             if rich:

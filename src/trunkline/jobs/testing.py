@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client import SyncClient
+from trunkline.db import calls as kernel
 from trunkline.db import jobs as calls
 from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
@@ -140,6 +141,8 @@ class Jobs:
         others, and a paused queue gives out nothing."""
         async with self.app.client._runtime().connection(writing=True) as conn:
             await calls.start_waiting(conn)
+            # what was enqueued or is due a moment ago counts
+            await kernel.sequence(conn, queues=list(worker.queues))
             ended, before = len(done), await self._counts(worker)
             if worker.busy or any(leased for _, leased in before.values()):
                 return True

@@ -273,7 +273,7 @@ class Worker:
                 else:
                     pause = (item.job.definition.backoff or self.app.backoff).after(item.delivery.attempt)
                     sync_calls.nack(conn, [item.receipt], delay=pause, error=error)
-            item.lease.open.pop(item.delivery.offset, None)
+            item.lease.open.pop(item.position, None)
         finally:
             raise_in_thread(self.heartbeat._loop_thread, HandlerStalled)
 

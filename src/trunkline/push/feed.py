@@ -144,15 +144,14 @@ class Feed:
 
     async def _claim(self, source: Source, want: int) -> tuple[Taken, set[int]]:
         async with self._post.runtime.connection() as conn:
-            take = partial(
-                calls.claim,
+            taken: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,
+                source.name,
                 max_messages=want,
                 lease=timedelta(seconds=source.lease),
                 consumer=self._post.name,
             )
-            taken = await self._post.runtime.own_function(conn, "queue", source.name, take)
         return ({source.queue_id: taken}, set()) if taken else ({}, {source.queue_id})
 
     def _look_again(self, queue_ids: Iterable[int]) -> None:

@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 from trunkline import Client
@@ -50,6 +51,14 @@ class Part:
         self.deliveries = deliveries
 
 
+class _Order(NamedTuple):
+    """Whether a queue is ordered, until when this is believed, and cursors whose messages were claimed since."""
+
+    ordered: bool
+    until: float
+    cursors: set[int]
+
+
 class Claimer:
     """Claims for the requests of this process."""
 
@@ -57,7 +66,7 @@ class Claimer:
         self._mq = mq
         self._spawn = spawn
         self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
-        self._ordered: dict[int, bool] = {}
+        self._ordered: dict[str, _Order] = {}
 
     def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
         """Claim for this request, together with equal ones. Call `withdraw` if it ends before the result is used."""
@@ -87,52 +96,69 @@ class Claimer:
         runtime = self._mq._runtime()
         with limited(Limits(resource=("claim", key.queue), reads=True)):
             async with runtime.connection() as conn:
-                return await runtime.own_function(conn, "queue", key.queue, partial(self._claim, conn, key, parts))
+                return await self._claim(conn, key, parts)
 
-    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+    async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         open = [part for part in parts if not part.gone and part.deliveries is None]
-        if len(open) > 1 and await self._is_ordered(conn, key.queue, number):
+        if len(open) > 1 and await self._is_ordered(conn, key.queue):
             # the messages of one lease must be handled one after the other, so each request has its own lease
             more = True
             for part in open:
-                more = more and await self._share(conn, key, [part], number)
+                more = more and await self._share(conn, key, [part])
             return more
-        return await self._share(conn, key, open, number)
+        return await self._share(conn, key, open)
 
-    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part], number: int) -> bool:
+    async def _share(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         settler = self._mq._living().settler
         total = sum(part.limit for part in parts)
         if not total:
             return False
-        rows = await calls.claim(
+        take = partial(
+            calls.claim,
             conn,
             partial(Delivery, _settler=settler),
-            number,
-            max_messages=total,
+            key.queue,
             lease=duration(key.lease),
             labels=key.labels,
             consumer=_CONSUMER,
         )
+        rows = await take(max_messages=total)
+        if len(rows) < total:
+            # what was committed or sent back may not be deliverable yet
+            await self._mq._runtime().wakeup.sequence("queue", key.queue)
+            rows = _oldest_first(rows, await take(max_messages=total - len(rows)))
+        # the queue may have been made again under the same name, and its messages in one lease are for one request
+        first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
         start = 0
         for part in parts:
             # some may have left while we claimed
-            if not part.gone:
+            if not part.gone and not (first_only and start):
                 part.give(Deliveries.of(rows[start : start + part.limit], settler))
                 start += part.limit
         if rows[start:]:
             await calls.release(conn, [row.receipt for row in rows[start:]])
         return len(rows) >= total
 
-    async def _is_ordered(self, conn: Connection, queue: str, number: int) -> bool:
-        """By number: a queue made anew under the same name has another one."""
-        known = self._ordered.get(number)
-        if known is None:
+    async def _is_ordered(self, conn: Connection, queue: str, cursor: int | None = None) -> bool:
+        """Looked up again after a second, and for a cursor that the queue did not have then."""
+        known = self._ordered.get(queue)
+        if known is None or monotonic() > known.until or cursor not in (None, *known.cursors):
             try:
-                known = (await calls.get_queue(conn, queue)).ordered
+                ordered = (await calls.get_queue(conn, queue)).ordered
             except PermissionDenied:
                 return True
-            self._ordered[number] = known
-        return known
+            known = self._ordered[queue] = _Order(ordered, monotonic() + 1.0, set())
+        if cursor is not None:
+            known.cursors.add(cursor)
+        return known.ordered
+
+
+def _oldest_first(rows: list[Delivery[Any]], more: list[Delivery[Any]]) -> list[Delivery[Any]]:
+    """The messages of two claims; by offset, if they are of one log."""
+    both = [*rows, *more]
+    if rows and more and len({(row.topic, row.partition) for row in both}) == 1:
+        both.sort(key=lambda row: row.offset)
+    return both
 
 
 class Acker:
@@ -187,7 +213,7 @@ async def settle(
 def cursor_of(receipt: str) -> int | None:
     """The number in a receipt that tells its queue; None for a text that is not a receipt."""
     parts = receipt.split(".")
-    if len(parts) == 4 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
+    if len(parts) == 5 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
         return int(parts[1])
     return None
 

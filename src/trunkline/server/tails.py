@@ -131,6 +131,8 @@ class Tails:
         if known is not None and known.failure is None:
             return list(known.next)
         partitions = (await self._mq.topics.get(topic)).partitions
+        # what was committed before is not new
+        await self._mq._runtime().wakeup.sequence("topic", topic)
         return [await self._mq.topics.head(topic, partition) + 1 for partition in range(partitions)]
 
     async def follow(self, topic: str, places: list[int], quiet: float) -> AsyncIterator[list[Event]]:

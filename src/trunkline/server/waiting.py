@@ -86,7 +86,7 @@ class Line:
         watch = self._watch = self._mq._runtime().wakeup.watch("queue", self.queue)
         try:
             while waiters := self._first():
-                watch.hush()
+                watch.hush(self._key.labels)
                 more = await self._claimer.claim(self._key, waiters)
                 for waiter in waiters:
                     if waiter.gone:
@@ -262,10 +262,14 @@ async def retry_until(
     member: str = "",
 ) -> T | None:
     """What `look` finds, looking again whenever something may have come, for at most `wait` seconds."""
-    found = await look()
-    if found is not None or wait <= 0:
-        return found
     wakeup = mq._runtime().wakeup
+    if wait <= 0:
+        found = await look()
+        if found is None:
+            # what was committed may have no offset yet
+            await wakeup.sequence("topic", name)
+            found = await look()
+        return found
     watch = wakeup.watch(kind, name, group=group, member=member)
     try:
         async with asyncio.timeout(wait):

@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 def heads(url: str, topics: Sequence[str]) -> list[Head]:
     """Each partition of these topics, counting everything that was committed before the call."""
     with plain(url) as conn:
+        calls.sequence(conn, topics)
         return [Head(*row) for row in calls.log_heads(conn, topics)]
 
 

@@ -154,7 +154,6 @@ def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
             (file.name, checksums[file.name]),
         )
     conn.execute("select trunkline._write_functions(topic_id) from trunkline.topics")
-    conn.execute("select trunkline._write_claim(queue_id) from trunkline.queues")
     return changed
 
 

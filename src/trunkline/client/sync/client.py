@@ -384,7 +384,8 @@ class SyncClient(Lender):
         runtime = self._runtime()
         span = duration(lease) or _LEASE
         with runtime.connection() as conn:
-            return calls.fetch(
+            take = partial(
+                calls.fetch,
                 conn,
                 partial(Batch, runtime, topic, group, lease=span),
                 topic,
@@ -394,6 +395,12 @@ class SyncClient(Lender):
                 lease=span,
                 type=type,
             )
+            found: Batch[Any] | None = take()
+            if found is None:
+                # what was committed may have no offset yet
+                runtime.wakeup.sequence("topic", topic)
+                found = take()
+            return found
 
     def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Everything of the batch (or up to `offset`) is done: `batch.commit()`."""
@@ -414,7 +421,12 @@ class SyncClient(Lender):
     def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
         """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
         with self._runtime().connection(writing=True) as conn:
-            return calls.claim_range(conn, topic, group, max_messages=max_messages)
+            found = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            if found is None:
+                # what was committed may have no offset yet
+                self._runtime().wakeup.sequence("topic", topic)
+                found = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            return found
 
     # Reasons and numbers
 
@@ -425,12 +437,12 @@ class SyncClient(Lender):
 
     def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """The same for an offset of a topic."""
-        with self._runtime().connection() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.explain_offset(conn, topic, partition, offset)
 
     def stats(self) -> Stats:
         """The numbers of all topics, groups and queues."""
-        with self._runtime().connection() as conn:
+        with self._runtime().reading() as conn:
             return Stats(
                 topics=calls.topic_stats(conn),
                 groups=calls.group_stats(conn),

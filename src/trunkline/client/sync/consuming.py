@@ -45,21 +45,30 @@ def claim(
     labels: Sequence[str] | None,
     consumer: str | None,
     type: Any,
+    fresh: bool = True,
 ) -> Deliveries[Any]:
-    """Up to so many messages of a queue; empty when there are none."""
+    """Up to so many messages of a queue; empty when there are none.
+
+    `fresh`: when there are none, sequence what was committed and try again, for callers that do not wait.
+    """
     tracer, began = telemetry.tracer(), time.time_ns()
     with runtime.connection() as conn:
         take = partial(
             calls.claim,
             conn,
             partial(Delivery, _settler=settler),
+            queue,
             max_messages=max_messages,
             lease=lease,
             labels=labels,
             consumer=consumer,
             type=type,
         )
-        taken = Deliveries.of(runtime.own_function(conn, "queue", queue, take), settler)
+        rows = take()
+        if fresh and not rows:
+            runtime.wakeup.sequence("queue", queue)
+            rows = take()
+        taken = Deliveries.of(rows, settler)
     if tracer is not None and taken:
         telemetry.claimed(tracer, queue, taken, began)
     return taken
@@ -248,7 +257,7 @@ class Claims(Generic[T]):
             raise RuntimeError("enter the claims with `with` before iterating over them")
         while True:
             self._free.hush()
-            self._watch.hush()
+            self._watch.hush(self._labels)
             if self._stopped:
                 raise StopIteration
             if self._ready:
@@ -268,6 +277,7 @@ class Claims(Generic[T]):
                     labels=self._labels,
                     consumer=self.consumer,
                     type=self._type,
+                    fresh=False,
                 )
             except Unavailable as exc:
                 log.warning("queue %s: %s; trying again", self.queue, exc)

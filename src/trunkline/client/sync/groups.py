@@ -44,6 +44,7 @@ class Groups(Noun):
     def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
+        self._runtime().sequence_before(topic, start)
         with self._writing() as conn:
             return calls.create_group(
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
@@ -61,12 +62,13 @@ class Groups(Noun):
 
     def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
         """Move the group, in one partition or in all; members lose what they hold. Answers the next offset by partition."""
+        self._runtime().sequence_before(topic, to)
         with self._writing() as conn:
             return calls.seek(conn, topic, group, place(to), partition=partition)
 
     def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """One row per group and partition: position, lag, owner."""
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.group_stats(conn, topic, group)
 
     def position(self, topic: str, group: str) -> dict[int, int]:

@@ -175,6 +175,7 @@ class Queues(Noun):
     def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
         total = 0
+        self._runtime().wakeup.sequence("queue", name)
         while True:
             with self._writing() as conn:
                 step = calls.purge_queue(conn, name)
@@ -191,7 +192,7 @@ class Queues(Noun):
 
     def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """One row per queue, of one or of all."""
-        with self._reading() as conn:
+        with self._runtime().reading(queue=name) as conn:
             return calls.queue_stats(conn, name)
 
     @overload
@@ -200,5 +201,5 @@ class Queues(Noun):
     def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
-        with self._reading() as conn:
+        with self._runtime().reading(queue=queue) as conn:
             return calls.peek_queue(conn, queue, limit=limit, type=type)

@@ -15,6 +15,7 @@ from trunkline.client.sync.renewals import Renewals
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection, Pool
 from trunkline.db.sync.wakeup import Wakeup
+from trunkline.types import Place
 
 T = TypeVar("T")
 
@@ -44,8 +45,20 @@ class Runtime:
         with self.pool.connection(writing=writing) as conn:
             yield conn
 
+    @contextmanager
+    def reading(self, *, queue: str | None = None, topic: str | None = None) -> Iterator[Connection]:
+        """A connection for statements that show messages: those that were committed before have an offset."""
+        with self.connection() as conn:
+            calls.sequence_before_reading(conn, queue=queue, topic=topic)
+            yield conn
+
+    def sequence_before(self, topic: str, start: Place) -> None:
+        """Before a reader is made or moved: latest means after all that is committed by now."""
+        if start != "earliest" and not isinstance(start, int):
+            self.wakeup.sequence("topic", topic)
+
     def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], T]) -> T:
-        """Call the function that a topic or queue has of its own; its number is looked up once."""
+        """Call the function that a topic has of its own; its number is looked up once."""
         number = self._numbers.get((kind, name))
         if number is not None:
             try:
@@ -53,8 +66,7 @@ class Runtime:
             except psycopg.Error as exc:
                 if exc.sqlstate not in _DELETED:
                     raise
-                # the name may belong to a new topic or queue, with another number
-        resolve = calls.queue_number(conn, name) if kind == "queue" else calls.topic_number(conn, kind, name)
-        number = resolve
+                # the name may belong to a new topic, with another number
+        number = calls.topic_number(conn, kind, name)
         self._numbers[kind, name] = number
         return call(number)

@@ -35,13 +35,18 @@ class Settler:
         return self._settle(receipts, calls.ack)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        return self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        answers = self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        # a pass returns it, now or when its delay is over: our consumers that wait must know when
+        self.runtime.wakeup.poke()
+        return answers
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         return self._settle(receipts, partial(calls.bury, error=error))
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
-        return self._settle(receipts, calls.release)
+        answers = self._settle(receipts, calls.release)
+        self.runtime.wakeup.poke()
+        return answers
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)

@@ -28,6 +28,7 @@ class Subscriptions(Noun):
 
         `name` is the topic's name unless given; a queue may have several subscriptions to one topic.
         """
+        self._runtime().sequence_before(topic, start)
         with self._writing() as conn:
             calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
             rows = calls.list_subscriptions(conn, queue, topic)

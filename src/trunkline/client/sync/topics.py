@@ -115,17 +115,17 @@ class Topics(Noun):
 
     def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
         """One row per partition, of one topic or of all."""
-        with self._reading() as conn:
+        with self._runtime().reading(topic=name) as conn:
             return calls.topic_stats(conn, name)
 
     def head(self, topic: str, partition: int = 0) -> int:
         """The highest offset, counting everything committed when the call began; 0 for none."""
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.head(conn, topic, partition)
 
     def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """The first offset whose message was created at this time or later; head + 1 when there is none."""
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.offset_at(conn, topic, partition, at)
 
     @overload
@@ -140,6 +140,11 @@ class Topics(Noun):
         self, topic: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
     ) -> builtins.list[Message[Any]]:
         """Messages from an offset on, whoever consumed them; empty at the head, `OffsetOutOfRange` below retention."""
+        with self._runtime().reading(topic=topic) as conn:
+            return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
+
+    def _page(self, topic: str, partition: int, start: int, limit: int, type: Any) -> builtins.list[Message[Any]]:
+        """The same of what has an offset."""
         with self._reading() as conn:
             return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
@@ -153,7 +158,7 @@ class Topics(Noun):
             at = self._offset_of(topic, partition, start)
             last = self.head(topic, partition)
             while at <= last:
-                page = self.read(topic, partition, start=at, limit=min(_PAGE, last - at + 1), type=type)
+                page = self._page(topic, partition, at, min(_PAGE, last - at + 1), type)
                 if not page:
                     break
                 for message in page:
@@ -169,12 +174,14 @@ class Topics(Noun):
         watch = self._runtime().wakeup.watch("topic", topic)
         try:
             partitions = (self.get(topic)).partitions
+            # what was committed before is not new
+            self._runtime().wakeup.sequence("topic", topic)
             places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()
                 quiet = True
                 for partition in range(len(places)):
-                    page = self.read(topic, partition, start=places[partition], limit=_PAGE, type=type)
+                    page = self._page(topic, partition, places[partition], _PAGE, type)
                     for message in page:
                         quiet = False
                         places[partition] = message.offset + 1
@@ -189,5 +196,5 @@ class Topics(Noun):
     def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        with self._reading() as conn:
+        with self._runtime().reading(topic=topic) as conn:
             return calls.offset_of(conn, topic, partition, place(start))

@@ -12,6 +12,7 @@ module; what callers say is always a parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -420,15 +421,28 @@ def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = Non
     ]
 
 
-def queue_number(conn: Connection, queue: str) -> int:
-    """The number that the queue's own claim function carries in its name."""
-    return int(fetch_value(conn, "select trunkline.queue_number(%b)", (queue,)))
+def sequence(conn: Connection, *, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> None:
+    """Give offsets to what was committed for these queues and topics, and return what is due.
+
+    A statement of its own, with a transaction of its own: what a claim or fetch does not find may be there after it.
+    """
+    conn.execute("call trunkline.sequence(%b::text[], %b::text[])", (list(queues), list(topics)))
+
+
+def sequence_before_reading(conn: Connection, *, queue: str | None = None, topic: str | None = None) -> None:
+    """The same for a queue or a topic (neither: some hundred of all), if this role may and no transaction is open:
+    statements that show messages do not give offsets, and perhaps no service is running."""
+    if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        return
+    names = (None, None) if queue is None and topic is None else ([queue] if queue else [], [topic] if topic else [])
+    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+        conn.execute("call trunkline.sequence(%b::text[], %b::text[])", names)
 
 
 def claim(
     conn: Connection,
     make: Callable[..., S],
-    queue_number: int,
+    queue: str,
     *,
     max_messages: int = 1,
     lease: timedelta | None = None,
@@ -439,47 +453,42 @@ def claim(
     """Asks for a relaxed commit: it is always a statement of its own."""
     rows = fetch_rows(
         conn,
-        f"select {_FIELDS}, lease, attempt, deadline, topic"  # noqa: S608
-        f" from trunkline.queue_{int(queue_number)}_take(%b::int, %b::interval, %b::text[], %b::text, true)",
-        (max_messages, lease, None if labels is None else list(labels), consumer),
+        f"select {_FIELDS}, receipt, attempt, deadline, topic"  # noqa: S608
+        " from trunkline.claim(%b, %b::int, %b::interval, %b::text[], %b::text, true)",
+        (queue, max_messages, lease, None if labels is None else list(labels), consumer),
     )
     decode = decoder(type)
-    made: list[S] = []
-    held = ""
-    for row in rows:
-        # named where it begins, for all rows up to the next one
-        held = row[11] or held
-        made.append(
-            make(
-                partition=row[0],
-                offset=row[1],
-                id=row[2],
-                key=row[3],
-                routing_key=row[4],
-                label=row[5],
-                headers=row[6],
-                payload=row[7],
-                content_type=row[8],
-                occurred_at=row[9],
-                created_at=row[10],
-                receipt=f"{row[1]}.{held}",
-                attempt=row[12],
-                deadline=row[13],
-                topic=row[14],
-                _decode=decode,
-            )
+    return [
+        make(
+            partition=row[0],
+            offset=row[1],
+            id=row[2],
+            key=row[3],
+            routing_key=row[4],
+            label=row[5],
+            headers=row[6],
+            payload=row[7],
+            content_type=row[8],
+            occurred_at=row[9],
+            created_at=row[10],
+            receipt=row[11],
+            attempt=row[12],
+            deadline=row[13],
+            topic=row[14],
+            _decode=decode,
         )
-    return made
+        for row in rows
+    ]
 
 
 def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
-    offset, _, lease = receipts[0].partition(".") if receipts else ("", "", "")
-    # the short way, for receipts of one lease; what does not look like one goes the long way and is answered there
-    if offset.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
-        offsets = [receipt.partition(".")[0] for receipt in receipts]
-        if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in offsets):
+    position, _, lease = receipts[0].partition(".") if receipts else ("", "", "")
+    # the short way, for receipts of one lease; what does not look like one goes the long way and is refused there
+    if position.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
+        positions = [receipt.partition(".")[0] for receipt in receipts]
+        if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in positions):
             answers = fetch_value(
-                conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in offsets])
+                conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in positions])
             )
             return ["done"] * len(receipts) if answers is None else answers
     rows = fetch_rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
@@ -714,12 +723,12 @@ def notify(conn: Connection, payload: str = "") -> None:
 
 
 class Poll(NamedTuple):
-    """What has something to take: queues, groups (topic, group, member), and topics with the sum of their heads.
+    """What has something to take: queues (name, labels), groups (topic, group, member), topics with the sum of their heads.
 
     `seconds` until the next lease ends or delayed message is due for them; None when nothing is foreseen.
     """
 
-    queues: set[str]
+    queues: set[tuple[str, str | None]]
     groups: set[tuple[str, str, str]]
     topics: dict[str, int]
     seconds: float | None
@@ -728,26 +737,29 @@ class Poll(NamedTuple):
 def poll(
     conn: Connection,
     *,
-    queues: Sequence[str],
+    queues: Sequence[tuple[str, str | None]],
     groups: Sequence[tuple[str, str, str]],
     topics: Sequence[str],
 ) -> Poll:
-    """One statement for all waiting consumers of a process; it also ends overdue leases and lets in what is due for them."""
-    rows = fetch_rows(
+    """One statement for all waiting consumers of a process: sequences what was committed for them, then reads.
+
+    Queues are (name, labels): labels as a JSON array, or None for messages of any label.
+    """
+    rows = fetch_value(
         conn,
-        "select kind, name, group_name, member, head, seconds"
-        " from trunkline.poll(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[])",
+        "call trunkline.pass_and_poll(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])",
         (
-            list(queues),
+            [queue[0] for queue in queues],
             [group[0] for group in groups],
             [group[1] for group in groups],
             [group[2] for group in groups],
             list(topics),
+            [queue[1] for queue in queues],
         ),
     )
     return Poll(
-        queues={row[1] for row in rows if row[0] == "queue"},
+        queues={(row[1], row[3]) for row in rows if row[0] == "queue"},
         groups={(row[1], row[2], row[3]) for row in rows if row[0] == "group"},
         topics={row[1]: row[4] for row in rows if row[0] == "topic"},
-        seconds=next((row[5] for row in rows if row[0] == "wait"), None),
+        seconds=min((row[5] for row in rows if row[0] == "wait"), default=None),
     )

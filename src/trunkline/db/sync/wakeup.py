@@ -3,13 +3,15 @@
 
 Polling is enough for correctness; everything else only makes it sooner. Publishers of this client ring its consumers
 directly. Other processes hear a NOTIFY with an empty payload, sent after the commit on a connection of its own, at most
-every few milliseconds. Whoever hears it lets its waiting consumers look for themselves when they are few, and otherwise
-asks the database once which of them have something to take. While nothing is found, hints in a row are followed less often.
+every few milliseconds. A process that hears it runs one statement for all its waiting consumers: a pass, which gives
+offsets to what was committed, and a poll, which finds those that have something to take. While nothing is found, hints in a
+row are followed less often. A poll that begins after a consumer came to wait serves it, so many consumers share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from time import monotonic
 from uuid import uuid4
 
@@ -17,7 +19,8 @@ import psycopg
 
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection, connect
-from trunkline.db.threads import Background, Bell, Mutex, log, sleep
+from trunkline.db.threads import Background, Bell, Coalescer, Mutex, log, sleep
+from trunkline.errors import from_psycopg
 
 POLL_SECONDS = 1.1
 """With a ping now and then this stays below one query per second."""
@@ -29,8 +32,6 @@ _LONGEST_GAP_SECONDS = 0.02
 """Between two looks that follow hints. Hints for others come every few milliseconds while they publish a lot."""
 _ROW_SECONDS = 0.1
 """Looks that are further apart are not of one row."""
-_FEW = 4
-"""So many consumers look for themselves sooner, and for the same cost, than a poll and those whom it finds."""
 _TURN_SECONDS = 0.2
 COMPLAIN_SECONDS = 30.0
 
@@ -56,15 +57,23 @@ class Watch:
         self.member = member
         self.sources: frozenset[str] | None = None
         """Topics that feed a queue; None while that is not known."""
+        self.labels: str | None = None
         self.waiting = False
         self.missed = False
-        """Whether others were asked for while this one was looking for itself, perhaps too early."""
+        """Whether a poll began for others while this one looked for itself, perhaps too early."""
+        self.polled = self.hit = False
+        """Whether a poll began while this one waited, and whether it found something for it."""
         self.length: int | None = None
+        self._after_poll = self._after_hit = self._vain = False
         self._wakeup = wakeup
         self._bell = Bell()
         self._on_ring = on_ring
 
-    def hush(self) -> None:
+    def hush(self, labels: Sequence[str] | None = None) -> None:
+        """Forget earlier rings, before looking for messages: for those with these labels, or all."""
+        self.labels = None if labels is None else json.dumps(sorted(set(labels)))
+        self._after_poll, self._after_hit = self.polled, self.hit
+        self.polled = self.hit = False
         self.missed = self.waiting = False
         self._bell.hush()
 
@@ -76,9 +85,11 @@ class Watch:
     def found(self) -> None:
         """There was something to take: hints are worth following at once."""
         self._wakeup.speed_up()
+        if self.labels is not None:
+            self._passed_over()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until there may be something to take; answers whether it was rung."""
+        """Until there may be something to take; returns whether it was rung."""
         try:
             self.stand_by()
             return self._bell.wait(timeout)
@@ -86,11 +97,27 @@ class Watch:
             self.waiting = False
 
     def stand_by(self) -> None:
-        """There was nothing to take: be rung when there may be."""
+        """There was nothing to take: be rung when there may be.
+
+        What was committed may have no offset yet. Unless this look followed a poll, there must be one.
+        """
         self.waiting = True
-        # after the mark above: the poller looks at both in the other order, so one of us sees the other
-        if self.missed:
+        # after the mark above: the poller reads both in the other order, so one of the two sees the other
+        if self.missed or not self._after_poll:
             self._wakeup.poke()
+        elif self.labels is not None and self._after_hit and not self._vain:
+            # once in a row, so that it ends
+            self._vain = True
+            self._passed_over()
+        else:
+            self._vain = False
+        # it may wait several times after one look
+        self._after_poll, self._after_hit, self.missed = True, False, False
+
+    def _passed_over(self) -> None:
+        """A look by label may have passed over messages, which are for others after the next pass: here or elsewhere."""
+        self._wakeup.poke()
+        self._wakeup.tell()
 
 
 class Wakeup:
@@ -114,6 +141,7 @@ class Wakeup:
         self._side: Connection | None = None
         self._side_pid = 0
         self._side_lock = Mutex()
+        self._passes: Coalescer[tuple[str, str], None] = Coalescer(self._run_pass, max_items=1000, max_size=1000)
         self.polls = 0
         self.hearing = False
 
@@ -139,10 +167,29 @@ class Wakeup:
     def speed_up(self) -> None:
         self._gap = _GAP_SECONDS
 
+    def sequence(self, kind: str, name: str) -> None:
+        """Give offsets to what was committed for a queue or topic. Calls made at the same time share a pass."""
+        self._passes.submit((kind, name))
+
+    def _run_pass(self, wanted: list[tuple[str, str]]) -> list[BaseException | None]:
+        queues = sorted({name for kind, name in wanted if kind == "queue"})
+        topics = sorted({name for kind, name in wanted if kind != "queue"})
+        with self._side_lock:
+            try:
+                try:
+                    calls.sequence(self._open_side(), queues=queues, topics=topics)
+                except psycopg.OperationalError:
+                    # the connection may have been cut long ago, while nothing used it
+                    self._drop_side()
+                    calls.sequence(self._open_side(), queues=queues, topics=topics)
+            except psycopg.Error as exc:
+                raise from_psycopg(exc) from exc
+        return [None] * len(wanted)
+
     # For publishers
 
     def published(self, kind: str, name: str) -> None:
-        """Something was committed: ring our own consumers now, tell the other processes soon."""
+        """Something was committed: sequence it for our own consumers now, tell the other processes soon."""
         for watch in tuple(self._watches):
             if kind == "inbox":
                 hit = watch.kind == "queue" and watch.name == name
@@ -151,7 +198,8 @@ class Wakeup:
             else:
                 hit = watch.name == name
             if hit:
-                watch.ring()
+                self._poke.ring()
+                break
         self.tell()
 
     def tell(self) -> None:
@@ -162,9 +210,8 @@ class Wakeup:
             self._notifier = Background(self._notify_for_ever, "trunkline notifier")
 
     def tell_all(self) -> None:
-        """Something was committed and nobody knows where: all of ours look, and the other processes."""
-        for watch in tuple(self._watches):
-            watch.ring()
+        """Something was committed, and it is not known where: poll for all of ours, and let the other processes poll."""
+        self._poke.ring()
         self.tell()
 
     def close(self) -> None:
@@ -221,6 +268,8 @@ class Wakeup:
             self._poke.hush()
             waiting = self._waiting()
             if not waiting:
+                # the next one to wait asks for a poll
+                self._pause = POLL_SECONDS
                 continue
             start = monotonic()
             try:
@@ -249,6 +298,7 @@ class Wakeup:
             watch.missed = True
             if watch.waiting:
                 watch.missed = False
+                watch.polled = True
                 found.append(watch)
         return found
 
@@ -256,7 +306,7 @@ class Wakeup:
         with self._side_lock:
             found = calls.poll(
                 self._open_side(),
-                queues=sorted({watch.name for watch in waiting if watch.kind == "queue"}),
+                queues=list({(watch.name, watch.labels) for watch in waiting if watch.kind == "queue"}),
                 groups=sorted({(watch.name, watch.group, watch.member) for watch in waiting if watch.kind == "group"}),
                 topics=sorted({watch.name for watch in waiting if watch.kind == "topic"}),
             )
@@ -268,7 +318,7 @@ class Wakeup:
         self._pause = POLL_SECONDS if found.seconds is None else min(POLL_SECONDS, max(0.0, found.seconds) + _GAP_SECONDS)
         for watch in waiting:
             if watch.kind == "queue":
-                hit = watch.name in found.queues
+                hit = (watch.name, watch.labels) in found.queues
             elif watch.kind == "group":
                 hit = (watch.name, watch.group, watch.member) in found.groups
             else:
@@ -276,6 +326,7 @@ class Wakeup:
                 hit = length != watch.length
                 watch.length = length
             if hit:
+                watch.hit = True
                 watch.ring()
 
     def _slow_down(self) -> None:
@@ -285,13 +336,7 @@ class Wakeup:
 
     def _follow(self) -> None:
         """Something was committed somewhere."""
-        waiting = self._waiting() if monotonic() - self._looked >= self._gap else []
-        if 0 < len(waiting) <= _FEW:
-            self._slow_down()
-            for watch in waiting:
-                watch.ring()
-        else:
-            self._poke.ring()
+        self._poke.ring()
 
     def _listen_for_ever(self) -> None:
         warned = False

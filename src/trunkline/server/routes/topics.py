@@ -147,6 +147,8 @@ async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
 async def _only_drained_queues(call: Call, topic: str) -> bool:
     """Return whether the topic has no users but queues that have settled all their messages."""
     mq = call.mq
+    # by a connection of its own: this route works in a transaction
+    await mq._runtime().wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
     if any(row.scheduled for row in await mq.topics.stats(topic)):
@@ -194,7 +196,7 @@ class OffsetView(msgspec.Struct, frozen=True):
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
     """The next offset from a place on: the first message at or after a time, or head + 1."""
     query = request.query()
-    async with request.mq.connection() as conn:
+    async with request.mq._runtime().reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
             raise invalid(f"topic {topic} has no partition {query['partition']}")
         offset = await calls.offset_of(conn, topic, query["partition"], query["at"])

@@ -140,7 +140,7 @@ begin
         first_offset := greatest(trunkline._archived_upto(t.topic_id, r.partition) + 1, r.base_offset);
         v_end := coalesce((select max(s.last_offset) from trunkline._all_segments() s where s.log = r.log and s.sealed_at is not null), 0);
         if p_open then
-            v_end := greatest(v_end, trunkline._tick(t.topic_id, r.partition, t.segment_rows, 1000000));
+            v_end := greatest(v_end, trunkline._head(t.topic_id * 64 + r.partition));
         end if;
         while first_offset <= v_end loop
             -- as many whole segments as fit; a larger one in even parts

@@ -1,12 +1,7 @@
 -- For HTTP clients of other systems' habits: they settle by message id or by offset alone, without a receipt or a generation. Everything
 -- here ends in the same rows as the verbs; the names start with _ because programs of our own should use those.
 
--- The newest lease that had an offset of a cursor, in its first pass or in the retry lane; null: it was never claimed.
-create or replace function trunkline._newest_lease(c trunkline.cursors, p_offset bigint) returns trunkline.leases
-language sql stable
-as $$ select * from trunkline._leases_of(c, p_offset) l order by l.cursor_id = c.cursor_id, l.lease_no desc limit 1 $$;
-
--- How a message stands in a queue: leased (with the receipt of who has it), acked, waiting, dead or gone. No row: the queue never saw it.
+-- How a message stands in a queue: leased (with the receipt of its consumer), acked, waiting, dead or gone. No row: the queue never saw it.
 create or replace function trunkline._delivery_of(p_queue text, p_id uuid, out state text, out receipt text)
 returns setof record
 language plpgsql
@@ -14,31 +9,37 @@ as $$
 declare
     q        trunkline.queues := trunkline._queue(p_queue);
     c        trunkline.cursors;
-    l        trunkline.leases;
+    r        record;
     v_offset bigint;
     v_kind   "char";
-    v_until  timestamptz;
 begin
-    for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by cursor_id loop
+    for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by cursor_id loop
         v_offset := trunkline._find_offset(c.log, p_id);
-        continue when v_offset is null or v_offset < c.start_position;
-        l := trunkline._newest_lease(c, v_offset);
-        if l.cursor_id is null then
-            continue when v_offset < (trunkline._lease_state(c)).position
-                and not exists (select from trunkline.pending where cursor_id = c.cursor_id and log_offset = v_offset);
+        if v_offset is null and trunkline._is_unsequenced(c.log, p_id) then
             state := 'waiting';
             return next;
             return;
         end if;
-        select e.kind into v_kind from trunkline.lease_events e
-        where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no and e.kind <> 'e' and e.offsets @> v_offset order by e.at limit 1;
+        continue when v_offset is null or v_offset < c.start_position;
+        if exists (select from trunkline._returned(q.queue_id) x where x.source_id = c.cursor_id and x.log_offset = v_offset) then
+            state := 'waiting';
+            return next;
+            return;
+        end if;
+        select y.l, y.pos into r from trunkline._leases_of(c, v_offset) y order by (y.l).claimed_at desc, (y.l).cursor_id desc limit 1;
         if not found then
-            select max(e.until) into v_until from trunkline.lease_events e
-            where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no and e.kind = 'e' and e.offsets @> v_offset;
-            state := case when greatest(l.deadline, v_until) > trunkline.clock() then 'leased' else 'waiting' end;
-            receipt := case state when 'leased' then format('%s.%s.%s.%s', v_offset, l.cursor_id, l.lease_no, l.token) end;
+            continue when v_offset < trunkline._next_offset(c);
+            state := 'waiting';
+            return next;
+            return;
+        end if;
+        select e.kind into v_kind from trunkline.settled e
+        where e.rotation = (r.l).rotation and e.cursor_id = (r.l).cursor_id and e.pos >= (r.l).first and e.pos <= r.pos and e.pos + e.n > r.pos;
+        if not found then
+            state := case when trunkline._ends_at_position(r.l, r.pos) > trunkline.clock() then 'leased' else 'waiting' end;
+            receipt := case state when 'leased' then format('%s.%s.%s.%s.%s', r.pos, (r.l).cursor_id, (r.l).first, (r.l).rotation, (r.l).token) end;
         else
-            state := case when v_kind = 'a' then 'acked' when v_kind in ('b', 'd') then 'dead' when v_kind = 'g' then 'gone' else 'waiting' end;
+            state := case when v_kind = 'a' then 'acked' when v_kind in ('b', 'd') then 'dead' when v_kind in ('g', 'p') then 'gone' else 'waiting' end;
         end if;
         return next;
         return;
@@ -46,7 +47,7 @@ begin
 end
 $$;
 
--- Ends every open lease of a queue and forgets its messages: with purge_queue the queue is empty then, whoever works on what.
+-- Ends every open lease of a queue and purges its messages: with purge_queue the queue is empty then, whatever consumers work on.
 create or replace function trunkline._drop_leases(p_queue text) returns bigint
 language plpgsql
 as $$
@@ -58,21 +59,11 @@ declare
 begin
     perform trunkline._need_read_committed('purge');
     perform trunkline._commit_durably();
-    for l in
-        select x.* from trunkline.cursors c
-        cross join lateral trunkline._open_leases(c.cursor_id) o
-        cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) x
-        where c.queue_id = q.queue_id order by x.cursor_id, x.lease_no
-    loop
-        perform from trunkline.leases where cursor_id = l.cursor_id and lease_no = l.lease_no for update;
+    for l in select (o.l).* from trunkline._open_leases(q.queue_id) o order by (o.l).cursor_id, (o.l).first loop
+        perform trunkline._lock_lease(l.rotation, l.cursor_id, l.first, true);
         -- a statement of its own: it sees what was settled while we waited for the row
-        select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}') into v_open
-        from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
-        if not isempty(v_open) then
-            insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
-            values ((select slot from trunkline.epoch), l.cursor_id, l.lease_no, 'g', v_open, trunkline.clock());
-            v_total := v_total + trunkline._size(v_open);
-        end if;
+        select trunkline._leased(l) - coalesce(range_agg(int8range(e.pos, e.pos + e.n)), '{}') into v_open from trunkline._settled_of(l) e;
+        v_total := v_total + trunkline._size(trunkline._write_settled(l, 'p', v_open, trunkline.clock(), true));
     end loop;
     return v_total;
 end
@@ -143,7 +134,8 @@ begin
         return s.committed;
     end if;
     if p_offset > s.fetched then
-        v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+        perform trunkline._sequence_alone(null, array[c.log]);
+        v_head := trunkline._head(c.log);
         if p_offset > v_head then
             perform trunkline._fail('TL007', format('offset %s is beyond the head, %s', p_offset, v_head), 'ack only what was pulled');
         end if;
@@ -190,7 +182,6 @@ as $$
 declare
     t trunkline.topics := trunkline._single_log(p_topic, 'publish');
 begin
-    perform trunkline._tick(t.topic_id, 0, t.segment_rows);
     return trunkline._find_offset(t.topic_id * 64, p_id);
 end
 $$;

@@ -157,43 +157,22 @@ begin
 end
 $$;
 
--- The lease of a cursor's first pass over an offset: the oldest one whose state lies behind it, found by halving.
-create or replace function trunkline._lease_over(p_cursor_id int, p_offset bigint) returns trunkline.leases
-language plpgsql stable
-as $$
-declare
-    v_low   bigint;
-    v_high  bigint;
-    v_probe trunkline.leases;
-begin
-    select lease_no into v_low from trunkline.leases where cursor_id = p_cursor_id order by lease_no limit 1;
-    select lease_no into v_high from trunkline.leases where cursor_id = p_cursor_id order by lease_no desc limit 1;
-    while v_low < v_high loop
-        select * into v_probe from trunkline.leases where cursor_id = p_cursor_id and lease_no <= (v_low + v_high) / 2 order by lease_no desc limit 1;
-        if v_probe.position > p_offset then
-            v_high := v_probe.lease_no;
-        else
-            select lease_no into v_low from trunkline.leases where cursor_id = p_cursor_id and lease_no > v_probe.lease_no order by lease_no limit 1;
-        end if;
-    end loop;
-    select * into v_probe from trunkline.leases where cursor_id = p_cursor_id and lease_no = v_low;
-    return v_probe;
-end
-$$;
-
--- The leases that had an offset of a queue's cursor, as far as they are still there: that of its first pass, and those of the retry lane.
-create or replace function trunkline._leases_of(c trunkline.cursors, p_offset bigint) returns setof trunkline.leases
+-- The leases that had an offset of a queue's cursor, as far as they are still there, and its position in each: that of its first delivery, and
+-- those of what came back.
+create or replace function trunkline._leases_of(c trunkline.cursors, p_offset bigint) returns table (l trunkline.leases, pos bigint)
 language sql stable
 as $$
-    select * from (
-        select (trunkline._lease_over(c.cursor_id, p_offset)).*
+    select x.l, x.pos from (
+        -- of a log the position is the offset
+        (select y as l, p_offset as pos from trunkline.leases y where c.drawn_seq is not null and y.cursor_id = c.cursor_id and y.first <= p_offset order by y.first desc limit 1)
         union all
-        select * from (select * from trunkline.leases where cursor_id = (
-                           select r.cursor_id from trunkline.cursors r where r.queue_id = c.queue_id and r.lane = 'retry')
-                       order by lease_no desc limit 20000) r
-        where r.source_id = c.cursor_id
-    ) l
-    where l.offsets @> p_offset
+        -- what came back is in returns under the numbers of its source
+        select y.lease, r.pos from (select distinct z.cursor_id, z.pos from trunkline.returns z where z.source_id = c.cursor_id and z.log_offset = p_offset) r
+        cross join lateral (select z as lease from trunkline.leases z where z.cursor_id = r.cursor_id and z.first <= r.pos order by z.first desc limit 1) y
+        union all
+        select y.lease, (y.lease).first + array_position((y.lease).offsets, p_offset) - 1
+        from (select z as lease from trunkline.leases z where c.drawn_seq is null and z.cursor_id = c.cursor_id order by z.first desc limit 5000) y where p_offset = any ((y.lease).offsets)
+    ) x where trunkline._leased(x.l) @> x.pos
 $$;
 
 -- Every delivery of one message by one cursor of a queue, oldest first.
@@ -207,18 +186,23 @@ as $$
         from trunkline.history h
         where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
         union
-        select l.attempt, l.consumer, l.claimed_at, greatest(l.deadline, k.until), e.at, e.kind, e.error
-        from trunkline._leases_of(c, p_offset) l
-        left join lateral (select * from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
-                             and x.kind <> 'e' and x.offsets @> p_offset order by x.at limit 1) e on true
-        left join lateral (select max(x.until) as until from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no
-                             and x.kind = 'e' and x.offsets @> p_offset) k on true
+        select coalesce((x.l).attempts[x.pos - (x.l).first + 1], 0) + 1, (x.l).consumer, (x.l).claimed_at, trunkline._ends_at_position(x.l, x.pos), e.at, e.kind, e.error
+        from trunkline._leases_of(c, p_offset) x
+        left join lateral (select * from trunkline.settled s where s.rotation = (x.l).rotation and s.cursor_id = (x.l).cursor_id and s.pos >= (x.l).first and s.pos <= x.pos and s.pos + s.n > x.pos) e on true
         -- what was written to the history is told from there
-        where (e.at is null or not exists (
+        where e.kind is distinct from 'p' and (e.at is null or not exists (
               select from trunkline.history h where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
-                 and h.claimed_at = l.claimed_at and h.attempt = l.attempt))
+                 and h.claimed_at = (x.l).claimed_at and h.kind = e.kind))
     ) d(attempt, consumer, claimed_at, deadline, settled_at, kind, error)
     order by d.claimed_at
+$$;
+
+-- When the lease of one position ends.
+create or replace function trunkline._ends_at_position(l trunkline.leases, p_pos bigint) returns timestamptz
+language sql stable
+as $$
+    select greatest(l.deadline, (select max(e.until) from trunkline.extensions e
+                                 where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first and e.positions @> p_pos))
 $$;
 
 -- Why a filtered cursor passes a message by; null: it does not.
@@ -277,8 +261,10 @@ language plpgsql stable
 as $$
 declare
     q         trunkline.queues;
-    s         trunkline.leases;
-    w         trunkline.pending;
+    w         record;
+    v_next    bigint;
+    v_lease   trunkline.leases;
+    v_purged  boolean;
     d         trunkline.dead_letters;
     x         record;
     v_now     timestamptz := trunkline.clock();
@@ -289,8 +275,8 @@ declare
     v_holder  record;
 begin
     select * into q from trunkline.queues where queue_id = c.queue_id;
-    s := trunkline._lease_state(c);
-    select * into w from trunkline.pending where cursor_id = c.cursor_id and log_offset = m.log_offset;
+    v_next := trunkline._next_offset(c);
+    select * into w from trunkline._returned(c.queue_id) r where r.source_id = c.cursor_id and r.log_offset = m.log_offset;
     select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
     -- afterwards x is the newest delivery
     for x in select * from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at loop
@@ -304,16 +290,16 @@ begin
         v_state := 'dead';
         v_why := format('%s after %s: %s', case d.reason when 'buried' then 'buried' else 'out of attempts' end,
                         case d.attempts when 1 then '1 attempt' else d.attempts || ' attempts' end, coalesce(d.error, 'no error was given'));
-    elsif w.cursor_id is not null then
+    elsif w.source_id is not null then
         v_state := case when q.paused then 'paused' when w.due_at > v_now then 'delayed' when v_holder is not null then 'blocked' else 'waiting' end;
         v_until := case when v_state = 'delayed' then w.due_at when v_state = 'blocked' then v_holder.deadline end;
         v_why := case v_state when 'paused' then 'the queue is paused'
                      when 'delayed' then format('comes back after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
                      when 'blocked' then format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'))
-                     else case when w.attempt = 0 and w.error is null and x.claimed_at is not null then 'given back without an attempt'
-                               when w.attempt = 0 and w.error is null then format('passed over by consumers that did not ask for label %L', w.label)
+                     else case when w.why = 'l' then format('passed over by consumers that did not ask for label %L', m.label)
+                               when w.attempt = 0 and w.error is null then 'given back without an attempt'
                                else format('due again after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
-    elsif m.log_offset >= s.position then
+    elsif m.log_offset >= v_next then
         if p_mismatch is not null then
             v_state := 'not_matched';
             v_why := p_mismatch;
@@ -333,7 +319,7 @@ begin
             v_why := format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'));
         else
             v_state := 'waiting';
-            v_why := format('%s messages before it', m.log_offset - s.position);
+            v_why := format('%s messages before it', m.log_offset - v_next);
         end if;
     elsif x.kind is null and x.claimed_at is not null then
         if x.deadline > v_now then
@@ -360,9 +346,11 @@ begin
         v_state := 'expired';
         v_why := format('came back after attempt %s and then passed its ttl or was purged', x.attempt);
     else
-        s := trunkline._lease_over(c.cursor_id, m.log_offset);
-        if s.position > m.log_offset and s.lease_no > (select min(lease_no) from trunkline.leases where cursor_id = c.cursor_id) then
-            v_state := case when q.ttl is not null and m.created_at < s.claimed_at - q.ttl then 'expired' else 'purged' end;
+        select * into v_lease from trunkline.leases l where l.cursor_id = c.cursor_id and c.drawn_seq is not null and l.first <= m.log_offset order by l.first desc limit 1;
+        v_purged := exists (select from trunkline._leases_of(c, m.log_offset) y join trunkline.settled e
+                            on e.rotation = (y.l).rotation and e.cursor_id = (y.l).cursor_id and e.first = (y.l).first and e.kind = 'p');
+        if v_purged or v_lease.first + v_lease.n > m.log_offset and not trunkline._leased(v_lease) @> m.log_offset then
+            v_state := case when not v_purged and q.ttl is not null and m.created_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
             v_why := case v_state when 'expired' then format('older than the ttl of %s when its turn came', q.ttl) else 'purged' end;
         else
             v_state := 'gone';

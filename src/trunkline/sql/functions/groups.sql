@@ -32,6 +32,7 @@ begin
     perform trunkline._need_read_committed('creating a group');
     -- as it is now: it may have more partitions than the caller read, and retention removes nothing until this transaction ends
     t := trunkline._lock_topic('topic', t.name, true);
+    perform trunkline._sequence_topic(t.topic_id);
     insert into trunkline.subscriptions (kind, name, topic_id, pattern, pattern_regex, filter)
     values ('group', p_group, t.topic_id, p_pattern, case when p_pattern <> '#' then v_regex end, nullif(p_filter, '{}'))
     on conflict do nothing returning * into s;
@@ -153,6 +154,7 @@ create or replace function trunkline.fetch(
     p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null)
 returns setof trunkline.fetched
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     t        trunkline.topics := trunkline._topic('topic', p_topic);
@@ -166,7 +168,6 @@ declare
     v_head   bigint;
     v_last   bigint;
     v_try    int;
-    v_tick   boolean;
     v_room   int;
     v_filter boolean;
     v_looked bigint := 0;
@@ -222,67 +223,69 @@ begin
         v_free := '{}';
     end if;
 
-    -- free partitions first, up to the share; then those of ours that have a full batch of offsets; then, sequencing, all of ours
-    for v_try, v_tick in
-        select x.cursor_id, x.pass <> 2
-        from (select unnest(v_free) as cursor_id, 1 as pass union all select unnest(v_mine), 2 union all select unnest(v_mine), 3) x
-        order by x.pass, case when x.pass = 2 then random() * 64 else x.cursor_id end
-    loop
-        continue when v_room <= 0 and v_try = any (v_free);
-        continue when not pg_try_advisory_xact_lock(778005, v_try);
-        select * into c from trunkline.cursors where cursor_id = v_try;
-        continue when not found;
-        s := trunkline._position(c);
-        v_now := trunkline.clock();
-        s.last_match := null;
-        continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
-        if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
-            s.member := p_member;
-            s.generation := gen_random_uuid();
-        end if;
-        s.fetched := s.committed;
-        v_head := trunkline._head(c.log);
-        v_filter := c.pattern_regex is not null or c.filter is not null;
-        if v_head < s.fetched + p_max or v_filter and v_tick then
-            continue when not v_tick;
-            -- with a filter nobody knows how many are needed for a batch: as many as one call looks at
-            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, case when v_filter then 100 else 50 end);
-        end if;
-        continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
-        v_last := least(v_head, s.fetched + p_max);
-        s.deadline := v_now + p_lease;
-        if v_last > s.fetched and v_filter then
-            v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_max);
-            v_looked := v_looked + v_found.position - 1 - s.fetched;
-            s.fetched := v_found.position - 1;
-            if not isempty(v_found.offsets) then
-                s.committed := lower(v_found.offsets) - 1;
-                s.last_match := upper(v_found.offsets) - 1;
-                return query select c.partition, s.generation, s.deadline, r.* from trunkline._read_set(c, v_found.offsets) r;
+    -- free partitions first, up to the share, then ours; a second time when something got an offset meanwhile
+    for v_round in 1 .. 2 loop
+        exit when v_round = 2 and not trunkline._sequence_alone(null, array(select log from trunkline.cursors where subscription_id = g.subscription_id), case when p_relaxed then 0 else 1 end);
+        for v_try in
+            select x.cursor_id
+            from (select unnest(v_free) as cursor_id, 1 as turn union all select unnest(v_mine), 2) x
+            order by x.turn, random()
+        loop
+            continue when v_room <= 0 and v_try = any (v_free);
+            continue when not pg_try_advisory_xact_lock(778005, v_try);
+            select * into c from trunkline.cursors where cursor_id = v_try;
+            continue when not found;
+            s := trunkline._position(c);
+            v_now := trunkline.clock();
+            s.last_match := null;
+            continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
+            if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
+                s.member := p_member;
+                s.generation := gen_random_uuid();
+            end if;
+            s.fetched := s.committed;
+            v_head := trunkline._head(c.log);
+            v_filter := c.pattern_regex is not null or c.filter is not null;
+            continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
+            v_last := least(v_head, s.fetched + p_max);
+            s.deadline := v_now + p_lease;
+            if v_last > s.fetched and v_filter then
+                v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_max);
+                v_looked := v_looked + v_found.n;
+                s.fetched := s.fetched + v_found.n;
+                if not isempty(v_found.taken) then
+                    s.committed := lower(v_found.taken) - 1;
+                    s.last_match := upper(v_found.taken) - 1;
+                    return query select c.partition, s.generation, s.deadline, r.* from trunkline._read_set(c, v_found.taken) r;
+                    perform trunkline._move(s);
+                    return;
+                end if;
+                -- nothing here is for the group: pass it for good, so that no other fetch reads it again, and continue with the next partition
+                s.committed := s.fetched;
+                perform trunkline._move(s);
+                if v_looked >= 100000 then
+                    return;
+                end if;
+                if v_try = any (v_free) then
+                    v_room := v_room - 1;
+                    v_free := array_remove(v_free, v_try);
+                    v_mine := v_mine || v_try;
+                end if;
+                continue;
+            end if;
+            if v_last > s.fetched then
+                return query
+                select c.partition, s.generation, s.deadline, r.*
+                from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
+                s.fetched := v_last;
                 perform trunkline._move(s);
                 return;
             end if;
-            -- nothing here is for the group: pass it for good, so that nobody looks at it again, and go on with the next partition
-            s.committed := s.fetched;
-            perform trunkline._move(s);
-            exit when v_looked >= 100000;
-            if v_try = any (v_free) then
-                v_room := v_room - 1;
+            -- nothing new: keep what is ours, but do not write a row for each idle poll
+            if (select deadline from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1) < v_now + p_lease * 0.66 then
+                perform trunkline._move(s);
             end if;
-            continue;
-        end if;
-        if v_last > s.fetched then
-            return query
-            select c.partition, s.generation, s.deadline, r.*
-            from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
-            s.fetched := v_last;
-            perform trunkline._move(s);
-            return;
-        end if;
-        -- nothing new: keep what is ours, but do not write a row for each idle poll
-        if (select deadline from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1) < v_now + p_lease * 0.66 then
-            perform trunkline._move(s);
-        end if;
+        end loop;
     end loop;
 end
 $$;
@@ -293,11 +296,21 @@ create or replace function trunkline._next_matches(c trunkline.cursors, p_from b
 language plpgsql
 as $$
 declare
-    s trunkline.leases;
+    s     trunkline.leases;
+    q     trunkline.queues;
+    v_all trunkline.leases;
 begin
-    s.position := p_from;
-    s.offsets := '{}';
-    return trunkline._scan(s, c, p_head, p_max, null, null, null);
+    q.delivery_delay := '0';
+    v_all.n := 0;
+    v_all.taken := '{}';
+    p_head := least(p_head, p_from + 99999);
+    while p_from + v_all.n <= p_head and trunkline._size(v_all.taken) < p_max loop
+        s.first := p_from + v_all.n;
+        s := trunkline._scan_log(s, c, q, p_head, p_max - trunkline._size(v_all.taken)::int, null);
+        v_all.taken := v_all.taken + s.taken;
+        v_all.n := v_all.n + s.n;
+    end loop;
+    return v_all;
 end
 $$;
 
@@ -374,6 +387,7 @@ $$;
 -- position moves if and only if the caller's own changes do.
 create or replace function trunkline.commit(p_topic text, p_group text, p_partition int, p_generation uuid, p_offset bigint) returns text
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
@@ -435,8 +449,8 @@ begin
         s := trunkline._position(c);
         continue when s.deadline > trunkline.clock();
         v_head := trunkline._head(c.log);
-        if v_head < s.committed + p_max then
-            v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows);
+        if v_head < s.committed + p_max and trunkline._sequence_alone(null, array[c.log]) then
+            v_head := trunkline._head(c.log);
         end if;
         continue when v_head <= s.committed;
         partition := c.partition;
@@ -469,6 +483,7 @@ declare
 begin
     perform trunkline._need_read_committed('seek');
     perform trunkline._commit_durably();
+    perform trunkline._sequence_topic(t.topic_id);
     if p_partition is not null then
         perform trunkline._check_partition(t, p_partition);
     end if;

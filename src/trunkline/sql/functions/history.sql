@@ -1,5 +1,4 @@
--- Delivery history: who had which messages when, and what became of them. A lease is written down once, when it is closed
--- (_check_leases); until then the rows of leases and lease_events tell the same.
+-- Delivery history: which consumer had which messages when, and how they were settled. Written by the pass that sees the settle (pass.sql).
 
 create or replace function trunkline._outcome(p_kind "char") returns text
 language sql immutable parallel safe
@@ -12,45 +11,28 @@ create or replace function trunkline._history_slot(p_at timestamptz) returns sma
 language sql stable
 as $$ select (floor(extract(epoch from p_at) / 86400)::bigint % 32)::smallint $$;
 
-create or replace function trunkline._record_history(p_cursor_id int, p_leases bigint[]) returns void
-language plpgsql
-as $$
-declare
-    v_queue int;
-begin
-    select queue_id into v_queue from trunkline.queues q join trunkline.cursors c using (queue_id)
-    where c.cursor_id = p_cursor_id and q.history is not null;
-    if not found or p_leases = '{}' then
-        return;
-    end if;
-    insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
-    select trunkline._history_slot(e.at), v_queue, l.source_id, lower(r), upper(r) - 1, l.attempt, l.consumer, l.claimed_at, e.at, e.kind, e.error
-    from unnest(p_leases) z(lease_no)
-    cross join lateral (select * from trunkline.leases where cursor_id = p_cursor_id and lease_no = z.lease_no offset 0) l
-    cross join lateral (select * from trunkline.lease_events where cursor_id = p_cursor_id and lease_no = z.lease_no and kind <> 'e' offset 0) e
-    cross join lateral unnest(e.offsets) r;
-end
-$$;
-
--- Deliveries that are not in the history yet: open ones, and settled ones of leases that are still to be closed.
+-- Deliveries that are not in the history yet: open ones, and those that were settled since the newest pass.
 create or replace function trunkline._live_deliveries(p_queue_id int)
 returns table (source_id int, first_offset bigint, last_offset bigint, attempt int, consumer text, claimed_at timestamptz,
                deadline timestamptz, settled_at timestamptz, kind "char", error text)
 language sql stable
 as $$
-    select l.source_id, lower(r), upper(r) - 1, l.attempt, l.consumer, l.claimed_at, l.deadline, x.at, x.kind, x.error
-    from trunkline.cursors c
-    cross join lateral trunkline._open_leases(c.cursor_id) o
-    cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) l
-    cross join lateral (
-        select e.offsets, e.at, e.kind, e.error from trunkline.lease_events e
-        where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no and e.kind <> 'e'
-        union all
-        select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}'), null, null, null
-        from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no
-    ) x
-    cross join lateral unnest(x.offsets) r
-    where c.queue_id = p_queue_id
+    select y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, (y.l).consumer, (y.l).claimed_at, y.ends_at, y.at, y.kind, y.error
+    from (
+        select d.*, x.source_id, x.log_offset, x.attempt,
+               x.log_offset - row_number() over (partition by (d.l).cursor_id, (d.l).first, d.xid, d.at, d.kind, d.error, x.source_id, x.attempt order by x.log_offset) as run
+        from (
+            select o.l, trunkline._ends_at(o.l) as ends_at, o.positions, null::xid8 as xid, null::timestamptz as at, null::"char" as kind, null::text as error
+            from trunkline._open_leases(p_queue_id) o
+            union all
+            select z.l, (z.l).deadline, int8multirange(int8range(e.pos, e.pos + e.n)), e.xid, e.at, e.kind, e.error
+            from trunkline._new_settled(trunkline._since_pass()) e join trunkline.cursors c using (cursor_id)
+            cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
+            where c.queue_id = p_queue_id and e.kind <> 'p'
+        ) d
+        cross join lateral trunkline._entries(d.l, d.positions) x
+    ) y
+    group by y.l, y.ends_at, y.xid, y.at, y.kind, y.error, y.source_id, y.attempt, y.run
 $$;
 
 -- The deliveries of a queue (of all queues: null), newest first: one row per run of adjoining offsets with the same fate; an open one has
@@ -58,7 +40,7 @@ $$;
 create or replace function trunkline.list_deliveries(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
 returns table (queue text, topic text, partition int, first_offset bigint, last_offset bigint, n bigint, attempt int, consumer text,
                claimed_at timestamptz, settled_at timestamptz, outcome text, error text)
-language plpgsql stable
+language plpgsql
 as $$
 declare
     v_since timestamptz := trunkline.clock() - p_since;
@@ -98,7 +80,7 @@ begin
            d.topic, d.partition, m.log_offset, m.key, m.routing_key, m.label, m.headers
     from trunkline.list_deliveries(p_queue, p_since, p_limit) d
     join trunkline.queues q on q.name = d.queue
-    join trunkline.cursors c on c.queue_id = q.queue_id and c.lane = 'log' and c.topic is not distinct from d.topic and c.partition = d.partition
+    join trunkline.cursors c on c.queue_id = q.queue_id and c.kind = 'log' and c.topic is not distinct from d.topic and c.partition = d.partition
     join trunkline.logs l on l.log = c.log and l.base_offset <= d.last_offset
     cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, greatest(d.first_offset, l.base_offset), d.last_offset) m
     where d.outcome = 'acked'

@@ -222,15 +222,20 @@ $$;
 create or replace function trunkline.lost_before(p_receipts text[]) returns boolean[]
 language sql stable
 as $$
-    select array_agg(exists (
-               select from trunkline.lease_events e join trunkline.leases p on p.cursor_id = e.cursor_id and p.lease_no = e.lease_no
-               where e.kind = 'x' and e.cursor_id in (l.cursor_id, l.source_id) and e.offsets @> r.off
-                 and p.source_id = l.source_id and p.attempt = l.attempt - 1) order by r.ord)
-    from (select x.ord, case when y.good then split_part(x.receipt, '.', 1)::bigint end as off,
-                 case when y.good then split_part(x.receipt, '.', 2)::int end as cursor_id, case when y.good then split_part(x.receipt, '.', 3)::bigint end as lease_no
+    select array_agg(coalesce(l.whys[r.pos - l.first + 1] = 'x', false)
+           -- released, passed over or rolled back since: the same attempt
+           or l.whys[r.pos - l.first + 1] in ('r', 'l', 'h') and exists (
+               select from trunkline.returns b where b.source_id = l.source_ids[r.pos - l.first + 1] and b.log_offset = l.offsets[r.pos - l.first + 1]
+                  and b.attempt = l.attempts[r.pos - l.first + 1] and b.why = 'x')
+           or exists (
+               select from trunkline.leases b join trunkline.settled e on e.rotation = b.rotation and e.cursor_id = b.cursor_id and e.first = b.first and e.kind = 'x'
+               where l.next_offset is not null and b.cursor_id = l.cursor_id and b.first < l.first and b.first > l.first - 10000
+                 and l.offsets[r.pos - l.first + 1] = b.offsets[e.pos - b.first + 1] and b.attempts[e.pos - b.first + 1] = l.attempts[r.pos - l.first + 1] - 1) order by r.ord)
+    from (select x.ord, case when y.good then split_part(x.receipt, '.', 1)::bigint end as pos,
+                 case when y.good then split_part(x.receipt, '.', 2)::int end as cursor_id, case when y.good then split_part(x.receipt, '.', 3)::bigint end as first
           from unnest(p_receipts) with ordinality x(receipt, ord)
           cross join lateral (select trunkline._names_a_lease(substr(x.receipt, strpos(x.receipt, '.'))) and split_part(x.receipt, '.', 1) ~ '^[0-9]{1,18}$' as good) y) r
-    left join trunkline.leases l on l.cursor_id = r.cursor_id and l.lease_no = r.lease_no
+    left join trunkline.leases l on l.cursor_id = r.cursor_id and l.first = r.first
 $$;
 
 -- Effects that must not happen twice. Answers 'start' (it is the caller's to run, and that is on disk when this transaction commits), 'done' with
@@ -465,8 +470,6 @@ as $$
 declare
     q       trunkline.queues;
     v_now   timestamptz := trunkline.clock();
-    -- what was enqueued a moment ago may have no offset yet; it gets one, if this transaction may
-    v_reads boolean := current_setting('transaction_read_only') = 'on' or current_setting('transaction_isolation') <> 'read committed';
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     if p_state not in ('running', 'waiting', 'delayed', 'blocked', 'dead') then
@@ -487,21 +490,21 @@ begin
         if p_state is null or p_state in ('waiting', 'delayed') then
             return query
             select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error, m.created_at
-            from (select * from trunkline.pending x where x.queue_id = q.queue_id and x.label is not null and (p_state is null or (x.due_at > v_now) = (p_state = 'delayed'))
-                  order by x.due_at limit p_limit) p
-            join trunkline.cursors c on c.cursor_id = p.cursor_id
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) m;
+            from (select * from trunkline._returned(q.queue_id) x where p_state is null or (x.due_at > v_now) = (p_state = 'delayed') order by x.due_at) p
+            join trunkline.cursors c on c.cursor_id = p.source_id
+            cross join lateral trunkline._read_left(c, p.log_offset) m where m.label is not null
+            limit p_limit;
         end if;
         if p_state is null or p_state in ('waiting', 'delayed') then
             return query
             select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.created_at + q.delivery_delay end, null::text, null::text, m.created_at
             from trunkline.cursors c
-            cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position) as position) s
-            cross join lateral (select case when v_reads then trunkline._head(c.log) else trunkline._tick(c.topic_id, c.partition, c.segment_rows) end as head offset 0) h
+            cross join lateral (select trunkline._next_offset(c) as position) s
+            cross join lateral (select trunkline._head(c.log) as head offset 0) h
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
                                                least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
             cross join lateral (select case when m.created_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
-            where c.queue_id = q.queue_id and c.lane = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
+            where c.queue_id = q.queue_id and c.kind = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
             limit p_limit;
         end if;
         if p_state is null or p_state = 'delayed' then
@@ -559,7 +562,7 @@ declare
     r jsonb;
     m trunkline.log_row;
     t trunkline.topics;
-    p trunkline.pending;
+    p record;
     d trunkline.dead_letters;
     a trunkline.job_results;
 begin
@@ -603,9 +606,9 @@ begin
             history := coalesce(r -> 'history', history);
             state := case when r ->> 'state' = 'acked' then 'done' when r ->> 'state' = 'leased' then 'running'
                          when r ->> 'state' in ('blocked', 'paused') then 'waiting' when r ->> 'state' in ('waiting', 'delayed', 'dead') then r ->> 'state' else 'gone' end;
-            select x.* into p from trunkline.pending x join trunkline.cursors c using (cursor_id) join trunkline.queues q on q.queue_id = c.queue_id
+            select x.* into p from trunkline.queues q cross join lateral trunkline._returned(q.queue_id) x join trunkline.cursors c on c.cursor_id = x.source_id
             where q.name = r ->> 'name' and c.topic_id = t.topic_id and c.partition = (e ->> 'partition')::int and x.log_offset = m.log_offset;
-            if p.cursor_id is not null then
+            if p.source_id is not null then
                 state := case when p.due_at > trunkline.clock() then 'delayed' else 'waiting' end;
                 due_at := p.due_at;
                 attempt := p.attempt;

@@ -63,7 +63,7 @@ $$;
 --   * new ids are looked at first, gaps last;
 --   * a gap is given up only when every transaction that could own it has ended before the look;
 --   * the transaction that writes a tick commits synchronously, so that an offset once seen stays.
-create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_ticks int default 50) returns bigint
+create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_ticks int default 50, p_wait boolean default false) returns bigint
 language plpgsql
 as $$
 declare
@@ -96,19 +96,14 @@ begin
         return coalesce(t.first_offset + t.n - 1, 0);
     end if;
 
-    -- Wait rather than give up: the holder may have looked before the publish that our caller knows of (promise G3). Who holds the
-    -- lock of a higher log already may not wait, or two could wait for each other: it uses what is sequenced.
-    if v_log < coalesce(nullif(current_setting('trunkline.sequencing', true), '')::int, 0) then
-        if not pg_try_advisory_xact_lock(778001, v_log) then
+    -- A holder may have looked before the publish that our caller knows of: one that must have that waits, the others use what is sequenced.
+    if not pg_try_advisory_xact_lock(778001, v_log) then
+        if not p_wait then
             return coalesce(t.first_offset + t.n - 1, 0);
         end if;
-    else
-        if not pg_try_advisory_xact_lock(778001, v_log) then
-            v_waits := trunkline._wait_ten_seconds();
-            perform pg_advisory_xact_lock(778001, v_log);
-            perform trunkline._wait_as_before(v_waits);
-        end if;
-        perform set_config('trunkline.sequencing', v_log::text, true);
+        v_waits := trunkline._wait_ten_seconds();
+        perform pg_advisory_xact_lock(778001, v_log);
+        perform trunkline._wait_as_before(v_waits);
     end if;
     -- segments made from here on look like missing ones; they are the last ones, so they make no gap
     perform trunkline._catch_up();
@@ -296,6 +291,17 @@ as $$
     cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, lower(r), upper(r) - 1) m
 $$;
 
+-- One message, or none when retention took it.
+create or replace function trunkline._read_left(c trunkline.cursors, p_offset bigint) returns setof trunkline.log_row
+language plpgsql
+as $$
+begin
+    if p_offset >= (select base_offset from trunkline.logs where log = c.log) then
+        return query select * from trunkline._read(c.topic_id, c.partition, c.segment_rows, p_offset, p_offset);
+    end if;
+end
+$$;
+
 -- Retention took the offset. Anything else that gets here would be a hole in the log, and says so.
 create or replace function trunkline._below_base(p_topic_id int, p_partition int, p_offset bigint) returns void
 language plpgsql
@@ -326,16 +332,15 @@ begin
 end
 $$;
 
--- The highest offset of a partition, counting everything that was committed when the call began; 0 for none.
+-- The highest offset of a partition that was given so far; 0 for none. A message gets its offset shortly after it commits.
 create or replace function trunkline.head(p_topic text, p_partition int default 0) returns bigint
 language plpgsql
 as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
-    perform trunkline._need_read_committed('head');
     perform trunkline._check_partition(t, p_partition);
-    return trunkline._tick(t.topic_id, p_partition, t.segment_rows, 1000000);
+    return trunkline._head(t.topic_id * 64 + p_partition);
 end
 $$;
 
@@ -348,14 +353,10 @@ declare
     t      trunkline.topics := trunkline._topic('topic', p_topic);
     v_head bigint;
 begin
-    perform trunkline._need_read_committed('read');
     perform trunkline._check_partition(t, p_partition);
     perform trunkline._check_range('from', p_from, 1, 9223372036854775807);
     perform trunkline._check_range('limit', p_limit, 1, 100000);
     v_head := trunkline._head(t.topic_id * 64 + p_partition);
-    if v_head - p_from < p_limit - 1 then
-        v_head := trunkline._tick(t.topic_id, p_partition, t.segment_rows);
-    end if;
     if p_from <= v_head then
         return query
         select t.name, p_partition, r.*
@@ -370,7 +371,7 @@ language plpgsql
 as $$
 declare
     v_log   int := t.topic_id * 64 + p_partition;
-    v_head  bigint := trunkline._tick(t.topic_id, p_partition, t.segment_rows, 1000000);
+    v_head  bigint := trunkline._head(t.topic_id * 64 + p_partition);
     v_base  bigint := (select base_offset from trunkline.logs where log = v_log);
     v_lo    bigint := v_base;
     v_hi    bigint := v_head + 1;
@@ -407,7 +408,6 @@ as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
-    perform trunkline._need_read_committed('offset_at');
     perform trunkline._check_partition(t, p_partition);
     if p_at is null then
         perform trunkline._fail('TL001', 'the time is null', 'give a time such as now() - interval ''1 hour''');
@@ -429,7 +429,7 @@ begin
     if p_place = 'earliest' then
         return v_base;
     end if;
-    v_head := trunkline._tick(t.topic_id, p_partition, t.segment_rows, 1000000);
+    v_head := trunkline._head(t.topic_id * 64 + p_partition);
     if p_place = 'latest' then
         return v_head + 1;
     end if;
@@ -463,7 +463,6 @@ as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
-    perform trunkline._need_read_committed('offset_of');
     perform trunkline._check_partition(t, p_partition);
     return trunkline._place(t, p_partition, p_place);
 end

@@ -1,56 +1,39 @@
 -- What a process asks, about once a second, for all its waiting consumers together.
 
--- When the next open lease of a queue ends; null: none is open. Looks at no more than the oldest hundred of each cursor.
-create or replace function trunkline._next_deadline(p_queue_id int) returns timestamptz
-language sql stable
-as $$
-    select min(greatest(l.deadline, (select max(e.until) from trunkline.lease_events e
-                                     where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no and e.kind = 'e')))
-    from trunkline.cursors c
-    cross join lateral (select * from trunkline._open_leases(c.cursor_id) order by lease_no limit 100) o
-    cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) l
-    where c.queue_id = p_queue_id
-$$;
-
 -- Which of these queues, groups (topic, group, member) and topics have something to take: kinds 'queue', 'group' and 'topic' (with the sum of
--- its heads). Does what is due for them meanwhile (ends leases, lets delayed messages in), and says in a last row of kind 'wait' after how many
--- seconds the next such thing is due. Gives offsets to what has none, so it is not for standbys.
-create or replace function trunkline.poll(p_queues text[], p_topics text[], p_groups text[], p_members text[], p_tails text[])
+-- its heads); and in a last row of kind 'wait' after how many seconds something is due for them. Only reads: call trunkline.sequence() before it, so
+-- that what was committed has its offset and what is due has been returned. p_labels: for each queue, the labels that are asked for, as a JSON array,
+-- or null for all; a queue is returned with them (as member).
+create or replace function trunkline.poll(p_queues text[], p_topics text[], p_groups text[], p_members text[], p_tails text[], p_labels text[] default null)
 returns table (kind text, name text, group_name text, member text, head bigint, seconds float8)
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     q       record;
     v_now   timestamptz := trunkline.clock();
     v_ready boolean;
-    v_ends  timestamptz;
     v_next  timestamptz;
     v_soon  timestamptz;
 begin
-    perform trunkline._need_read_committed('poll');
-    for q in select * from trunkline.queues x where x.name = any (p_queues) and not x.paused order by x.queue_id loop
-        perform trunkline._release_due(t.topic_id, 1000)
-        from (select distinct c.topic_id from trunkline.cursors c where c.queue_id = q.queue_id and c.lane = 'log' order by c.topic_id) t;
-        v_ends := trunkline._next_deadline(q.queue_id);
-        if v_ends <= v_now then
-            perform trunkline._check_queue_leases(q.queue_id);
-            v_ends := trunkline._next_deadline(q.queue_id);
-        end if;
-        v_ready := exists (select from (select p.due_at from trunkline.pending p where p.queue_id = q.queue_id order by p.due_at limit 1) p where p.due_at <= v_now)
-            or exists (select from trunkline.cursors c
-                       where c.queue_id = q.queue_id and c.lane = 'log'
-                         and trunkline._tick(c.topic_id, c.partition, c.segment_rows) >= coalesce(
-                             (select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position));
+    for q in
+        select x.*, u.labels, array(select jsonb_array_elements_text(u.labels::jsonb)) as wanted
+        from unnest(p_queues, p_labels) u(name, labels) join trunkline.queues x using (name) where not x.paused order by x.queue_id
+    loop
+        v_ready := exists (
+            select from trunkline.cursors x where x.queue_id = q.queue_id and (x.kind <> 'label' or q.labels is null or x.label = any (q.wanted))
+               and case when x.drawn_seq is not null then trunkline._drawable(x) > trunkline._drawn(x) else trunkline._ordered_ready(x, v_now) end);
         if v_ready then
-            return query select 'queue', q.name, null::text, null::text, null::bigint, null::float8;
+            return query select 'queue', q.name, null::text, q.labels, null::bigint, null::float8;
         end if;
         select min(x.at) into v_next from (
-            select (select p.due_at from trunkline.pending p where p.queue_id = q.queue_id and p.due_at > v_now order by p.due_at limit 1) as at
+            select (select d.due from trunkline.later d where d.queue_id = q.queue_id and d.due > v_now order by d.due limit 1) as at
             union all
             select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1)
-            from (select distinct c.topic_id from trunkline.cursors c where c.queue_id = q.queue_id and c.lane = 'log') t
+            from (select distinct k.topic_id from trunkline.cursors k where k.queue_id = q.queue_id and k.kind = 'log') t
             union all
-            select v_ends
+            select (select min(u.due) from unnest(o.dues) u(due)) from trunkline.cursors k cross join lateral trunkline._ordered_state(k) o
+            where q.ordered and k.queue_id = q.queue_id
         ) x where x.at > v_now;
         v_soon := least(v_soon, v_next);
     end loop;
@@ -66,11 +49,11 @@ begin
         where c.subscription_id = s.subscription_id
           -- free, ended, or this member's own and all of it committed
           and case when p.deadline is null or p.deadline <= v_now or p.member = g.member and p.fetched = p.committed
-                   then trunkline._tick(c.topic_id, c.partition, c.segment_rows) >= coalesce(p.committed + 1, c.start_position)
+                   then trunkline._head(c.log) >= coalesce(p.committed + 1, c.start_position)
                    else false end);
 
     return query
-    select 'topic', t.name, null::text, null::text, sum(trunkline._tick(t.topic_id, l.partition, t.segment_rows))::bigint, null::float8
+    select 'topic', t.name, null::text, null::text, sum(trunkline._head(l.log))::bigint, null::float8
     from trunkline.topics t join trunkline.logs l using (topic_id)
     where t.kind = 'topic' and t.name = any (p_tails) group by t.name;
 
@@ -89,5 +72,58 @@ begin
     ) x where x.at > v_now;
     v_soon := least(v_soon, v_next);
     return query select 'wait', null::text, null::text, null::text, null::bigint, extract(epoch from v_soon - trunkline.clock())::float8 where v_soon is not null;
+end
+$$;
+
+-- What a process runs for its waiting consumers, in one round trip: gives offsets to what was committed for them and polls. A pass, which takes longer,
+-- comes first only if none has run lately and no queue has anything to take without it. p_found: the rows of poll, each as an array.
+create or replace procedure trunkline.pass_and_poll(
+    p_queues text[], p_topics text[], p_groups text[], p_members text[], p_tails text[], p_labels text[], inout p_found jsonb default null)
+language plpgsql
+as $$
+declare
+    v_whole boolean;
+    v_pass  float8;
+begin
+    commit;
+    set transaction isolation level read committed;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    v_whole := trunkline.sequence_logs(p_queues, p_topics || p_tails);
+    commit;
+    set transaction isolation level read committed;
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    for i in 1 .. 2 loop
+        p_found := (select coalesce(jsonb_agg(jsonb_build_array(f.kind, f.name, f.group_name, f.member, f.head, f.seconds)), '[]')
+                    from trunkline.poll(p_queues, p_topics, p_groups, p_members, p_tails, p_labels) f);
+        exit when i = 2 or p_queues = '{}';
+        v_pass := trunkline.next_pass();
+        exit when v_pass is null or v_pass > 0 or jsonb_path_exists(p_found, '$[*][0] ? (@ == "queue")');
+        v_pass := null;
+        commit;
+        set transaction isolation level read committed;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        v_whole := trunkline.run_pass(p_queues, '{}') and v_whole;
+        commit;
+        set transaction isolation level read committed;
+        perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    end loop;
+    if v_pass is not null or not v_whole then
+        p_found := p_found || jsonb_build_array(jsonb_build_array('wait', null, null, null, null, coalesce(v_pass, 0.1)));
+    end if;
+end
+$$;
+
+-- Whether a partition of an ordered queue has something to deliver now.
+create or replace function trunkline._ordered_ready(c trunkline.cursors, p_now timestamptz) returns boolean
+language plpgsql
+as $$
+declare
+    o record;
+begin
+    o := trunkline._ordered_state(c);
+    if o.is_open and trunkline._ends_at(o.l) > p_now then
+        return false;
+    end if;
+    return case when o.is_open then true when o.offsets is not null then o.dues[1] <= p_now else trunkline._head(c.log) >= o.next_offset end;
 end
 $$;

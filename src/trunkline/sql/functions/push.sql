@@ -388,7 +388,7 @@ begin
            array_agg(content_type order by created_at, id) as content_types, array_agg(occurred_at order by created_at, id) as occurred_ats
       into m
       from (select distinct on (a.id) a.*, r.occurred_at from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
-            join trunkline.cursors c on c.queue_id = (trunkline._queue(p_queue)).queue_id and c.lane = 'log' and c.topic is not distinct from a.topic and c.partition = a.partition
+            join trunkline.cursors c on c.queue_id = (trunkline._queue(p_queue)).queue_id and c.kind = 'log' and c.topic is not distinct from a.topic and c.partition = a.partition
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, a.log_offset, a.log_offset) r
             where (p_ids is null or a.id = any (p_ids)) and a.processed_at >= v_from and (p_to is null or a.processed_at < p_to)
             order by a.id, a.processed_at desc limit p_limit + 1) f;

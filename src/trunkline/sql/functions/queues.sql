@@ -67,6 +67,7 @@ declare
     t trunkline.topics;
     q trunkline.queues;
     s trunkline.subscriptions;
+    v_returns int;
 begin
     perform trunkline._check_name('queue', p_name);
     perform trunkline._check_range('priorities', p_priorities, 1, 10);
@@ -95,8 +96,10 @@ begin
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, 1);
     end loop;
-    insert into trunkline.cursors (lane, queue_id) values ('retry', q.queue_id);
-    perform trunkline._write_claim(q.queue_id);
+    if not q.ordered then
+        insert into trunkline.cursors (kind, queue_id) values ('returns', q.queue_id) returning cursor_id into v_returns;
+        perform trunkline._make_sequences(v_returns);
+    end if;
     return q;
 end
 $$;
@@ -183,7 +186,6 @@ begin
         where topic_id = q.inbox_id;
         perform trunkline._write_functions(q.inbox_id);
     end if;
-    perform trunkline._write_claim(q.queue_id);
     return q;
 end
 $$;
@@ -217,7 +219,6 @@ begin
     perform trunkline._drop_schedules(format('queue %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.queue = p_name), p_force);
     perform trunkline._fail_waiting(w, format('queue %L was deleted', p_name))
     from (select * from trunkline.job_waiting where queue = p_name order by waiting_id for update) w;
-    delete from trunkline.pending where queue_id = q.queue_id;
     delete from trunkline.cursors where queue_id = q.queue_id;
     delete from trunkline.subscriptions where queue_id = q.queue_id;
     delete from trunkline.queues where queue_id = q.queue_id;
@@ -247,7 +248,7 @@ as $$
         select name from trunkline.queues where p_after is null or name > p_after order by name limit trunkline._limit(p_limit)))
 $$;
 
--- What waits, without claiming it or counting an attempt: first what came back, by its time, then what was never delivered.
+-- What can be claimed next, without claiming it or counting an attempt: first what came back, by its time, then what was never delivered.
 create or replace function trunkline.peek_queue(p_queue text, p_limit int default 10)
 returns table (topic text, partition int, log_offset bigint, id uuid, key text, routing_key text, label text, headers jsonb, payload bytea,
                content_type text, occurred_at timestamptz, created_at timestamptz, attempt int, due_at timestamptz, error text)
@@ -257,22 +258,19 @@ as $$
 declare
     q trunkline.queues := trunkline._queue(p_queue);
 begin
-    perform trunkline._need_read_committed('peek_queue');
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     return query
     with again as (
         select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
-        from (select * from trunkline.pending where queue_id = q.queue_id order by due_at limit p_limit) p
-        join trunkline.cursors c on c.cursor_id = p.cursor_id
-        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
+        from (select * from trunkline._returned(q.queue_id) order by due_at limit p_limit) p
+        join trunkline.cursors c on c.cursor_id = p.source_id
+        cross join lateral trunkline._read_left(c, p.log_offset) r
     ), fresh as (
         select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
         from trunkline.cursors c
-        cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id
-                                             order by l.lease_no desc limit 1), c.start_position) as position,
-                                   trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
-        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, least(s.head, s.position + greatest(p_limit, 1000) - 1)) r
-        where c.queue_id = q.queue_id and c.lane = 'log'
+        cross join lateral (select trunkline._next_offset(c) as next, trunkline._head(c.log) as head offset 0) s
+        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.next, least(s.head, s.next + greatest(p_limit, 1000) - 1)) r
+        where c.queue_id = q.queue_id and c.kind = 'log'
           and (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
           and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}')))
     )
@@ -280,6 +278,22 @@ begin
            x.attempt, x.due_at, x.error
     from (select * from again union all select * from fresh) x
     order by x.round, x.due_at, x.created_at, x.log_offset limit p_limit;
+end
+$$;
+
+-- The next offset of a log that a queue will deliver for the first time.
+create or replace function trunkline._next_offset(c trunkline.cursors) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_next bigint;
+begin
+    if c.drawn_seq is not null then
+        v_next := trunkline._drawn(c) + 1;
+    else
+        v_next := coalesce((select l.next_offset from trunkline.leases l where l.cursor_id = c.cursor_id order by l.first desc limit 1), c.start_position);
+    end if;
+    return greatest(v_next, (select base_offset from trunkline.logs where log = c.log));
 end
 $$;
 
@@ -291,7 +305,6 @@ declare
     q trunkline.queues := trunkline._lock_queue(p_name);
 begin
     update trunkline.queues set paused = true, updated_at = trunkline.clock() where queue_id = q.queue_id;
-    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -302,7 +315,6 @@ declare
     q trunkline.queues := trunkline._lock_queue(p_name);
 begin
     update trunkline.queues set paused = false, updated_at = trunkline.clock() where queue_id = q.queue_id;
-    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -328,6 +340,7 @@ begin
     -- both as they are now, with all partitions; and retention removes nothing of the topic until this transaction ends
     t := trunkline._lock_topic('topic', p_topic, true);
     q := trunkline._lock_queue(p_queue);
+    perform trunkline._sequence_topic(t.topic_id);
     insert into trunkline.subscriptions (kind, name, topic_id, queue_id, pattern, pattern_regex, filter)
     values ('queue', v_name, t.topic_id, q.queue_id, p_pattern, case when p_pattern = '#' then null else v_regex end,
             nullif(p_filter, '{}'))
@@ -338,7 +351,6 @@ begin
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
     end loop;
-    perform trunkline._write_claim(q.queue_id);
     return s;
 end
 $$;
@@ -379,7 +391,6 @@ begin
     if not found then
         perform trunkline._fail('TL013', format('queue %L has no subscription %L', p_queue, p_name), 'see trunkline.list_subscriptions');
     end if;
-    perform trunkline._write_claim(q.queue_id);
 end
 $$;
 
@@ -405,47 +416,105 @@ as $$
     order by s.kind, coalesce(q.name, s.name), s.name
 $$;
 
--- Removes everything that is not leased at this moment; answers how many. Bounded: call again while it answers p_limit.
+-- Drops everything that has an offset, or waits for its time, and is not leased at this moment; returns how many. Call sequence() before, to include
+-- what was committed last. Bounded: call again while it returns p_limit or more.
 create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
 language plpgsql
 as $$
 declare
     q       trunkline.queues := trunkline._queue(p_name);
     c       trunkline.cursors;
-    s       trunkline.leases;
-    v_head  bigint;
     v_total bigint := 0;
-    v_count bigint;
 begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
-    -- all cursors before the first sequencing lock: a claim may hold one of them and wait for that lock
-    perform pg_advisory_xact_lock(778005, k.cursor_id)
-    from (select cursor_id from trunkline.cursors where queue_id = q.queue_id order by cursor_id offset 0) k;
-    for c in select * from trunkline.cursors where queue_id = q.queue_id and lane = 'log' order by log loop
-        v_head := trunkline._tick(c.topic_id, c.partition, c.segment_rows, 1000000);
-        s := trunkline._lease_state(c);
-        v_count := v_head + 1 - s.position;
-        if v_count > 0 then
-            s.position := v_head + 1;
-            s.purged := s.purged + v_count;
-            perform trunkline._move_cursor(s);
-            v_total := v_total + v_count;
+    -- as alter_queue: the row before the locks of the log
+    perform from trunkline.queues where queue_id = q.queue_id for no key update;
+    perform trunkline._sequence_alone(array[q.queue_id], null);
+    for c in select * from trunkline.cursors where queue_id = q.queue_id order by cursor_id loop
+        if c.drawn_seq is not null then
+            v_total := v_total + trunkline._purge_cursor(c);
+        else
+            v_total := v_total + trunkline._purge_ordered(c);
         end if;
     end loop;
+    -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
+    v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
+    update trunkline.queues
+       set purged_at = trunkline.clock(), purge_xids = purge_xids[trunkline._newest_seen(purge_xids):] || pg_current_xact_id(),
+           purge_ats = purge_ats[trunkline._newest_seen(purge_xids):] || trunkline.clock()
+     where queue_id = q.queue_id;
     with gone as (
-        delete from trunkline.pending p using (
-            select cursor_id, log_offset from trunkline.pending where queue_id = q.queue_id limit p_limit for update skip locked) d
-        where p.cursor_id = d.cursor_id and p.log_offset = d.log_offset returning 1)
-    select count(*) into v_count from gone;
-    if v_count > 0 then
-        select * into c from trunkline.cursors where queue_id = q.queue_id and lane = 'retry';
-        s := trunkline._lease_state(c);
-        s.purged := s.purged + v_count;
-        perform trunkline._move_cursor(s);
+        delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
+    select v_total + count(*) into v_total from gone;
+    return v_total;
+end
+$$;
+
+-- The place of the newest of these transactions that all passes to come have seen; 1 when there is none.
+create or replace function trunkline._newest_seen(p_xids xid8[]) returns int
+language sql stable
+as $$
+    select coalesce(max(i), 1) from generate_subscripts(p_xids, 1) i
+    where pg_visible_in_snapshot(p_xids[i], (select snapshot from trunkline.passes order by pass desc limit 1))
+$$;
+
+-- Draws everything that a cursor has, and settles it as purged.
+create or replace function trunkline._purge_cursor(c trunkline.cursors) returns bigint
+language plpgsql
+as $$
+declare
+    s      trunkline.leases := trunkline._new_draw(c);
+    v_head bigint := trunkline._drawable(c);
+    v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
+begin
+    begin
+        perform trunkline._lock_cursor(c.cursor_id);
+        s.first := trunkline._drawn(c) + 1;
+        if v_head >= s.first then
+            s.n := v_head - s.first + 1;
+            perform setval(c.drawn_seq, v_head);
+        end if;
+        raise exception using errcode = 'TLX00';
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    update trunkline.cursors set purged_upto = greatest(s.first - 1, v_head) where cursor_id = c.cursor_id;
+    if s.n = 0 or not pg_try_advisory_xact_lock_shared(trunkline._mark(c.cursor_id, s.first, s.n)) or coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) > v_epoch + 1 then
+        return 0;
     end if;
-    delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit);
-    return v_total + v_count;
+    s.rotation := (select current from trunkline.rotation);
+    insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, claimed_at, deadline)
+    values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, 0, 0, gen_random_uuid(), trunkline.clock(), trunkline.clock());
+    insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
+    values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.first, 'p', trunkline.clock());
+    return s.n;
+end
+$$;
+
+-- The same for a partition of an ordered queue: what came back, unless a delivery is open, and what is new.
+create or replace function trunkline._purge_ordered(c trunkline.cursors) returns bigint
+language plpgsql
+as $$
+declare
+    o      record;
+    v_head bigint := trunkline._head(c.log);
+    v_n    bigint;
+    v_rotation smallint := (select current from trunkline.rotation);
+begin
+    perform trunkline._lock_cursor(c.cursor_id);
+    o := trunkline._ordered_state(c);
+    if o.is_open then
+        return 0;
+    end if;
+    v_n := greatest(0, v_head - o.next_offset + 1) + coalesce(cardinality(o.offsets), 0);
+    if v_n > 0 then
+        insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, claimed_at, deadline, next_offset, offsets)
+        values (v_rotation, pg_current_xact_id(), c.cursor_id, coalesce((o.l).first + (o.l).n, 1), v_n, 0, 0, gen_random_uuid(), trunkline.clock(), trunkline.clock(), greatest(v_head + 1, o.next_offset), '{}');
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
+        values (v_rotation, pg_current_xact_id(), c.cursor_id, coalesce((o.l).first + (o.l).n, 1), v_n, coalesce((o.l).first + (o.l).n, 1), 'p', trunkline.clock());
+    end if;
+    return v_n;
 end
 $$;

@@ -22,6 +22,13 @@ drop function if exists trunkline.make_room(text[], bigint[]);
 drop function if exists trunkline.commit_stage(text, text, bigint, text[], uuid[], bigint[]);
 drop function if exists trunkline._empty_stage(int);
 drop function if exists trunkline._publish_stage(int, trunkline.topics, text, uuid[], bigint[]);
+drop function if exists trunkline._write_claim(int), trunkline._write_claim(int, text, text, text, text, text), trunkline._lease_state(trunkline.cursors),
+    trunkline._claim_retries(trunkline.queues, int, interval, text[], text), trunkline._claim(int, int, interval, text[], text), trunkline._record_history(int, bigint[]),
+    trunkline._check_leases(int), trunkline._check_queue_leases(int), trunkline._count_pending(int, timestamptz, boolean), trunkline._next_deadline(int),
+    trunkline._first_lease(int, timestamptz), trunkline._carry_over(smallint, smallint), trunkline._overtake(int, bigint), trunkline._lease_totals(int),
+    trunkline._ack_open(text, int8multirange), trunkline._lease_over(int, bigint), trunkline.ack_lease(text, bigint[]), trunkline._matches(int[], bigint[], int, int, int, bigint, bigint),
+    trunkline._lease_many(int[], bigint[], int8multirange[], bigint[], int, int, int, text), trunkline._open_leases(int),
+    trunkline._tick(int, int, int, int);
 drop function if exists trunkline._reserve(int, int, int, int);
 drop function if exists trunkline._roll(int, int, int);
 drop function if exists trunkline._make_staged_segment(int, int, bigint, int);

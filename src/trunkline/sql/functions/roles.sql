@@ -8,8 +8,8 @@ as $$
     values
     ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
         publish_messages,enqueue_job,enqueue_unique,enqueue_after,job_results,cancel_job,clock,new_id,
-        stage_target,open_stage,close_stage,commit_stage,newest_commit,drop_stage,report_pipeline}'::text[]),
-    ('trunkline_consumer', '{poll,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,
+        stage_target,open_stage,close_stage,commit_stage,newest_commit,drop_stage,report_pipeline,sequence,run_pass}'::text[]),
+    ('trunkline_consumer', '{poll,pass_and_poll,next_pass,sequence_logs,sequence,run_pass,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,
         fetch,commit,heartbeat,leave,claim_range,ensure_group,list_subscriptions,get_queue,read,head,
         init_consumer_group,claim_offsets,get_messages,claim_job,archive_job,receive,
         finish_jobs,lost_before,snooze,store_result,begin_once,end_once,list_cancels,ensure_limit,hold_slots,take_tokens,register_worker,forget_worker,
@@ -18,7 +18,7 @@ as $$
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
         archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
-        log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
+        sequence,run_pass,log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
         redrive,purge_dead_letters,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
@@ -50,8 +50,6 @@ begin
         execute format('revoke all on function %s from public', f.name);
         if f.proname ~ '^topic_[0-9]+_publish$' and trunkline._has_role('trunkline_publisher') then
             execute format('grant execute on function %s to trunkline_publisher', f.name);
-        elsif f.proname ~ '^queue_[0-9]+_(claim|take)$' and trunkline._has_role('trunkline_consumer') then
-            execute format('grant execute on function %s to trunkline_consumer', f.name);
         end if;
         if trunkline._has_role('trunkline_owner') then
             execute format('grant execute on function %s to trunkline_owner', f.name);
@@ -107,8 +105,7 @@ begin
             for f in select oid::regprocedure as name from pg_proc
                      where pronamespace = 'trunkline'::regnamespace
                        and (proname = any (r.verbs)
-                            or proname ~ '^topic_[0-9]+_publish$' and r.role = 'trunkline_publisher'
-                            or proname ~ '^queue_[0-9]+_(claim|take)$' and r.role = 'trunkline_consumer') loop
+                            or proname ~ '^topic_[0-9]+_publish$' and r.role = 'trunkline_publisher') loop
                 execute format('grant execute on routine %s to %I', f.name, r.role);
             end loop;
             execute format('grant select on trunkline.migrations to %I', r.role);

@@ -2,50 +2,6 @@
 -- rates of the last day without looking at messages or leases. No lock is taken and nothing is sequenced here: heads are those of the
 -- last tick, which upkeep cuts about once a second.
 
--- The first lease of a cursor that was claimed at p_since or later: lease numbers and times grow together, so a search by halves.
-create or replace function trunkline._first_lease(p_cursor_id int, p_since timestamptz) returns bigint
-language plpgsql
-as $$
-declare
-    v_low  bigint := (select lease_no from trunkline.leases where cursor_id = p_cursor_id order by lease_no limit 1);
-    v_high bigint := (select lease_no + 1 from trunkline.leases where cursor_id = p_cursor_id order by lease_no desc limit 1);
-    v_mid  bigint;
-begin
-    while v_low < v_high loop
-        v_mid := (v_low + v_high) / 2;
-        if (select claimed_at from trunkline.leases where cursor_id = p_cursor_id and lease_no >= v_mid order by lease_no limit 1) >= p_since then
-            v_high := v_mid;
-        else
-            v_low := v_mid + 1;
-        end if;
-    end loop;
-    return v_low;
-end
-$$;
-
--- Leases of a queue since p_since: at most about p_want, evenly spread over its cursors and the time.
-create or replace function trunkline._sample_leases(p_queue_id int, p_since timestamptz, p_want int) returns setof trunkline.leases
-language plpgsql
-as $$
-declare
-    v_cursors int[] := array(select cursor_id from trunkline.cursors where queue_id = p_queue_id);
-    v_each    int := greatest(1, p_want / greatest(1, cardinality(v_cursors)));
-    v_cursor  int;
-    v_first   bigint;
-    v_last    bigint;
-begin
-    foreach v_cursor in array v_cursors loop
-        v_first := trunkline._first_lease(v_cursor, p_since);
-        select lease_no into v_last from trunkline.leases where cursor_id = v_cursor order by lease_no desc limit 1;
-        continue when v_first is null or v_last < v_first;
-        return query
-        select l.* from generate_series(v_first, v_last, greatest(1, ceil((v_last - v_first + 1)::numeric / v_each)::bigint)) no
-        cross join lateral (select * from trunkline.leases x where x.cursor_id = v_cursor and x.lease_no = no offset 0) l
-        where l.n > 0;
-    end loop;
-end
-$$;
-
 -- When the message at an offset was published; null when retention took it.
 create or replace function trunkline._published_at(p_cursor_id int, p_offset bigint) returns timestamptz
 language plpgsql
@@ -63,36 +19,26 @@ begin
 end
 $$;
 
--- Adds the latencies of a queue to its row: of about 100 leases claimed since the last rollup, and of those sampled before that were open.
+-- Adds the latencies of a queue to its row: of about 100 deliveries that were settled since the last rollup. The history has them; without one
+-- there are none.
 create or replace function trunkline._queue_latencies(inout r trunkline.rollups, p_last trunkline.rollups)
 language plpgsql
 as $$
 declare
     v_since timestamptz := coalesce(p_last.at, r.at - interval '1 minute');
 begin
-    with fresh as materialized (
-        select * from trunkline._sample_leases(r.subject, v_since, 100)
+    with sampled as materialized (
+        select h.source_id, h.first_offset, h.attempt, h.claimed_at, h.settled_at, h.kind
+        from trunkline.history h where h.queue_id = r.subject and h.settled_at > v_since and h.settled_at <= r.at order by h.settled_at desc limit 100
     ), waits as (
-        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, lower(f.offsets)))::float8 as took from fresh f where f.attempt = 1
-    ), sampled as (
-        select f.cursor_id, f.lease_no, f.claimed_at, f.n from fresh f
-        union
-        select l.cursor_id, l.lease_no, l.claimed_at, l.n from unnest(p_last.open_cursors, p_last.open_leases) o(cursor_id, lease_no)
-        cross join lateral (select * from trunkline.leases x where x.cursor_id = o.cursor_id and x.lease_no = o.lease_no offset 0) l
-    ), settled as (
-        select s.cursor_id, s.lease_no, s.n, e.at, e.kind, extract(epoch from e.at - s.claimed_at)::float8 as took, trunkline._size(e.offsets) as size
-        from sampled s
-        left join lateral (select * from trunkline.lease_events x where x.cursor_id = s.cursor_id and x.lease_no = s.lease_no and x.kind <> 'e' offset 0) e on true
-    ), open as (
-        select cursor_id, lease_no from settled group by cursor_id, lease_no, n having coalesce(sum(size), 0) < n order by lease_no limit 200
+        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, f.first_offset))::float8 as took from sampled f where f.attempt = 1
+    ), works as (
+        -- what a consumer did: not the end of a lease
+        select extract(epoch from f.settled_at - f.claimed_at)::float8 as took from sampled f where f.kind in ('a', 'n', 'b', 'd', 'r')
     )
-    select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m, o.cursors, o.leases
-      into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max, r.open_cursors, r.open_leases
+    select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max
       from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from waits) w,
-           -- what a consumer said: not the end of a lease, and not what was looked at before
-           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from settled
-            where kind in ('a', 'n', 'b', 'd', 'r') and at >= v_since) k,
-           (select array_agg(cursor_id) as cursors, array_agg(lease_no) as leases from open) o;
+           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from works) k;
 end
 $$;
 
@@ -106,27 +52,21 @@ declare
     v_late timestamptz;
 begin
     r := row('queue', q.queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
-    select count(*) into r.ready from (select from trunkline.pending where queue_id = q.queue_id and due_at <= p_now order by due_at limit 100000) x;
-    select due_at into v_late from trunkline.pending where queue_id = q.queue_id order by due_at limit 1;
-    if v_late > p_now then
-        v_late := null;
-    end if;
-    for t in
-        select c.cursor_id, c.lane, c.start_position, trunkline._head(c.log) as head, o.*, coalesce(o.position, c.start_position) as next_offset
-        from trunkline.cursors c cross join lateral trunkline._lease_totals(c.cursor_id) o where c.queue_id = q.queue_id
-    loop
+    for t in select * from trunkline._cursor_totals(q) loop
         r.delivered := r.delivered + t.delivered;
         r.acked := r.acked + t.acked;
         r.returned := r.returned + t.returned;
         r.dead := r.dead + t.dead;
         r.expired := r.expired + t.expired;
-        r.leased := r.leased + t.open;
-        if t.lane = 'log' then
-            r.head := r.head + t.head - t.start_position + 1 - t.skipped;
-            if t.head >= t.next_offset then
-                r.ready := r.ready + t.head - t.next_offset + 1;
-                v_late := least(v_late, trunkline._published_at(t.cursor_id, t.next_offset));
+        r.leased := r.leased + t.leased;
+        r.ready := r.ready + t.ready;
+        if (t.cur).kind = 'log' then
+            r.head := r.head + t.head - (t.cur).start_position + 1 - t.skipped;
+            if t.head >= t.next then
+                v_late := least(v_late, trunkline._published_at((t.cur).cursor_id, t.next));
             end if;
+        elsif t.ready > 0 then
+            v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (t.cur).cursor_id and x.pos >= t.next order by x.pos limit 1));
         end if;
     end loop;
     r.lag := r.ready;

@@ -1,15 +1,266 @@
--- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<offset>.<cursor>.<lease>.<token>'.
--- Answers per receipt: done; lost (the lease ended, was replaced, or the message was settled otherwise); unknown (no such lease).
--- A settle may sit in the caller's transaction. It locks the lease row against expiry until that ends:
--- ack and extend share the row with each other, what sends a message back or away takes it alone.
+-- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<position>.<cursor>.<first>.<rotation>.<token>'.
+-- Results per receipt: done; lost (the lease ended, was replaced, or the message was settled otherwise); unknown (no such lease).
+-- A settle may sit in the caller's transaction. It shares the row of its lease with other settles and keeps expiry out; the key of `settled`
+-- decides between two settles of one message. Only the tables of the rotation that the receipt names are touched.
 
--- Whether this is the part of a receipt behind the offset, with numbers that fit.
+-- Whether this is the part of a receipt behind the position, with numbers that fit.
 create or replace function trunkline._names_a_lease(p_text text) returns boolean
 language sql immutable
 as $$
-    select split_part(p_text, '.', 1) = '' and split_part(p_text, '.', 5) = ''
+    select split_part(p_text, '.', 1) = '' and split_part(p_text, '.', 6) = '' and split_part(p_text, '.', 4) in ('0', '1', '2')
        and length(split_part(p_text, '.', 2)) between 1 and 9 and ltrim(split_part(p_text, '.', 2), '0123456789') = ''
        and length(split_part(p_text, '.', 3)) between 1 and 18 and ltrim(split_part(p_text, '.', 3), '0123456789') = ''
+$$;
+
+-- The row of a lease, locked: shared with other settles, or alone. Not there: in the rotation that it was carried to.
+create or replace function trunkline._lock_lease(p_rotation smallint, p_cursor_id int, p_first bigint, p_alone boolean) returns trunkline.leases
+language plpgsql
+as $$
+declare
+    l trunkline.leases;
+begin
+    for i in 0 .. 2 loop
+        case (p_rotation + i) % 3
+            when 0 then
+                if p_alone then select * into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for update;
+                else select * into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for key share;
+                end if;
+            when 1 then
+                if p_alone then select * into l from trunkline.leases_1 where cursor_id = p_cursor_id and first = p_first for update;
+                else select * into l from trunkline.leases_1 where cursor_id = p_cursor_id and first = p_first for key share;
+                end if;
+            else
+                if p_alone then select * into l from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for update;
+                else select * into l from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for key share;
+                end if;
+        end case;
+        exit when found;
+    end loop;
+    return l;
+end
+$$;
+
+-- Is the row of the lease free to be locked alone? Then it is.
+create or replace function trunkline._try_lock_lease(p_rotation smallint, p_cursor_id int, p_first bigint) returns boolean
+language plpgsql
+as $$
+begin
+    case p_rotation
+        when 0 then perform from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for update skip locked;
+        when 1 then perform from trunkline.leases_1 where cursor_id = p_cursor_id and first = p_first for update skip locked;
+        else perform from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for update skip locked;
+    end case;
+    return found;
+end
+$$;
+
+-- Rows of `settled` that belong to a lease.
+create or replace function trunkline._settled_of(l trunkline.leases) returns setof trunkline.settled
+language plpgsql
+as $$
+begin
+    case l.rotation
+        when 0 then return query select * from trunkline.settled_0 where cursor_id = l.cursor_id and pos >= l.first and pos < l.first + l.n;
+        when 1 then return query select * from trunkline.settled_1 where cursor_id = l.cursor_id and pos >= l.first and pos < l.first + l.n;
+        else return query select * from trunkline.settled_2 where cursor_id = l.cursor_id and pos >= l.first and pos < l.first + l.n;
+    end case;
+end
+$$;
+
+-- The positions of a lease that are kept beyond its deadline.
+create or replace function trunkline._extended(l trunkline.leases, p_now timestamptz) returns int8multirange
+language plpgsql
+as $$
+declare
+    v_kept int8multirange;
+begin
+    case l.rotation
+        when 0 then select range_agg(positions) into v_kept from trunkline.extensions_0 where cursor_id = l.cursor_id and first = l.first and until > p_now;
+        when 1 then select range_agg(positions) into v_kept from trunkline.extensions_1 where cursor_id = l.cursor_id and first = l.first and until > p_now;
+        else select range_agg(positions) into v_kept from trunkline.extensions_2 where cursor_id = l.cursor_id and first = l.first and until > p_now;
+    end case;
+    return coalesce(v_kept, '{}');
+end
+$$;
+
+-- The positions that a lease delivered.
+create or replace function trunkline._leased(l trunkline.leases) returns int8multirange
+language sql immutable
+as $$ select coalesce(l.taken, int8multirange(int8range(l.first, l.first + l.n))) $$;
+
+-- What is at positions of a lease: the cursor on whose log the message is, its offset, and the attempts it had before.
+create or replace function trunkline._entries(l trunkline.leases, p_positions int8multirange) returns table (pos bigint, source_id int, log_offset bigint, attempt int)
+language sql immutable
+as $$
+    select p, coalesce(l.source_ids[p - l.first + 1], l.cursor_id), coalesce(l.offsets[p - l.first + 1], p), coalesce(l.attempts[p - l.first + 1], 0)
+    from unnest(p_positions) r cross join lateral generate_series(lower(r), upper(r) - 1) p
+$$;
+
+create or replace function trunkline._backoff(q trunkline.queues, p_attempt int) returns interval
+language sql volatile
+as $$
+    select least(extract(epoch from q.backoff_cap)::float8,
+                 extract(epoch from q.backoff_base)::float8 * power(q.backoff_factor, least(p_attempt - 1, 100)))
+           * (1 + q.backoff_jitter * (2 * random() - 1)) * interval '1 second'
+$$;
+
+-- Writes what becomes of positions that were found open, under the lock on their lease: p_alone, one row per run, else one per position, for
+-- which two settles may compete. Returns the positions that this call has settled.
+create or replace function trunkline._write_settled(
+    l trunkline.leases, p_kind "char", p_positions int8multirange, p_now timestamptz, p_alone boolean, p_due timestamptz default null, p_error text default null)
+returns int8multirange
+language plpgsql
+as $$
+declare
+    v_done int8multirange;
+begin
+    if p_alone then
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at)
+        select l.rotation, pg_current_xact_id(), l.cursor_id, lower(r), upper(r) - lower(r), l.first, p_kind, p_due, p_error, p_now from unnest(p_positions) r;
+        return p_positions;
+    end if;
+    with written as (
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at)
+        select l.rotation, pg_current_xact_id(), l.cursor_id, p, 1, l.first, p_kind, p_due, p_error, p_now
+        from unnest(p_positions) r cross join lateral generate_series(lower(r), upper(r) - 1) p order by p
+        on conflict do nothing returning pos
+    )
+    select coalesce(range_agg(int8range(pos, pos + 1)), '{}') into v_done from written;
+    return v_done;
+end
+$$;
+
+-- Ends deliveries that were found open. A verb may reach fewer positions than it was given: what retention or the end of the subscription took
+-- cannot come back, and another settle may have been faster. Returns those that it reached.
+create or replace function trunkline._settle_lease(
+    l trunkline.leases, p_kind "char", p_positions int8multirange, p_now timestamptz, p_alone boolean, p_delay interval, p_error text)
+returns int8multirange
+language plpgsql
+as $$
+declare
+    q        trunkline.queues;
+    c        trunkline.cursors;
+    v_left   int8multirange := p_positions;
+    v_set    int8multirange;
+    v_done   int8multirange := '{}';
+    v_back   int8multirange := '{}';
+    e        record;
+begin
+    if p_kind = 'a' then
+        return trunkline._write_settled(l, 'a', p_positions, p_now, p_alone);
+    end if;
+    select * into c from trunkline.cursors where cursor_id = l.cursor_id;
+    select * into q from trunkline.queues where queue_id = c.queue_id;
+    if p_kind = 'e' then
+        -- an ordered queue keeps or loses a lease as a whole
+        insert into trunkline.extensions (rotation, cursor_id, first, positions, until)
+        values (l.rotation, l.cursor_id, l.first, case when q.ordered then trunkline._leased(l) else p_positions end, p_now + p_delay);
+        return p_positions;
+    end if;
+    select coalesce(range_agg(int8range(x.pos, x.pos + 1)), '{}') into v_set
+    from trunkline._entries(l, v_left) x left join trunkline.cursors k on k.cursor_id = x.source_id left join trunkline.logs g on g.log = k.log
+    where k.cursor_id is null or x.log_offset < g.base_offset;
+    if not isempty(v_set) then
+        perform trunkline._write_settled(l, 'g', v_set, p_now, p_alone);
+        v_left := v_left - v_set;
+    end if;
+    -- by attempt: the last one ends in the dead letters, and the backoff grows with it
+    for e in
+        select case when p_kind = 'b' or p_kind in ('n', 'x') and x.attempt + 1 >= q.max_attempts then case p_kind when 'b' then 'b' else 'd' end::"char" else p_kind end as kind,
+               x.attempt + 1 as attempt, range_agg(int8range(x.pos, x.pos + 1)) as positions
+        from trunkline._entries(l, v_left) x group by 1, 2 order by 2
+    loop
+        if e.kind in ('b', 'd') then
+            v_set := trunkline._write_settled(l, e.kind, e.positions, p_now, p_alone, null, p_error);
+            insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, key, routing_key, label, headers, payload,
+                                                content_type, occurred_at, created_at, attempts, error, reason, dead_at)
+            select q.queue_id, m.id, coalesce(k.topic, ''), k.partition, m.log_offset, k.cursor_id, m.key, m.routing_key, m.label, m.headers, m.payload,
+                   m.content_type, m.occurred_at, m.created_at, e.attempt,
+                   coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
+                   case e.kind when 'b' then 'buried' else 'attempts' end, p_now
+            from trunkline._entries(l, v_set) x join trunkline.cursors k on k.cursor_id = x.source_id
+            cross join lateral trunkline._read(k.topic_id, k.partition, k.segment_rows, x.log_offset, x.log_offset) m;
+        elsif p_kind = 'n' and p_delay is null and q.backoff_jitter > 0 then
+            -- each with a backoff of its own, so that they do not come back together
+            select coalesce(range_agg(trunkline._write_settled(l, 'n', int8multirange(int8range(x.pos, x.pos + 1)), p_now, p_alone, p_now + trunkline._backoff(q, e.attempt), p_error)), '{}')
+              into v_set from trunkline._entries(l, e.positions) x;
+        else
+            v_set := trunkline._write_settled(l, e.kind, e.positions, p_now, p_alone,
+                p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, e.attempt)) when 'r' then coalesce(p_delay, '0') else '0' end, p_error);
+        end if;
+        v_done := v_done + v_set;
+        if e.kind in ('n', 'r', 'x') then
+            v_back := v_back + v_set;
+        end if;
+    end loop;
+    -- In an ordered queue nothing behind a message that came back may be finished before it: the rest of the lease goes back too.
+    if q.ordered and not isempty(v_back) then
+        select trunkline._leased(l) * int8multirange(int8range(lower(v_back), null)) - coalesce(range_agg(int8range(s.pos, s.pos + s.n)), '{}')
+          into v_set from trunkline._settled_of(l) s;
+        if not isempty(v_set) then
+            perform trunkline._settle_lease(l, 'r', v_set, p_now, p_alone, null, null);
+        end if;
+    end if;
+    return v_done;
+end
+$$;
+
+-- Settles positions of one lease. p_lease is the part of a receipt behind the position, with its dot; `held` are the positions of the lease,
+-- null when it is not known.
+create or replace function trunkline._settle_one(
+    p_kind "char", p_lease text, p_positions int8multirange, p_delay interval, p_error text, out done int8multirange, out held int8multirange)
+language plpgsql
+as $$
+declare
+    v_cursor int := split_part(p_lease, '.', 2);
+    v_first  bigint := split_part(p_lease, '.', 3);
+    v_alone  boolean := false;
+    v_waits  boolean;
+    v_now    timestamptz;
+    v_acked  int8multirange;
+    v_other  int8multirange;
+    c        trunkline.cursors;
+    l        trunkline.leases;
+begin
+    done := '{}';
+    v_waits := trunkline._wait_ten_seconds();
+    l := trunkline._lock_lease(split_part(p_lease, '.', 4)::smallint, v_cursor, v_first, false);
+    if l.cursor_id is null then
+        perform trunkline._wait_as_before(v_waits);
+        -- what was leased once and is not there any more has ended
+        select * into c from trunkline.cursors where cursor_id = v_cursor;
+        if c.drawn_seq is not null and v_first <= trunkline._drawn(c) or c.drawn_seq is null and exists (select from trunkline.leases x where x.cursor_id = v_cursor and x.first >= v_first) then
+            held := '{(,)}';
+        end if;
+        return;
+    end if;
+    held := trunkline._leased(l);
+    if l.token::text <> split_part(p_lease, '.', 5) then
+        perform trunkline._wait_as_before(v_waits);
+        return;
+    end if;
+    -- A statement of its own: it must see what was settled while we waited for the row. More than a few positions, if no other settle is open, in
+    -- one row per run.
+    if trunkline._size(p_positions) > 1 and (p_positions = held or trunkline._size(p_positions) > 20) then
+        v_alone := trunkline._try_lock_lease(l.rotation, v_cursor, v_first);
+    end if;
+    v_now := trunkline.clock();
+    select coalesce(range_agg(int8range(s.pos, s.pos + s.n)) filter (where s.kind = 'a'), '{}'),
+           coalesce(range_agg(int8range(s.pos, s.pos + s.n)) filter (where s.kind <> 'a'), '{}')
+      into v_acked, v_other from trunkline._settled_of(l) s;
+    done := p_positions * (held - v_acked - v_other);
+    if l.deadline <= v_now then
+        done := done * trunkline._extended(l, v_now);
+    end if;
+    if not isempty(done) then
+        -- waits here too, for a settle of the same message that is open
+        done := trunkline._settle_lease(l, p_kind, done, v_now, v_alone, p_delay, p_error);
+    end if;
+    perform trunkline._wait_as_before(v_waits);
+    if p_kind = 'a' then
+        done := done + p_positions * v_acked;
+    end if;
+end
 $$;
 
 create or replace function trunkline._settle(p_kind "char", p_receipts text[], p_delay interval default null, p_error text default null)
@@ -17,16 +268,8 @@ returns setof trunkline.settlement
 language plpgsql
 as $$
 declare
-    g        record;
-    l        trunkline.leases;
-    v_now    timestamptz;
-    v_done   int8multirange;
-    v_acked  int8multirange;
-    v_other  int8multirange;
-    v_kept   int8multirange;
-    v_answer text;
-    v_found  boolean;
-    v_waits  boolean;
+    g record;
+    v record;
 begin
     perform trunkline._need_read_committed('settling');
     if cardinality(p_receipts) > 10000 then
@@ -43,187 +286,90 @@ begin
     end if;
     perform trunkline._commit_durably();
     for g in
-        -- by lease: all of a receipt but the offset in front
-        select u.lease, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.off) as offs,
-               coalesce(range_agg(int8range(u.off, u.off, '[]')) filter (where u.off is not null), '{}') as offsets
+        -- by lease: all of a receipt but the position in front
+        select u.lease, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.pos) as places,
+               coalesce(range_agg(int8range(u.pos, u.pos + 1)) filter (where u.pos is not null), '{}') as positions
         from (
             select r.ord, r.receipt, substr(r.receipt, length(r.first) + 1) as lease,
-                   case when length(r.first) between 1 and 18 and ltrim(r.first, '0123456789') = '' then r.first::bigint end as off
+                   case when length(r.first) between 1 and 18 and ltrim(r.first, '0123456789') = '' then r.first::bigint end as pos
             from (select ord::int, receipt, split_part(receipt, '.', 1) as first from unnest(p_receipts) with ordinality x(receipt, ord)) r
         ) u
         group by u.lease order by u.lease
     loop
-        v_done := '{}';
-        v_answer := 'unknown';
         if trunkline._names_a_lease(g.lease) then
-            v_waits := trunkline._wait_ten_seconds();
-            if p_kind in ('a', 'e') then
-                select * into l from trunkline.leases
-                where cursor_id = split_part(g.lease, '.', 2)::int and lease_no = split_part(g.lease, '.', 3)::bigint for key share;
-            else
-                select * into l from trunkline.leases
-                where cursor_id = split_part(g.lease, '.', 2)::int and lease_no = split_part(g.lease, '.', 3)::bigint for update;
-            end if;
-            v_found := found;
-            perform trunkline._wait_as_before(v_waits);
-            if v_found then
-                v_answer := 'lost';
-                if l.token::text = split_part(g.lease, '.', 4) then
-                    -- a statement of its own: it must see what was settled while we waited for the row
-                    v_now := trunkline.clock();
-                    select coalesce(range_agg(e.offsets) filter (where e.kind = 'a'), '{}'),
-                           coalesce(range_agg(e.offsets) filter (where e.kind not in ('a', 'e')), '{}'),
-                           coalesce(range_agg(e.offsets) filter (where e.kind = 'e' and e.until > v_now), '{}')
-                      into v_acked, v_other, v_kept
-                      from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
-                    v_done := g.offsets * (l.offsets - v_acked - v_other);
-                    if l.deadline <= v_now then
-                        v_done := v_done * v_kept;
-                    end if;
-                    if not isempty(v_done) then
-                        v_done := trunkline._settle_lease(l, p_kind, v_done, v_now, p_delay, p_error);
-                    end if;
-                    if p_kind = 'a' then
-                        v_done := v_done + g.offsets * v_acked;
-                    end if;
-                end if;
-            end if;
-        end if;
-        if v_done = g.offsets and array_position(g.offs, null) is null then
-            return query select u.ord, u.receipt, 'done' from unnest(g.ords, g.receipts) u(ord, receipt);
+            v := trunkline._settle_one(p_kind, g.lease, g.positions, p_delay, p_error);
         else
-            return query
-            select u.ord, u.receipt,
-                   case when u.off <@ v_done then 'done'
-                        when v_answer = 'lost' and u.off <@ l.offsets then 'lost'
-                        else 'unknown' end
-            from unnest(g.ords, g.receipts, g.offs) u(ord, receipt, off);
+            select '{}'::int8multirange as done, null::int8multirange as held into v;
         end if;
+        return query
+        select u.ord, u.receipt, case when u.pos <@ v.done then 'done' when u.pos <@ v.held then 'lost' else 'unknown' end
+        from unnest(g.ords, g.receipts, g.places) u(ord, receipt, pos);
     end loop;
 end
 $$;
 
--- Writes what becomes of offsets that were found to be open, under the lock on their lease. Answers those that the verb reached.
-create or replace function trunkline._settle_lease(l trunkline.leases, p_kind "char", p_offsets int8multirange, p_now timestamptz, p_delay interval, p_error text)
-returns int8multirange
+-- The short way of an ack: one message of a lease that is open and not extended. Returns whether it was that; if not, the long way finds out
+-- what it is.
+create or replace function trunkline._ack_one(p_pos bigint, p_cursor_id int, p_first bigint, p_rotation text, p_token text) returns boolean
 language plpgsql
 as $$
 declare
-    q         trunkline.queues;
-    c         trunkline.cursors;
-    v_kind    "char" := p_kind;
-    v_offsets int8multirange := p_offsets;
-    v_gone    int8multirange;
-    v_behind  int8multirange;
-    v_slot    smallint := (select slot from trunkline.epoch);
-begin
-    if p_kind = 'a' then
-        insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at) values (v_slot, l.cursor_id, l.lease_no, 'a', p_offsets, p_now);
-        return p_offsets;
-    end if;
-    select * into c from trunkline.cursors where cursor_id = l.source_id;
-    select * into q from trunkline.queues where queue_id = c.queue_id;
-    if p_kind = 'e' then
-        -- an ordered queue keeps or loses a lease as a whole
-        insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, until, at)
-        values (v_slot, l.cursor_id, l.lease_no, 'e', case when q.ordered then l.offsets else p_offsets end, p_now + p_delay, p_now);
-        return p_offsets;
-    end if;
-    -- what retention or the end of the subscription took cannot come back
-    v_gone := v_offsets * case when c.cursor_id is null then '{(,)}'
-        else int8multirange(int8range(null, (select base_offset from trunkline.logs where log = c.log))) end;
-    if not isempty(v_gone) then
-        insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at) values (v_slot, l.cursor_id, l.lease_no, 'g', v_gone, p_now);
-        v_offsets := v_offsets - v_gone;
-        if isempty(v_offsets) then
-            return v_offsets;
-        end if;
-    end if;
-    if p_kind in ('n', 'x') and l.attempt >= q.max_attempts then
-        v_kind := 'd';
-    end if;
-    insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at, error)
-    values (v_slot, l.cursor_id, l.lease_no, v_kind, v_offsets, p_now, p_error);
-    if v_kind in ('b', 'd') then
-        insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, key, routing_key, label, headers, payload,
-                                            content_type, occurred_at, created_at, attempts, error, reason, dead_at)
-        select q.queue_id, m.id, coalesce(c.topic, ''), c.partition, m.log_offset, c.cursor_id, m.key, m.routing_key, m.label, m.headers, m.payload,
-               m.content_type, m.occurred_at, m.created_at, l.attempt,
-               coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
-               case v_kind when 'b' then 'buried' else 'attempts' end, p_now
-        from trunkline._read_set(c, v_offsets) m;
-    else
-        insert into trunkline.pending (cursor_id, log_offset, queue_id, due_at, label, attempt, error)
-        select c.cursor_id, m.log_offset, c.queue_id,
-               p_now + case p_kind when 'n' then coalesce(p_delay, trunkline._backoff(q, l.attempt)) when 'r' then coalesce(p_delay, '0') else '0' end,
-               m.label, case p_kind when 'r' then l.attempt - 1 else l.attempt end, p_error
-        from trunkline._read_set(c, v_offsets) m;
-    end if;
-    -- In an ordered queue nothing behind a message that came back may be finished before it: the rest of the lease goes back too.
-    if q.ordered and v_kind in ('n', 'r', 'x') then
-        select l.offsets * int8multirange(int8range(lower(v_offsets), null)) - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e'), '{}')
-          into v_behind
-          from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
-        if not isempty(v_behind) then
-            perform trunkline._settle_lease(l, 'r', v_behind, p_now, null, null);
-        end if;
-    end if;
-    return v_offsets;
-end
-$$;
-
-create or replace function trunkline._backoff(q trunkline.queues, p_attempt int) returns interval
-language sql volatile
-as $$
-    select least(extract(epoch from q.backoff_cap)::float8,
-                 extract(epoch from q.backoff_base)::float8 * power(q.backoff_factor, least(p_attempt - 1, 100)))
-           * (1 + q.backoff_jitter * (2 * random() - 1)) * interval '1 second'
-$$;
-
--- The short way of an ack, for offsets of one lease of which nothing was settled or extended yet. Answers whether that was so; if not, the
--- long way finds out what each of them is. p_lease is the part of a receipt behind the first dot.
-create or replace function trunkline._ack_open(p_lease text, p_offsets int8multirange) returns boolean
-language plpgsql
-as $$
-declare
-    v_now timestamptz;
-    l     record;
+    l       record;
+    v_now   timestamptz;
+    v_waits boolean;
+    v_done  boolean;
 begin
     if current_setting('synchronous_commit') = 'off' then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    -- if the lease is being ended at this moment, the long way waits for it
-    select cursor_id, lease_no, token, deadline, offsets into l from trunkline.leases
-    where cursor_id = split_part(p_lease, '.', 1)::int and lease_no = split_part(p_lease, '.', 2)::bigint for key share skip locked;
-    v_now := trunkline.clock();
-    if l.token::text = split_part(p_lease, '.', 3) and l.deadline > v_now and p_offsets <@ l.offsets then
-        -- a statement of its own: it sees what was settled before the row was ours
-        insert into trunkline.lease_events (slot, cursor_id, lease_no, kind, offsets, at)
-        select e.slot, l.cursor_id, l.lease_no, 'a', p_offsets, v_now from trunkline.epoch e
-        where not exists (select from trunkline.lease_events x where x.cursor_id = l.cursor_id and x.lease_no = l.lease_no and x.offsets && p_offsets);
-        return found;
+    if p_rotation = '0' then
+        select token, deadline, taken, n into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for key share skip locked;
+    elsif p_rotation = '1' then
+        select token, deadline, taken, n into l from trunkline.leases_1 where cursor_id = p_cursor_id and first = p_first for key share skip locked;
+    else
+        select token, deadline, taken, n into l from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for key share skip locked;
     end if;
-    return false;
+    -- a statement of its own: it sees what was settled before the row was ours
+    v_now := trunkline.clock();
+    if l.token::text <> p_token or l.deadline <= v_now or l.token is null or p_pos >= p_first + l.n or not coalesce(l.taken @> p_pos, p_pos >= p_first) then
+        return false;
+    end if;
+    -- for a settle of the same message that is open
+    v_waits := trunkline._wait_ten_seconds();
+    -- by name: a plan for any partition would lock them all until the caller commits, and keep them from being emptied
+    if l.n = 1 then
+        v_done := true;
+    elsif p_rotation = '0' then
+        v_done := not exists (select from trunkline.settled_0 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+    elsif p_rotation = '1' then
+        v_done := not exists (select from trunkline.settled_1 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+    else
+        v_done := not exists (select from trunkline.settled_2 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+    end if;
+    if v_done then
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
+        values (p_rotation::smallint, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+        v_done := found;
+    end if;
+    perform trunkline._wait_as_before(v_waits);
+    return v_done;
 end
 $$;
 
 -- The messages are done. Never delivered again.
 create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_lease   text := substr(p_receipts[1], strpos(p_receipts[1], '.'));
-    v_offsets int8multirange;
-    v_same    boolean;
+    r text[];
+    v trunkline.settlement;
 begin
-    if trunkline._names_a_lease(v_lease) and array_ndims(p_receipts) = 1 and cardinality(p_receipts) <= 10000
-       and current_setting('transaction_isolation') = 'read committed' then
-        -- no regular expression here, and none that counts the characters of a whole receipt: they cost more than all the rest
-        select range_agg(int8range(r.off, r.off + 1)), bool_and(r.off is not null) into v_offsets, v_same
-        from (select case when y.first || v_lease = y.receipt and length(y.first) between 1 and 18 and ltrim(y.first, '0123456789') = '' then y.first::bigint end as off
-              from (select x as receipt, split_part(x, '.', 1) as first from unnest(p_receipts) x offset 0) y) r;
-        if v_same and trunkline._ack_open(substr(v_lease, 2), v_offsets) then
-            return query select x.ord::int, x.receipt, 'done' from unnest(p_receipts) with ordinality x(receipt, ord);
+    if cardinality(p_receipts) = 1 and p_receipts[1] ~ '^[0-9]{1,18}\.[0-9]{1,9}\.[0-9]{1,18}\.[012]\.[0-9a-f-]{36}$' and current_setting('transaction_isolation') = 'read committed' then
+        r := string_to_array(p_receipts[1], '.');
+        if trunkline._ack_one(r[1]::bigint, r[2]::int, r[3]::bigint, r[4], r[5]) then
+            v := row(1, p_receipts[1], 'done');
+            return next v;
             return;
         end if;
     end if;
@@ -231,24 +377,32 @@ begin
 end
 $$;
 
--- The same for offsets of one lease: what our own client calls, because to take receipts apart costs more than the rest.
--- Answers null when all are done, else one answer per offset.
-create or replace function trunkline.ack_lease(p_lease text, p_offsets bigint[]) returns text[]
+-- The same for positions of one lease: what our own client calls, because to take receipts apart costs more than the rest.
+-- Returns null when all are done, else one result per position.
+create or replace function trunkline.ack_lease(p_lease text, p_positions bigint[]) returns text[]
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_offsets int8multirange;
+    v_set int8multirange;
+    r     record;
 begin
-    if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_offsets) = 1 and cardinality(p_offsets) <= 10000
+    if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_positions) = 1 and cardinality(p_positions) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
-        -- null when an offset is null or not one that can be: then all goes the long way
-        v_offsets := (select case when bool_and(coalesce(o > 0 and o < 1000000000000000000, false)) then range_agg(int8range(o, o + 1)) end from unnest(p_offsets) o);
-        if v_offsets is not null and trunkline._ack_open(p_lease, v_offsets) then
-            return null;
+        -- null when a position is null or not one that can be: then all goes the long way
+        v_set := (select case when bool_and(coalesce(p > 0 and p < 1000000000000000000, false)) then range_agg(int8range(p, p + 1)) end from unnest(p_positions) p);
+        if v_set is not null then
+            perform trunkline._commit_durably();
+            r := trunkline._settle_one('a', '.' || p_lease, v_set, null, null);
+            if r.done = v_set then
+                return null;
+            end if;
+            return (select array_agg(case when p <@ r.done then 'done' when p <@ r.held then 'lost' else 'unknown' end order by ord)
+                    from unnest(p_positions) with ordinality x(p, ord));
         end if;
     end if;
-    return (select case when bool_or(r.result <> 'done') then array_agg(r.result order by r.ord) end
-            from trunkline._settle('a', array(select x.o || '.' || p_lease from unnest(p_offsets) with ordinality x(o, ord) order by x.ord)) r);
+    return (select array_agg(r2.result order by r2.ord)
+            from trunkline._settle('a', array(select x.p || '.' || p_lease from unnest(p_positions) with ordinality x(p, ord) order by x.ord)) r2);
 end
 $$;
 
@@ -257,12 +411,12 @@ create or replace function trunkline.nack(p_receipts text[], p_delay interval de
 language sql
 as $$ select * from trunkline._settle('n', p_receipts, p_delay, p_error) order by ord $$;
 
--- To the dead letters at once.
+-- Move to the dead letters now.
 create or replace function trunkline.bury(p_receipts text[], p_error text default null) returns setof trunkline.settlement
 language sql
 as $$ select * from trunkline._settle('b', p_receipts, null, p_error) order by ord $$;
 
--- Back to the queue at once, as if it had not been delivered: the attempt does not count.
+-- Return to the queue without counting an attempt.
 create or replace function trunkline.release(p_receipts text[]) returns setof trunkline.settlement
 language sql
 as $$ select * from trunkline._settle('r', p_receipts) order by ord $$;
@@ -270,6 +424,7 @@ as $$ select * from trunkline._settle('r', p_receipts) order by ord $$;
 -- Keep the messages until p_for from now; never shortens a lease.
 create or replace function trunkline.extend(p_receipts text[], p_for interval default '30 seconds') returns setof trunkline.settlement
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     perform trunkline._need_duration('for', p_for, '1 second', '12 hours');
@@ -277,103 +432,28 @@ begin
 end
 $$;
 
--- Ends a lease whose deadline has passed, but for what was extended. Answers how many messages came back; none when somebody
--- is settling the lease at this moment: then they win.
+-- Ends a lease whose deadline has passed, but for what was extended. Returns how many messages come back; none when a settle of it is open: then
+-- that one wins, and the lease is checked again later.
 create or replace function trunkline._expire_lease(p_lease trunkline.leases) returns int
 language plpgsql
 as $$
 declare
-    l      trunkline.leases;
     v_now  timestamptz;
     v_open int8multirange;
 begin
-    select * into l from trunkline.leases where cursor_id = p_lease.cursor_id and lease_no = p_lease.lease_no for update skip locked;
-    if not found then
+    if not trunkline._try_lock_lease(p_lease.rotation, p_lease.cursor_id, p_lease.first) then
         return 0;
     end if;
     v_now := trunkline.clock();
-    if l.deadline > v_now then
+    if p_lease.deadline > v_now then
         return 0;
     end if;
-    select l.offsets - coalesce(range_agg(e.offsets) filter (where e.kind <> 'e' or e.until > v_now), '{}') into v_open
-    from trunkline.lease_events e where e.cursor_id = l.cursor_id and e.lease_no = l.lease_no;
+    select trunkline._leased(p_lease) - trunkline._extended(p_lease, v_now) - coalesce(range_agg(int8range(s.pos, s.pos + s.n)), '{}') into v_open
+    from trunkline._settled_of(p_lease) s;
     if isempty(v_open) then
         return 0;
     end if;
-    perform trunkline._settle_lease(l, 'x', v_open, v_now, null, null);
+    perform trunkline._settle_lease(p_lease, 'x', v_open, v_now, true, null, null);
     return trunkline._size(v_open);
 end
 $$;
-
--- Looks at the leases of a cursor that were open at the last look: counts the finished ones, ends the overdue ones.
--- Answers how many messages came back.
-create or replace function trunkline._check_leases(p_cursor_id int) returns int
-language plpgsql
-as $$
-declare
-    k       trunkline.lease_checks;
-    v_now   timestamptz := trunkline.clock();
-    v_high  bigint;
-    v_open  bigint[];
-    v_done  bigint[] := '{}';
-    v_ended int := 0;
-    r       record;
-    l       trunkline.leases;
-begin
-    select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
-    if not found then
-        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0, 0)::trunkline.lease_checks;
-    end if;
-    select max(lease_no) into v_high from trunkline.leases where cursor_id = p_cursor_id;
-    if coalesce(v_high, 0) <= k.closed_upto and k.stragglers = '{}' then
-        return 0;
-    end if;
-    if not pg_try_advisory_xact_lock(778002, p_cursor_id) then
-        return 0;
-    end if;
-    select * into k from trunkline.lease_checks where cursor_id = p_cursor_id order by check_no desc limit 1;
-    if not found then
-        k := row(null, p_cursor_id, 0, null, 0, '{}', 0, 0, 0, 0)::trunkline.lease_checks;
-    end if;
-    v_open := '{}';
-    for r in
-        select x.lease_no, x.deadline, x.n, x.acked, x.dead, x.returned, x.gone, x.acked + x.dead + x.returned + x.gone >= x.n as closed
-        from (
-            select c.lease_no, c.deadline, c.n,
-                   trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
-                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
-                   trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned,
-                   trunkline._size(range_agg(e.offsets) filter (where e.kind = 'g')) as gone
-            from (select o.lease_no, o.deadline, o.n from trunkline.leases o
-                  where o.cursor_id = p_cursor_id and o.lease_no > k.closed_upto and o.lease_no <= v_high
-                  union all
-                  select o.lease_no, o.deadline, o.n from unnest(k.stragglers) z(lease_no)
-                  cross join lateral (select * from trunkline.leases where cursor_id = p_cursor_id and lease_no = z.lease_no offset 0) o) c
-            left join lateral (select * from trunkline.lease_events where cursor_id = p_cursor_id and lease_no = c.lease_no offset 0) e on true
-            group by c.lease_no, c.deadline, c.n
-        ) x
-    loop
-        if r.closed then
-            k.acked := k.acked + r.acked;
-            k.dead := k.dead + r.dead;
-            k.returned := k.returned + r.returned;
-            k.gone := k.gone + r.gone;
-            v_done := v_done || r.lease_no;
-        else
-            v_open := v_open || r.lease_no;
-            if r.deadline <= v_now then
-                select * into l from trunkline.leases where cursor_id = p_cursor_id and lease_no = r.lease_no;
-                v_ended := v_ended + trunkline._expire_lease(l);
-            end if;
-        end if;
-    end loop;
-    perform trunkline._record_history(p_cursor_id, v_done);
-    insert into trunkline.lease_checks
-    values ((select slot from trunkline.epoch), p_cursor_id, k.check_no + 1, v_now, greatest(k.closed_upto, v_high), v_open, k.acked, k.dead, k.returned, k.gone);
-    return v_ended;
-end
-$$;
-
-create or replace function trunkline._check_queue_leases(p_queue_id int) returns int
-language sql
-as $$ select coalesce(sum(trunkline._check_leases(cursor_id)), 0)::int from trunkline.cursors where queue_id = p_queue_id $$;

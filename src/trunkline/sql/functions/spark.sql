@@ -3,8 +3,8 @@
 
 -- Reading
 
--- Each partition of these topics: the lowest offset left and the next one to be given, counting everything that was committed when the
--- call began. A standby answers what it has: a contiguous prefix.
+-- Each partition of these topics: the lowest offset left and the next one to be given. Call trunkline.sequence() before it to count everything
+-- that is committed; on a standby it is what the primary has sequenced, a contiguous prefix.
 create or replace function trunkline.log_heads(p_topics text[])
 returns table (topic text, topic_id int, partition int, base_offset bigint, next_offset bigint)
 language plpgsql
@@ -12,14 +12,12 @@ as $$
 declare
     t trunkline.topics;
 begin
-    perform trunkline._need_read_committed('log_heads');
-    -- in the order of their numbers: sequencing locks are taken upwards
     for t in select (x.t).* from (select trunkline._topic('topic', n) as t from unnest(p_topics) n) x order by (x.t).topic_id loop
         topic := t.name;
         topic_id := t.topic_id;
         for p in 0 .. t.partitions - 1 loop
             partition := p;
-            next_offset := trunkline._tick(t.topic_id, p, t.segment_rows, 1000000) + 1;
+            next_offset := trunkline._head(t.topic_id * 64 + p) + 1;
             -- read after the head, so that it is never above it
             select least(l.base_offset, next_offset) into base_offset from trunkline.logs l where l.log = t.topic_id * 64 + p;
             return next;
@@ -478,7 +476,7 @@ begin
     v_waits := trunkline._wait_ten_seconds();
     perform pg_advisory_xact_lock(778001, v_log);
     perform trunkline._wait_as_before(v_waits);
-    perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
+    perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000, true);
     perform set_config('trunkline.sequencing', v_log::text, true);
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
     if t.log is null then

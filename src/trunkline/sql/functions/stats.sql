@@ -1,20 +1,13 @@
 -- Numbers that never scan messages: offsets are arithmetic, leases are looked at only while they are open, and the rows
 -- of exceptions are counted up to 100,000 (more shows as 100,000).
 
-create or replace function trunkline._count_pending(p_queue_id int, p_now timestamptz, p_due boolean) returns bigint
-language sql
-as $$
-    select count(*) from (
-        select from trunkline.pending where queue_id = p_queue_id and (due_at <= p_now) = p_due limit 100000) x
-$$;
-
 -- The head of a log, everything committed counted; null when its topic was deleted while we asked. Once there is an answer, the topic cannot go
 -- before our transaction ends.
 create or replace function trunkline._head_now(p_topic_id int, p_partition int, p_segment_rows int) returns bigint
 language plpgsql
 as $$
 begin
-    return trunkline._tick(p_topic_id, p_partition, p_segment_rows);
+    return trunkline._head(p_topic_id * 64 + p_partition);
 exception when others then
     perform trunkline._pass_if_gone(p_topic_id, sqlstate, sqlerrm);
     return null;
@@ -30,7 +23,6 @@ declare
     t trunkline.topics;
     v_tick trunkline.ticks;
 begin
-    perform trunkline._need_read_committed('topic_stats');
     if p_topic is not null then
         perform trunkline._topic('topic', p_topic);
     end if;
@@ -73,7 +65,6 @@ declare
     s      trunkline.positions;
     v_from bigint;
 begin
-    perform trunkline._need_read_committed('group_stats');
     if p_topic is not null then
         perform trunkline._topic('topic', p_topic);
         if p_group is not null then
@@ -120,6 +111,7 @@ create or replace function trunkline.queue_stats(p_queue text default null)
 returns table (queue text, ready bigint, delayed bigint, leased bigint, dead bigint, acked bigint, expired bigint, purged bigint,
                oldest_age float8, paused boolean)
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     q       trunkline.queues;
@@ -127,10 +119,8 @@ declare
     v_now   timestamptz;
     v_late  timestamptz;
     v_at    timestamptz;
-    v_head  bigint;
     v_young bigint;
 begin
-    perform trunkline._need_read_committed('queue_stats');
     if p_queue is not null then
         perform trunkline._queue(p_queue);
     end if;
@@ -138,103 +128,134 @@ begin
         v_now := trunkline.clock();
         queue := q.name;
         paused := q.paused;
-        ready := trunkline._count_pending(q.queue_id, v_now, true);
-        delayed := trunkline._count_pending(q.queue_id, v_now, false)
-                   + (select count(*) from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x);
+        ready := 0;
         leased := 0;
         acked := 0;
         expired := 0;
         purged := 0;
         v_late := null;
         select count(*) into dead from (select from trunkline.dead_letters d where d.queue_id = q.queue_id limit 100000) x;
-        for r in select c as cur, o.* from trunkline.cursors c cross join lateral trunkline._lease_totals(c.cursor_id) o where c.queue_id = q.queue_id loop
-            leased := leased + r.open;
+        select count(*) into delayed from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x;
+        for r in select * from trunkline._cursor_totals(q) loop
+            ready := ready + r.ready;
+            delayed := delayed + r.delayed;
+            leased := leased + r.leased;
             acked := acked + r.acked;
             expired := expired + r.expired;
             purged := purged + r.purged;
-            if (r.cur).lane = 'log' then
-                v_head := trunkline._head_now((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows);
-                continue when v_head is null;
-                r.position := coalesce(r.position, (r.cur).start_position);
-                ready := ready + greatest(0, v_head - r.position + 1);
-                if q.delivery_delay > '0' and v_head >= r.position then
-                    select greatest(0, v_head + 1 - greatest(r.position, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
+            if (r.cur).kind = 'log' and r.head >= r.next then
+                if q.delivery_delay > '0' then
+                    select greatest(0, r.head + 1 - greatest(r.next, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
                     from trunkline.topics x where x.topic_id = (r.cur).topic_id;
                     ready := ready - v_young;
                     delayed := delayed + v_young;
                 end if;
-                if v_head >= r.position then
-                    select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.position, r.position) m;
-                    v_late := least(v_late, v_at);
-                end if;
+                select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.next, r.next) m;
+                v_late := least(v_late, v_at);
+            elsif (r.cur).kind <> 'log' and r.ready > 0 then
+                v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (r.cur).cursor_id and x.pos >= r.next order by x.pos limit 1));
             end if;
         end loop;
-        select least(v_late, (select due_at from trunkline.pending p where p.queue_id = q.queue_id and p.due_at <= v_now order by p.due_at limit 1)) into v_late;
         oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
-        continue when not exists (select from trunkline.queues x where x.queue_id = q.queue_id);
         return next;
     end loop;
 end
 $$;
 
--- A cursor's running totals: those of its last check and of its last row, and what is open since.
-create or replace function trunkline._lease_totals(p_cursor_id int)
-returns table (open bigint, acked bigint, dead bigint, returned bigint, "position" bigint, delivered bigint, passed bigint, skipped bigint, expired bigint, purged bigint)
-language sql stable
+-- The totals of each cursor of a queue: those after the newest pass, and what is new since.
+create or replace function trunkline._cursor_totals(q trunkline.queues)
+returns table (cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint, expired bigint,
+               acked bigint, returned bigint, dead bigint, purged bigint)
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
-    with open_ones as (
-        select l.n,
-               trunkline._size(range_agg(e.offsets) filter (where e.kind = 'a')) as acked,
-               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('b', 'd'))) as dead,
-               trunkline._size(range_agg(e.offsets) filter (where e.kind in ('n', 'r', 'x'))) as returned,
-               trunkline._size(range_agg(e.offsets) filter (where e.kind = 'g')) as gone
-        from trunkline._open_leases(p_cursor_id) o
-        cross join lateral (select * from trunkline.leases where cursor_id = o.cursor_id and lease_no = o.lease_no offset 0) l
-        left join lateral (select * from trunkline.lease_events where cursor_id = l.cursor_id and lease_no = l.lease_no offset 0) e on true
-        group by l.lease_no, l.n
-    ), sums as (
-        select coalesce(sum(n), 0)::bigint as n, coalesce(sum(acked), 0)::bigint as acked, coalesce(sum(dead), 0)::bigint as dead,
-               coalesce(sum(returned), 0)::bigint as returned, coalesce(sum(gone), 0)::bigint as gone from open_ones
-    )
-    select s.n - s.acked - s.dead - s.returned - s.gone, s.acked + coalesce(k.acked, 0), s.dead + coalesce(k.dead, 0), s.returned + coalesce(k.returned, 0),
-           l.position, coalesce(l.delivered, 0), coalesce(l.passed, 0), coalesce(l.skipped, 0),
-           coalesce(l.expired, 0) + s.gone + coalesce(k.gone, 0), coalesce(l.purged, 0)
-    from sums s
-    left join lateral (select * from trunkline.lease_checks x where x.cursor_id = p_cursor_id order by x.check_no desc limit 1) k on true
-    left join lateral (select * from trunkline.leases x where x.cursor_id = p_cursor_id order by x.lease_no desc limit 1) l on true
+#variable_conflict use_column
+declare
+    v_now timestamptz := trunkline.clock();
+    c     trunkline.cursors;
+    s     trunkline.cursor_states;
+    e     record;
+    o     record;
+begin
+    for c in select * from trunkline.cursors x where x.queue_id = q.queue_id order by x.cursor_id loop
+        cur := c;
+        -- One statement for all that passes write, so that it is of one moment. The sequence is read after it: what was drawn since counts as leased.
+        select y.s as state, l.*, x.*, r.* into e
+          from (select trunkline._since_pass() as p, trunkline._cursor_state(c) as s offset 0) y
+          cross join lateral (
+              select coalesce(sum(trunkline._size(trunkline._leased(z))), 0)::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
+                     coalesce(sum(z.skipped), 0) as skipped, coalesce(sum(z.expired), 0) as expired,
+                     coalesce(sum(trunkline._size(z.passed)) filter (where z.claimed_at <= trunkline._purged_at(q, y.p)), 0)::bigint as passed_purged
+              from trunkline._new_leases(y.p) z where z.cursor_id = c.cursor_id) l
+          cross join lateral (
+              select coalesce(sum(z.n), 0) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
+                     coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
+                     coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and c.drawn_seq is not null and z.at <= trunkline._purged_at(q, y.p)), 0) as purged
+              from trunkline._new_settled(y.p) z where z.cursor_id = c.cursor_id) x
+          cross join lateral (
+              select count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
+              from trunkline._new_returns(y.p) z where z.returns_id = c.cursor_id) r;
+        s := e.state;
+        delivered := s.delivered + e.delivered;
+        skipped := s.skipped + e.skipped;
+        expired := s.expired + e.expired + s.gone + e.gone;
+        acked := s.acked + e.acked;
+        returned := s.returned + e.returned;
+        dead := s.dead + e.dead;
+        purged := s.purged + e.purged + e.passed_purged;
+        if c.drawn_seq is not null then
+            head := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
+            -- the sequence is the truth of this moment, the rest is of the snapshot
+            next := least(trunkline._drawn(c), head) + 1;
+            delayed := s.delayed + e.delayed;
+            if c.kind = 'returns' and q.purged_at is not null then
+                -- purged, and dropped when it is due
+                select delayed - count(*), purged + count(*) into delayed, purged from trunkline.later d
+                where d.queue_id = q.queue_id and d.kind = 'r' and d.due > (select p.walked from trunkline.passes p order by p.pass desc limit 1) and d.at <= q.purged_at;
+            end if;
+            leased := next - c.start_position - s.passed - e.passed - skipped - s.expired - e.expired - s.holes - s.settled - e.settled;
+            if c.kind = 'log' then
+                select greatest(next, x.base_offset), expired + greatest(0, x.base_offset - next) into next, expired from trunkline.logs x where x.log = c.log;
+            end if;
+            ready := greatest(0, head - next + 1) + e.ready;
+        else
+            o := trunkline._ordered_state(c);
+            head := trunkline._head(c.log);
+            next := greatest(o.next_offset, (select x.base_offset from trunkline.logs x where x.log = c.log));
+            leased := s.delivered + e.delivered - s.settled - e.settled;
+            expired := expired + next - o.next_offset;
+            ready := greatest(0, head - next + 1) + (select count(*) from unnest(o.dues) d where d <= v_now);
+            delayed := (select count(*) from unnest(o.dues) d where d > v_now);
+        end if;
+        return next;
+    end loop;
+end
 $$;
 
--- Whether a rotation has committed since the snapshot of this transaction: then the row of `epoch` that it sees was replaced by a transaction that
+-- Whether a rotation has committed since the snapshot of this transaction: then a row of `epoch` or `rotation` that it sees was replaced by one that
 -- has committed. xmax is the low half of the number of that transaction; an older one than the snapshot was rolled back, since the row is seen.
 create or replace function trunkline._rotated_since_snapshot() returns boolean
 language sql
 as $$
     select coalesce(bool_or(pg_xact_status((y.seen - y.seen % 4294967296 + y.low)::text::xid8) = 'committed'), false)
-    from (select e.xmax::text::bigint as low, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as seen from trunkline.epoch e offset 0) y
+    from (select x.xmax::text::bigint as low, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as seen
+          from (select xmax from trunkline.epoch union all select xmax from trunkline.rotation) x offset 0) y
     where y.low >= y.seen % 4294967296
 $$;
 
--- The conservation law of a queue (promise Q1), exact when called in a REPEATABLE READ transaction; for checkers, not for dashboards:
--- accepted = ready + delayed + leased + acked + dead + expired + purged. Truncated tables look empty to every snapshot, so one that is older than
--- a rotation cannot be used: then it fails with 40001, and a new transaction works.
+-- The conservation law of a queue (promise Q1), for checkers, not for dashboards: exact when no claim is open and no pass runs at the moment:
+-- accepted = ready + pending + leased + acked + dead + expired + purged.
 create or replace function trunkline.audit_queue(p_queue text)
 returns table (accepted bigint, ready bigint, pending bigint, leased bigint, acked bigint, dead bigint, expired bigint, purged bigint)
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 begin
-    perform trunkline._queue(p_queue);
     return query
-    with t as materialized (
-        select c.lane, c.start_position, trunkline._head(c.log) as head, coalesce(o.position, c.start_position) as next_offset,
-               o.open, o.acked, o.dead, o.skipped, o.expired, o.purged
-        from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._lease_totals(c.cursor_id) o
-        where q.name = p_queue
-    )
-    select (sum(t.head - t.start_position + 1 - t.skipped) filter (where t.lane = 'log'))::bigint,
-           (sum(t.head - t.next_offset + 1) filter (where t.lane = 'log'))::bigint,
-           (select count(*) from trunkline.pending p join trunkline.queues q using (queue_id) where q.name = p_queue),
-           sum(t.open)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
-    from t;
+    select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
+           sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
+    from trunkline._cursor_totals(trunkline._queue(p_queue)) t;
     if current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
         raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
     end if;

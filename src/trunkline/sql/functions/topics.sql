@@ -1,7 +1,7 @@
 -- Topics: the tables and the publish functions that each of them has, and the verbs create, ensure, alter, delete.
 
 -- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
---   778001 sequencing a log      778002 checking a cursor's leases   778005 moving a cursor (claim, fetch, commit)
+--   778001 sequencing a log (0: the pass)   778005 drawing from a cursor, or owning it (fetch, commit, ordered claims)
 --   778003 making a topic's segments and functions                   778004 one upkeep task at a time
 --   778012 changing what a topic or queue is: settings, partitions, readers
 
@@ -171,9 +171,6 @@ begin
     end loop;
     if v_made > 0 or trunkline._limits_lag(p_topic_id) then
         perform trunkline._write_functions(p_topic_id);
-    end if;
-    if v_made > 0 then
-        perform trunkline._write_claim(queue_id) from trunkline.queues where inbox_id = p_topic_id;
     end if;
     return v_made;
 end
@@ -445,11 +442,18 @@ end
 $$;
 
 create or replace function trunkline._make_cursor(s trunkline.subscriptions, t trunkline.topics, p_partition int, p_position bigint) returns void
-language sql
+language plpgsql
 as $$
-    insert into trunkline.cursors (lane, subscription_id, queue_id, topic_id, partition, log, topic, segment_rows, pattern_regex, filter, start_position)
+declare
+    v_id int;
+begin
+    insert into trunkline.cursors (kind, subscription_id, queue_id, topic_id, partition, log, topic, segment_rows, pattern_regex, filter, start_position)
     values ('log', s.subscription_id, s.queue_id, t.topic_id, p_partition, t.topic_id * 64 + p_partition,
-            case t.kind when 'topic' then t.name end, t.segment_rows, s.pattern_regex, s.filter, p_position)
+            case t.kind when 'topic' then t.name end, t.segment_rows, s.pattern_regex, s.filter, p_position) returning cursor_id into v_id;
+    if exists (select from trunkline.queues where queue_id = s.queue_id and not ordered) then
+        perform trunkline._make_sequences(v_id);
+    end if;
+end
 $$;
 
 -- Creates a topic; an error if the name is taken.
@@ -535,7 +539,6 @@ begin
     where topic_id = t.topic_id returning * into t;
     perform trunkline._make_segments(t.topic_id);
     perform trunkline._write_functions(t.topic_id);
-    perform trunkline._write_claim(queue_id) from unnest(v_queues) queue_id;
     return t;
 end
 $$;
@@ -565,8 +568,7 @@ begin
     perform pg_advisory_xact_lock(778003, t.topic_id);
     for f in
         select oid, prosrc from pg_proc where pronamespace = 'trunkline'::regnamespace
-           and proname in (format('topic_%s_publish', t.topic_id), format('topic_%s_append', t.topic_id), format('topic_%s_draw', t.topic_id),
-                           format('queue_%s_claim', p_queue_id), format('queue_%s_take', p_queue_id))
+           and proname in (format('topic_%s_publish', t.topic_id), format('topic_%s_append', t.topic_id), format('topic_%s_draw', t.topic_id))
     loop
         execute replace(pg_get_functiondef(f.oid), f.prosrc, format(' begin perform trunkline._fail_topic(%L, %L); end ', t.kind, t.name));
     end loop;
@@ -655,10 +657,8 @@ begin
                                 'remove these readers first, or pass p_force => true');
     end if;
     perform trunkline._drop_schedules(format('topic %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.topic = p_name), p_force);
-    delete from trunkline.pending where cursor_id in (select cursor_id from trunkline.cursors where topic_id = t.topic_id);
     delete from trunkline.cursors where topic_id = t.topic_id;
     delete from trunkline.subscriptions where topic_id = t.topic_id;
-    perform trunkline._write_claim(queue_id) from unnest(v_queues) queue_id;
     perform trunkline._drop_topic(t);
 end
 $$;

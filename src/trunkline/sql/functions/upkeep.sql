@@ -47,30 +47,16 @@ create or replace function trunkline._upkeep_batch() returns int
 language sql immutable
 as $$ select 500 $$;
 
--- Ends overdue leases of all queues. A queue that cannot be looked at (a damaged log) must not keep the others waiting.
-create or replace function trunkline._upkeep_expire() returns int
+-- One pass, unless a consumer's is running.
+create or replace function trunkline._upkeep_pass() returns int
 language plpgsql
 as $$
-declare
-    v_cursor int;
-    v_count  int := 0;
 begin
-    for v_cursor in
-        select x.cursor_id from (
-            select c.cursor_id from trunkline.cursors c
-            left join lateral (select k.closed_upto, k.stragglers from trunkline.lease_checks k where k.cursor_id = c.cursor_id order by k.check_no desc limit 1) k on true
-            where c.queue_id is not null and (k.stragglers <> '{}' or coalesce(k.closed_upto, 0) < (
-                select l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1))
-            order by random() limit trunkline._upkeep_batch()) x
-        order by x.cursor_id
-    loop
-        begin
-            v_count := v_count + trunkline._check_leases(v_cursor);
-        exception when others then
-            raise warning 'leases of cursor % cannot be checked: % (%)', v_cursor, sqlerrm, sqlstate;
-        end;
-    end loop;
-    return v_count;
+    if not pg_try_advisory_xact_lock(778001, 0) then
+        return 0;
+    end if;
+    perform trunkline._note_service();
+    return (trunkline._pass() is not null)::int;
 end
 $$;
 
@@ -89,28 +75,24 @@ begin
 end
 $$;
 
--- Gives offsets to what nobody asked for yet, so that lag and rates of idle logs are right.
+-- Gives offsets to what was committed in the logs, some hundred of them in turn.
 create or replace function trunkline._upkeep_sequence() returns int
 language plpgsql
 as $$
 declare
     r       record;
     v_count int := 0;
-    v_head  bigint;
+    v_from  int := coalesce(pg_sequence_last_value('trunkline.logs_visited'), 0);
+    v_logs  int[] := array(select log from trunkline.logs where log > v_from order by log limit trunkline._upkeep_batch());
 begin
-    -- who holds a log is sequencing it
+    perform setval('trunkline.logs_visited', coalesce(v_logs[trunkline._upkeep_batch()], 0));
+    -- a session that holds a log is sequencing it
     perform set_config('lock_timeout', '50ms', true);
-    -- a few at a time, since the lock of each is held to the end; in the order of the logs
-    for r in
-        select * from (
-            select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) order by random() limit 20) x
-        order by log
-    loop
+    for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (v_logs) order by l.log loop
         begin
-            v_head := trunkline._head(r.log);
-            if trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20) > v_head then
-                v_count := v_count + 1;
-            end if;
+            continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
+            perform trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20);
+            v_count := v_count + 1;
         exception
             when lock_not_available then
                 null;
@@ -122,39 +104,30 @@ begin
 end
 $$;
 
--- The position below which no reader of the log needs anything any more.
+-- The offset below which no reader of the log needs anything any more.
 create or replace function trunkline._needed_from(p_log int) returns bigint
 language plpgsql
 as $$
+declare
+    c        trunkline.cursors;
+    v_needed bigint;
 begin
-    -- a statement of its own in a volatile function: it gets its snapshot after its locks, so a rotation cannot hide rows from it
-    return (
-    select min(least(
-        case when c.queue_id is null
-             then coalesce((select p.committed + 1 from trunkline.positions p where p.cursor_id = c.cursor_id order by p.state_no desc limit 1), c.start_position)
-             else coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1), c.start_position)
-        end,
-        (select min(p.log_offset) from trunkline.pending p where p.cursor_id = c.cursor_id),
-        (select min(lower(l.offsets)) from trunkline._open_leases(c.cursor_id) o
-         join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no where l.n > 0),
-        (select min(lower(l.offsets)) from trunkline.cursors lane cross join lateral trunkline._open_leases(lane.cursor_id) o
-         join trunkline.leases l on l.cursor_id = o.cursor_id and l.lease_no = o.lease_no
-         where lane.queue_id = c.queue_id and lane.lane = 'retry' and l.source_id = c.cursor_id and l.n > 0)
-    ))
-    from trunkline.cursors c where c.log = p_log);
+    for c in select * from trunkline.cursors where log = p_log loop
+        if c.queue_id is null then
+            v_needed := least(v_needed, coalesce((select p.committed + 1 from trunkline.positions p where p.cursor_id = c.cursor_id order by p.state_no desc limit 1), c.start_position));
+            continue;
+        end if;
+        if c.drawn_seq is not null then
+            -- what is drawn and not accounted for may come back
+            select least(v_needed, s.upto + 1, lower(s.open)) into v_needed from trunkline._cursor_state(c) s;
+        else
+            v_needed := least(v_needed, trunkline._next_offset(c));
+        end if;
+        select least(v_needed, min(x.log_offset)) into v_needed from trunkline._open_leases(c.queue_id) o cross join lateral trunkline._entries(o.l, o.positions) x where x.source_id = c.cursor_id;
+        select least(v_needed, min(r.log_offset)) into v_needed from trunkline._returned(c.queue_id) r where r.source_id = c.cursor_id;
+    end loop;
+    return v_needed;
 end
-$$;
-
--- Leases of a cursor that were not known to be finished at its last check.
-create or replace function trunkline._open_leases(p_cursor_id int) returns table (cursor_id int, lease_no bigint)
-language sql stable
-as $$
-    with k as (
-        select closed_upto, stragglers from (values (1)) one(x)
-        left join lateral (select c.closed_upto, c.stragglers from trunkline.lease_checks c where c.cursor_id = p_cursor_id order by c.check_no desc limit 1) y on true)
-    select p_cursor_id, l.lease_no from k join trunkline.leases l on l.cursor_id = p_cursor_id and l.lease_no > coalesce(k.closed_upto, 0) where l.n > 0
-    union
-    select p_cursor_id, z.lease_no from k cross join lateral unnest(k.stragglers) z(lease_no)
 $$;
 
 -- Starts the next segment of a log: new ids are above those of the current one. Moves the sequence under the lock that nextval needs, in a subtransaction that
@@ -254,7 +227,7 @@ begin
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
         -- Transaction numbers start over in a restored cluster: a number that is not used yet is one of the old cluster, where all have ended.
         exit when v_xmin < s.drained_xid and s.drained_xid <= pg_snapshot_xmax(pg_current_snapshot()) and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
-        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000);
+        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000, true);
         -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
         select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
         from trunkline.ticks t where t.log = v_log and lower(t.ids) < (s.segment + 1) * p_segment_rows;
@@ -312,7 +285,6 @@ begin
         begin
             v_gone := trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
             if v_gone > 0 and v_needed <= r.last_offset then
-                perform trunkline._overtake(r.log, r.last_offset + 1);
                 insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
                     jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
                 raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
@@ -353,7 +325,7 @@ begin
                 where relnamespace = 'trunkline'::regnamespace and relkind = 'S' and relname ~ format('^topic_%s_[0-9]+_(ids|staged)$', d.topic_id)
                 union all
                 select format('drop function %s', oid::regprocedure) from pg_proc
-                where pronamespace = 'trunkline'::regnamespace and proname ~ format('^(topic_%s|queue_%s)_[a-z]+$', d.topic_id, coalesce(d.queue_id, 0))
+                where pronamespace = 'trunkline'::regnamespace and proname ~ format('^topic_%s_[a-z]+$', d.topic_id)
             loop
                 execute v_drop;
             end loop;
@@ -424,31 +396,6 @@ as $$
     select g.log, g.segment, g.sealed_at, g.last_offset, true from trunkline.staged_segments g
 $$;
 
--- Readers that the hard limit overtook go on at the lowest offset left; a queue counts what it lost as expired.
--- Groups keep their position: their next fetch says what happened (promise G7).
-create or replace function trunkline._overtake(p_log int, p_base bigint) returns void
-language plpgsql
-as $$
-declare
-    c       trunkline.cursors;
-    s       trunkline.leases;
-    v_count bigint;
-begin
-    for c in select * from trunkline.cursors where log = p_log and queue_id is not null order by cursor_id loop
-        perform pg_advisory_xact_lock(778005, c.cursor_id);
-        with gone as (delete from trunkline.pending where cursor_id = c.cursor_id and log_offset < p_base returning 1)
-        select count(*) into v_count from gone;
-        s := trunkline._lease_state(c);
-        v_count := v_count + greatest(0, p_base - s.position);
-        if v_count > 0 then
-            s.position := greatest(s.position, p_base);
-            s.expired := s.expired + v_count;
-            perform trunkline._move_cursor(s);
-        end if;
-    end loop;
-end
-$$;
-
 -- Removes what a queue has finished with now, without waiting for its retention. Answers how many segments went.
 create or replace function trunkline.cleanup_queue(p_name text) returns int
 language plpgsql
@@ -459,6 +406,8 @@ declare
     v_count int := 0;
 begin
     perform trunkline._need_read_committed('cleanup_queue');
+    -- what was settled until now
+    perform trunkline._sequence_alone(array[q.queue_id], null);
     for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
         if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
             perform trunkline._end_segment(r.topic_id, r.partition, r.segment_rows);
@@ -467,7 +416,6 @@ begin
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         perform trunkline._seal_staged(r.log);
-        perform trunkline._check_queue_leases(q.queue_id);
         select v_count + coalesce(sum(trunkline._empty_segment(r.topic_id, r.partition, s.segment, s.last_offset)), 0) into v_count
         from (select * from trunkline._all_segments() a where a.log = r.log and a.sealed_at is not null and (a.last_offset >= r.base_offset
                     or a.staged and pg_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, a.segment))) > 0)
@@ -509,9 +457,9 @@ begin
 end
 $$;
 
--- Empties the older slot of the hot tables and makes it the current one. Whatever is still open is carried over first, while
--- nobody can read or write that slot: those who come wait at most for the lock time-out and the copying of what is open.
-create or replace function trunkline._upkeep_rotate() returns int
+-- Empties the older slot of ticks and positions and makes it the current one. Whatever is still needed is carried over first, while no session
+-- can read or write that slot: others wait at most for the lock time-out and the copying.
+create or replace function trunkline._swap_slots() returns int
 language plpgsql
 as $$
 declare
@@ -521,10 +469,17 @@ begin
     perform trunkline._copy_ticks(v_new, v_cur);
     perform set_config('lock_timeout', '20ms', true);
     begin
-        execute format('lock table trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s
-                        in access exclusive mode', v_new);
-        perform trunkline._carry_over(v_new, v_cur);
-        execute format('truncate trunkline.ticks_%1$s, trunkline.leases_%1$s, trunkline.lease_events_%1$s, trunkline.lease_checks_%1$s, trunkline.positions_%1$s', v_new);
+        execute format('lock table trunkline.ticks_%1$s, trunkline.positions_%1$s in access exclusive mode', v_new);
+        -- ticks that were not copied before, among them the newest of each log
+        insert into trunkline.ticks
+        select v_cur, t.log, t.first_offset, t.n, t.ids, t.next_id, t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, t.cut_at
+        from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
+        insert into trunkline.positions
+        select v_cur, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
+        from trunkline.cursors c
+        cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
+        where p.slot = v_new;
+        execute format('truncate trunkline.ticks_%1$s, trunkline.positions_%1$s', v_new);
         update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
         update trunkline.logs set carried_upto = 0 where carried_upto > 0;
     exception when lock_not_available then
@@ -534,50 +489,98 @@ begin
 end
 $$;
 
-create or replace function trunkline._carry_over(p_from smallint, p_to smallint) returns void
+-- Rotation of leases and what belongs to them. Three partitions: new rows go to the current one, the next one is empty or about to be emptied. A
+-- settle touches only the partition of its lease, so one that is open keeps no other from being emptied.
+create or replace function trunkline._rotate() returns int
 language plpgsql
 as $$
 declare
-    v_cursors int[];
-    v_leases  bigint[];
+    r       trunkline.rotation;
+    v_next  smallint;
+    v_moved int := 0;
 begin
-    -- ticks that were not copied before, among them the newest of each log
-    insert into trunkline.ticks
-    select p_to, t.log, t.first_offset, t.n, t.ids, t.next_id, t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, t.cut_at
-    from trunkline.logs l join trunkline.ticks t on t.slot = p_from and t.log = l.log and t.first_offset > l.carried_upto;
-
-    -- leases: the newest of each cursor, which is its state, and those that may be open
-    select array_agg(x.cursor_id), array_agg(x.lease_no) into v_cursors, v_leases
-    from trunkline.cursors c
-    cross join lateral (
-        select * from trunkline._open_leases(c.cursor_id)
-        union
-        (select l.cursor_id, l.lease_no from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1)
-    ) x
-    where c.queue_id is not null;
-    insert into trunkline.leases
-    select p_to, l.cursor_id, l.lease_no, l.source_id, l.offsets, l.n, l.attempt, l.token, l.consumer, l.claimed_at, l.deadline,
-           l.position, l.delivered, l.passed, l.skipped, l.expired, l.purged
-    from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
-    join trunkline.leases l on l.slot = p_from and l.cursor_id = k.cursor_id and l.lease_no = k.lease_no;
-    insert into trunkline.lease_events
-    select p_to, e.cursor_id, e.lease_no, e.kind, e.offsets, e.until, e.at, e.error
-    from unnest(v_cursors, v_leases) k(cursor_id, lease_no)
-    join trunkline.lease_events e on e.slot = p_from and e.cursor_id = k.cursor_id and e.lease_no = k.lease_no;
-
-    insert into trunkline.lease_checks
-    select p_to, k.cursor_id, k.check_no, k.at, k.closed_upto, k.stragglers, k.acked, k.dead, k.returned, k.gone
-    from trunkline.cursors c
-    cross join lateral (select * from trunkline.lease_checks x where x.cursor_id = c.cursor_id order by x.check_no desc limit 1) k
-    where k.slot = p_from;
-
-    insert into trunkline.positions
-    select p_to, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
-    from trunkline.cursors c
-    cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
-    where p.slot = p_from;
+    if not pg_try_advisory_xact_lock(778001, 0) then
+        return 0;
+    end if;
+    select * into r from trunkline.rotation;
+    v_next := (r.current + 1) % 3;
+    if not r.emptied then
+        perform set_config('lock_timeout', '20ms', true);
+        begin
+            execute format('lock table trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
+                            trunkline.cursor_states_%1$s, trunkline.passes_%1$s in access exclusive mode', v_next);
+            -- nothing of it is new to the next pass
+            perform trunkline._pass();
+            perform trunkline._carry(v_next, r.current);
+            execute format('truncate trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
+                            trunkline.cursor_states_%1$s, trunkline.passes_%1$s', v_next);
+            update trunkline.rotation set emptied = true;
+            v_moved := 1;
+        exception when lock_not_available then
+            return 0;
+        end;
+    end if;
+    -- worth it when the partition is large, and much larger than what would have to be carried: so each row is carried a bounded number of times
+    if trunkline._rotation_bytes(r.current) >= trunkline._setting('rotate_bytes')::bigint then
+        update trunkline.rotation set current = v_next, emptied = false, rotated_at = trunkline.clock();
+        -- claims read returns from the current partition and the one before it
+        insert into trunkline.returns
+        select v_next, x.cursor_id, x.pos, x.source_id, x.log_offset, x.attempt, x.why, x.error, x.at
+        from trunkline.returns x join trunkline.cursors c using (cursor_id) cross join lateral trunkline._cursor_state(c) s
+        where x.rotation = (v_next + 1) % 3 and (x.pos > s.upto or s.open @> x.pos);
+        v_moved := v_moved + 1;
+    end if;
+    return v_moved;
 end
 $$;
+
+create or replace function trunkline._rotation_bytes(p_rotation int) returns bigint
+language sql
+as $$
+    select sum(pg_relation_size(format('trunkline.%s_%s', t, p_rotation)::regclass)) from unnest('{leases,settled,later,cursor_states,passes,returns}'::text[]) t
+$$;
+
+-- Copies what is still needed of a partition that is about to be emptied, whose tables the caller has locked.
+create or replace function trunkline._carry(p_from smallint, p_to smallint) returns void
+language plpgsql
+as $$
+declare
+    v_walked timestamptz := (select walked from trunkline.passes order by pass desc limit 1);
+begin
+    create temporary table if not exists carried (cursor_id int, first bigint) on commit delete rows;
+    insert into carried
+    select l.cursor_id, l.first from trunkline.leases l join trunkline.cursors c using (cursor_id)
+    where l.rotation = p_from and (
+        trunkline._size(trunkline._leased(l)) > coalesce((select sum(s.n) from trunkline.settled s where s.rotation = p_from and s.cursor_id = l.cursor_id and s.pos >= l.first and s.pos < l.first + l.n), 0)
+        -- no pass has accounted for its draw: without the lease it would be a hole
+        or c.drawn_seq is not null and exists (
+            select from trunkline._cursor_state(c) s where l.first + l.n - 1 > s.upto or s.open && int8range(l.first, l.first + l.n))
+        -- the state of an ordered partition
+        or c.drawn_seq is null and not exists (select from trunkline.leases y where y.cursor_id = l.cursor_id and y.first > l.first));
+    insert into trunkline.leases
+    select p_to, l.xid, l.cursor_id, l.first, l.n, l.taken, l.passed, l.skipped, l.expired, l.source_ids, l.offsets, l.attempts, l.whys, l.token, l.consumer, l.claimed_at, l.deadline,
+           l.next_offset, l.held_offsets, l.held_attempts, l.held_dues, l.held_errors
+    from carried k join trunkline.leases l on l.rotation = p_from and l.cursor_id = k.cursor_id and l.first = k.first;
+    insert into trunkline.settled
+    select p_to, s.xid, s.cursor_id, s.pos, s.n, s.first, s.kind, s.due, s.error, s.at from carried k join trunkline.settled s on s.rotation = p_from and s.cursor_id = k.cursor_id and s.first = k.first;
+    insert into trunkline.extensions
+    select p_to, e.cursor_id, e.first, e.positions, e.until from carried k join trunkline.extensions e on e.rotation = p_from and e.cursor_id = k.cursor_id and e.first = k.first;
+    insert into trunkline.later
+    select p_to, d.due, d.no, d.kind, d.queue_id, d.cursor_id, d.positions, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+    from trunkline.later d where d.rotation = p_from and d.due > v_walked;
+    insert into trunkline.cursor_states
+    select p_to, s.cursor_id, s.pass, s.drawn, s.drawn_before, s.upto, s.open, s.head, s.delivered, s.passed, s.skipped, s.expired, s.holes, s.settled, s.acked, s.returned, s.dead, s.gone, s.purged, s.delayed
+    from trunkline.cursors c cross join lateral (select * from trunkline.cursor_states x where x.cursor_id = c.cursor_id order by x.pass desc limit 1) s
+    where s.rotation = p_from;
+    insert into trunkline.passes
+    select p_to, p.pass, p.xid, p.snapshot, p.walked, p.at from (select * from trunkline.passes order by pass desc limit 1) p where p.rotation = p_from;
+    delete from carried;
+end
+$$;
+
+create or replace function trunkline._upkeep_rotate() returns int
+language sql
+as $$ select trunkline._swap_slots() + trunkline._rotate() $$;
 
 -- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_upkeep puts the time-out back.
 create or replace function trunkline._empty_slot(p_slot text) returns int
@@ -614,6 +617,29 @@ begin
 end
 $$;
 
+-- Drops the sequences of cursors that are gone, unless a claim of theirs is still open.
+create or replace function trunkline._drop_sequences() returns void
+language plpgsql
+as $$
+declare
+    v_name regclass;
+begin
+    for v_name in
+        select c.oid from pg_class c
+        where c.relnamespace = 'trunkline'::regnamespace and c.relkind = 'S' and c.relname ~ '^cursor_[0-9]+_(drawn|head)$'
+          and not exists (select from trunkline.cursors k where k.cursor_id = split_part(c.relname, '_', 2)::int)
+        limit trunkline._upkeep_batch()
+    loop
+        begin
+            perform set_config('lock_timeout', '20ms', true);
+            execute format('drop sequence if exists %s', v_name);
+        exception when lock_not_available then
+            null;
+        end;
+    end loop;
+end
+$$;
+
 -- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
 create or replace function trunkline._upkeep_windows() returns int
 language plpgsql
@@ -622,6 +648,7 @@ declare
     v_win bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('idempotency_window')::interval));
 begin
     delete from trunkline.members where seen_until < trunkline.clock() - interval '1 hour';
+    perform trunkline._drop_sequences();
     delete from trunkline.redriven where at < trunkline.clock() - interval '30 days';
     return trunkline._empty_slot('idempotency_' || (v_win + 2) % 4);
 end
@@ -632,7 +659,7 @@ create or replace function trunkline._upkeep_tasks() returns table (task text, e
 language sql stable
 as $$
     values
-    ('expire', interval '400 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '1 second'),
+    ('pass', interval '200 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '200 milliseconds'),
     ('segments', '5 seconds'), ('retention', '15 seconds'), ('rotate', trunkline._setting('rotate_every')::interval), ('windows', '1 minute'),
     ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
 $$;
@@ -654,6 +681,7 @@ $$;
 -- Runs one upkeep task if it is due and no other session runs it. Returns how much it did, or null if it did not run.
 create or replace function trunkline.run_upkeep(p_task text, p_every interval default '0') returns int
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_done int;

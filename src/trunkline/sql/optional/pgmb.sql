@@ -91,7 +91,6 @@ begin
     -- a pattern of this language, which the kernel's own cannot say
     update trunkline.subscriptions x set pattern = $2, pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
     update trunkline.cursors x set pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
-    perform trunkline._write_claim(q.queue_id);
     perform trunkline.bind_queue($1, v_endpoint);
     insert into pgmb.queue_ids (queue_id, binding_key, name) values (q.queue_id, $2, $1) returning id into v_id;
     perform pgmb._make_views($1);
@@ -110,7 +109,7 @@ returns table (id bigint, message_id uuid, acknoledge boolean, retries int, lock
 language sql
 as $$
     with q as materialized (select * from trunkline._queue(p_queue)),
-    c as materialized (select k.* from q join trunkline.cursors k on k.queue_id = q.queue_id and k.lane = 'log'),
+    c as materialized (select k.* from q join trunkline.cursors k on k.queue_id = q.queue_id and k.kind = 'log'),
     done as (
         select distinct on (a.id) a.log_offset, a.id as message_id, true as acknoledge, a.attempts - 1 as retries, false as locked, a.created_at, a.processed_at
         from trunkline.list_archive(p_queue, '30 days', 1000000) a order by a.id, a.processed_at desc
@@ -121,13 +120,12 @@ as $$
         where d.kind is null
     ), again as (
         select r.log_offset, r.id, false, p.attempt, false, r.created_at, null::timestamptz
-        from q join trunkline.pending p on p.queue_id = q.queue_id join c on c.cursor_id = p.cursor_id
+        from q cross join lateral trunkline._returned(q.queue_id) p join c on c.cursor_id = p.source_id
         cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, p.log_offset, p.log_offset) r
     ), fresh as (
         select r.log_offset, r.id, false, 0, false, r.created_at, null::timestamptz
         from c
-        cross join lateral (select coalesce((select l.position from trunkline.leases l where l.cursor_id = c.cursor_id order by l.lease_no desc limit 1),
-                                            c.start_position) as position, trunkline._tick(c.topic_id, c.partition, c.segment_rows) as head offset 0) s
+        cross join lateral (select trunkline._next_offset(c) as position, trunkline._head(c.log) as head offset 0) s
         cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position, s.head) r
         where c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex
     )

@@ -1,0 +1,148 @@
+-- Ordered queues: one open lease per partition, so that no message is delivered before an earlier one is finished. The newest lease of a
+-- partition is its state. Its lock is only tried: while a claim stays open, others skip the partition.
+
+-- The state of a partition: what it has leased, what came back and when it is due, and the next new offset.
+create or replace function trunkline._ordered_state(
+    c trunkline.cursors, out l trunkline.leases, out is_open boolean, out offsets bigint[], out attempts int[], out dues timestamptz[], out errors text[], out next_offset bigint)
+language plpgsql stable
+as $$
+begin
+    select * into l from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1;
+    if not found then
+        is_open := false;
+        next_offset := c.start_position;
+        return;
+    end if;
+    next_offset := l.next_offset;
+    with positions as (
+        select l.offsets[i] as log_offset, l.attempts[i] as attempt, s.kind, s.due, s.error
+        from generate_series(1, coalesce(cardinality(l.offsets), 0)) i
+        left join trunkline.settled s on s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.first = l.first
+                                     -- the index has positions: without a lower bound it reads the whole past of the partition
+                                     and s.pos >= l.first and s.pos <= l.first + i - 1 and s.pos + s.n > l.first + i - 1
+        where l.taken is null or l.taken @> l.first + i - 1
+    ), back as (
+        select p.log_offset, case p.kind when 'r' then p.attempt else p.attempt + 1 end as attempt, p.due, p.error from positions p where p.kind in ('n', 'r', 'x')
+        union all
+        select h.log_offset, h.attempt, h.due, h.error from unnest(l.held_offsets, l.held_attempts, l.held_dues, l.held_errors) h(log_offset, attempt, due, error)
+    )
+    select (select coalesce(bool_or(p.kind is null), false) from positions p), array_agg(b.log_offset order by b.log_offset), array_agg(b.attempt order by b.log_offset),
+           array_agg(b.due order by b.log_offset), array_agg(b.error order by b.log_offset)
+      into is_open, offsets, attempts, dues, errors
+      from back b;
+end
+$$;
+
+-- When the lease of a partition ends: its deadline, or the latest extension of it.
+create or replace function trunkline._ends_at(l trunkline.leases) returns timestamptz
+language sql stable
+as $$
+    select greatest(l.deadline, (select max(e.until) from trunkline.extensions e where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first))
+$$;
+
+-- The next lease of one partition, whose lock the caller holds; n is 0 when there is nothing to deliver now.
+create or replace function trunkline._next_ordered(c trunkline.cursors, q trunkline.queues, p_want int) returns trunkline.leases
+language plpgsql
+as $$
+declare
+    v_now  timestamptz := trunkline.clock();
+    o      record;
+    s      trunkline.leases := trunkline._new_draw(c);
+    v_take int := 0;
+    v_head bigint;
+    v_scan trunkline.leases;
+    v_gone boolean[];
+begin
+    o := trunkline._ordered_state(c);
+    if o.is_open then
+        if trunkline._ends_at(o.l) > v_now or trunkline._expire_lease(o.l) = 0 then
+            return s;
+        end if;
+        o := trunkline._ordered_state(c);
+    end if;
+    s.first := coalesce((o.l).first + (o.l).n, 1);
+    s.next_offset := o.next_offset;
+    if o.offsets is not null then
+        -- what came back goes first, in the order of the log; a lease has the run that is due and had as many attempts
+        while v_take < least(p_want, cardinality(o.offsets)) and o.dues[v_take + 1] <= v_now and o.attempts[v_take + 1] = o.attempts[1] loop
+            v_take := v_take + 1;
+        end loop;
+        if v_take = 0 then
+            return s;
+        end if;
+        s.n := v_take;
+        s.offsets := o.offsets[:v_take];
+        s.attempts := o.attempts[:v_take];
+        s.source_ids := array_fill(c.cursor_id, array[v_take]);
+        s.held_offsets := o.offsets[v_take + 1:];
+        s.held_attempts := o.attempts[v_take + 1:];
+        s.held_dues := o.dues[v_take + 1:];
+        s.held_errors := o.errors[v_take + 1:];
+        select array_agg(x.log_offset < g.base_offset or coalesce(m.created_at < greatest(v_now - q.ttl, q.purged_at), false) order by x.log_offset) into v_gone
+        from unnest(s.offsets) x(log_offset) cross join (select base_offset from trunkline.logs where log = c.log) g
+        left join lateral (select r.created_at from trunkline._read_left(c, x.log_offset) r where q.ttl is not null or q.purged_at is not null) m on true;
+        if true = any (v_gone) then
+            s.taken := (select coalesce(range_agg(int8range(s.first + i - 1, s.first + i)), '{}') from generate_series(1, v_take) i where not v_gone[i]);
+            s.expired := (select count(*) from unnest(v_gone) x where x);
+        end if;
+        return s;
+    end if;
+    v_head := trunkline._head(c.log);
+    v_scan.first := greatest(o.next_offset, (select base_offset from trunkline.logs where log = c.log));
+    s.expired := v_scan.first - o.next_offset;
+    if v_head < v_scan.first and s.expired = 0 then
+        return s;
+    end if;
+    if v_head >= v_scan.first then
+        v_scan := trunkline._scan_log(v_scan, c, q, v_head, p_want, null);
+    else
+        v_scan.n := 0;
+        v_scan.taken := '{}';
+        v_scan.skipped := 0;
+        v_scan.expired := 0;
+    end if;
+    if v_scan.n = 0 and s.expired = 0 then
+        return s;
+    end if;
+    s.next_offset := v_scan.first + v_scan.n;
+    s.claimed_at := v_scan.claimed_at;
+    s.skipped := v_scan.skipped;
+    s.expired := s.expired + v_scan.expired;
+    s.offsets := array(select o2 from unnest(v_scan.taken) r cross join lateral generate_series(lower(r), upper(r) - 1) o2 order by o2);
+    s.n := cardinality(s.offsets);
+    s.attempts := array_fill(0, array[s.n]);
+    s.source_ids := array_fill(c.cursor_id, array[s.n]);
+    if s.n = 0 then
+        -- a lease of nothing, that only moves the partition
+        s.n := 1;
+        s.taken := '{}';
+        s.offsets := '{}';
+    end if;
+    return s;
+end
+$$;
+
+create or replace function trunkline._claim_ordered(q trunkline.queues, p_want int, p_lease interval, p_consumer text) returns setof trunkline.delivery
+language plpgsql
+as $$
+declare
+    c       trunkline.cursors;
+    s       trunkline.leases;
+    v_want  int := p_want;
+    v_count int;
+begin
+    for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by random() loop
+        exit when v_want <= 0;
+        continue when not pg_try_advisory_xact_lock(778005, c.cursor_id);
+        -- moves without a delivery are followed by the next try, a few times
+        for i in 1 .. 20 loop
+            s := trunkline._next_ordered(c, q, v_want);
+            exit when s.n = 0;
+            return query select * from trunkline._lease(s, c, p_lease, p_consumer);
+            get diagnostics v_count = row_count;
+            v_want := v_want - v_count;
+            exit when v_count > 0;
+        end loop;
+    end loop;
+end
+$$;

@@ -1,0 +1,845 @@
+-- The pass: one short transaction of our own, the single writer of returns, later, cursor_states and passes. It ends overdue leases, returns what is
+-- due, finds what was drawn and never leased (holes), and adds up what was claimed and settled since the pass before. The work of a pass follows
+-- what happened since and what is due now, never what is stored or open. docs/adr/0019 has the proof of the hole algorithm.
+
+-- A snapshot in which p_own is not finished: what this transaction writes later is new to the next pass.
+create or replace function trunkline._without(p_snapshot pg_snapshot, p_own xid8) returns pg_snapshot
+language sql immutable
+as $$
+    select case when p_own >= pg_snapshot_xmax(p_snapshot) then p_snapshot
+                else (least(pg_snapshot_xmin(p_snapshot), p_own) || ':' || pg_snapshot_xmax(p_snapshot) || ':' ||
+                      (select string_agg(x::text, ',' order by x) from (select pg_snapshot_xip(p_snapshot) union select p_own) y(x)))::pg_snapshot end
+$$;
+
+-- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has.
+create or replace function trunkline._new_leases(p trunkline.pass_run) returns setof trunkline.leases
+language sql stable
+as $$
+    -- offset 0: callers ask for one cursor, and must not make the planner read all that this cursor ever had
+    select * from (
+        select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+        union all
+        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+    ) x offset 0
+$$;
+
+create or replace function trunkline._new_settled(p trunkline.pass_run) returns setof trunkline.settled
+language sql stable
+as $$
+    select * from (
+        select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+        union all
+        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
+    ) x offset 0
+$$;
+
+-- After a restore into another cluster, where the numbers of transactions start over: rows of the old one, all of them finished, get number 1 if the
+-- newest pass has seen them, else 2, and that pass the snapshot 2:2:, so that nothing depends on old numbers any more. A visible row with a number
+-- that is not used yet is one of the old cluster; one with a lower number, if it is older than the newest pass.
+create or replace function trunkline._adopt_rows() returns void
+language plpgsql
+as $$
+declare
+    b      trunkline.passes := (select x from trunkline.passes x order by x.pass desc limit 1);
+    v_open xid8[] := array(select pg_snapshot_xip(b.snapshot));
+    v_own  xid8 := coalesce(pg_current_xact_id_if_assigned(), '0');
+begin
+    if pg_snapshot_xmax(pg_current_snapshot()) > greatest(
+           (select xid from trunkline.leases where xid <> v_own order by xid desc limit 1),
+           (select xid from trunkline.settled where xid <> v_own order by xid desc limit 1), '0')
+       and pg_snapshot_xmax(pg_current_snapshot()) >= pg_snapshot_xmax(b.snapshot) then
+        return;
+    end if;
+    update trunkline.leases
+       set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
+     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or claimed_at < b.at);
+    update trunkline.settled
+       set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
+     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at);
+    update trunkline.queues set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]) where purge_xids <> '{}';
+    update trunkline.passes set snapshot = '2:2:' where pass = b.pass;
+end
+$$;
+
+-- What is new now, without a pass: for statistics, which add it to the state after the newest one.
+create or replace function trunkline._since_pass() returns trunkline.pass_run
+language plpgsql stable
+as $$
+declare
+    p trunkline.pass_run;
+begin
+    p.before := (select x from trunkline.passes x order by x.pass desc limit 1);
+    p.snapshot := pg_current_snapshot();
+    p.own := '0';
+    p.now := trunkline.clock();
+    return p;
+end
+$$;
+
+-- Up to when a queue was purged, as far as this pass knows: each of its statements sees more than the one before, and all must count alike.
+create or replace function trunkline._purged_at(q trunkline.queues, p trunkline.pass_run) returns timestamptz
+language sql stable
+as $$
+    select coalesce(max(u.at), '-infinity') from unnest(q.purge_xids, q.purge_ats) u(xid, at) where pg_visible_in_snapshot(u.xid, p.snapshot)
+$$;
+
+-- The state of a cursor after the newest pass.
+create or replace function trunkline._cursor_state(c trunkline.cursors) returns trunkline.cursor_states
+language plpgsql stable
+as $$
+declare
+    s trunkline.cursor_states;
+begin
+    select * into s from trunkline.cursor_states where cursor_id = c.cursor_id order by pass desc limit 1;
+    if not found then
+        s := row(0, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, c.start_position - 1, '{}', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)::trunkline.cursor_states;
+    end if;
+    return s;
+end
+$$;
+
+-- The cursor for what was passed over with a label: made when the first such message comes. A queue has at most a hundred; what has another
+-- label then is passed over again and again.
+create or replace function trunkline._label_cursor(p_queue_id int, p_label text) returns int
+language plpgsql
+as $$
+declare
+    v_id int := (select cursor_id from trunkline.cursors where queue_id = p_queue_id and kind = 'label' and label is not distinct from p_label);
+begin
+    if v_id is null and (select count(*) from trunkline.cursors where queue_id = p_queue_id and kind = 'label') < 100 then
+        insert into trunkline.cursors (kind, queue_id, label) values ('label', p_queue_id, p_label) returning cursor_id into v_id;
+        perform trunkline._make_sequences(v_id);
+    end if;
+    return v_id;
+end
+$$;
+
+-- The sequences of a cursor.
+create or replace function trunkline._make_sequences(p_cursor_id int) returns void
+language plpgsql
+as $$
+begin
+    execute format('create sequence trunkline.cursor_%s_drawn', p_cursor_id);
+    update trunkline.cursors set drawn_seq = format('trunkline.cursor_%s_drawn', p_cursor_id)::regclass where cursor_id = p_cursor_id;
+    if (select kind from trunkline.cursors where cursor_id = p_cursor_id) <> 'log' then
+        execute format('create sequence trunkline.cursor_%s_head', p_cursor_id);
+        update trunkline.cursors set head_seq = format('trunkline.cursor_%s_head', p_cursor_id)::regclass where cursor_id = p_cursor_id;
+    end if;
+end
+$$;
+
+-- Returns messages to a queue: appends them to its returns, or to those of their label.
+create or replace function trunkline._return(
+    p_queue_id int, p_rotation smallint, p_sources int[], p_offsets bigint[], p_attempts int[], p_whys "char"[], p_errors text[], p_ats timestamptz[])
+returns void
+language plpgsql
+as $$
+declare
+    v_returns int;
+    v_head    bigint;
+    v_targets int[];
+    c         trunkline.cursors;
+begin
+    select cursor_id into v_returns from trunkline.cursors where queue_id = p_queue_id and kind = 'returns';
+    if not found then
+        -- deleted meanwhile
+        return;
+    end if;
+    v_targets := array_fill(v_returns, array[cardinality(p_sources)]);
+    if 'l' = any (p_whys) or exists (select from trunkline.cursors where queue_id = p_queue_id and kind = 'label') then
+        select array_agg(coalesce(case when m.id is not null and (p_whys[i] = 'l' or t.cursor_id is not null) then coalesce(t.cursor_id, trunkline._label_cursor(p_queue_id, m.label)) end, v_returns) order by i)
+          into v_targets
+          from generate_subscripts(p_sources, 1) i
+          left join trunkline.cursors k on k.cursor_id = p_sources[i]
+          left join lateral (select r.id, r.label from trunkline._read_left(k, p_offsets[i]) r) m on true
+          left join trunkline.cursors t on t.queue_id = p_queue_id and t.kind = 'label' and t.label is not distinct from m.label and m.id is not null;
+    end if;
+    for c in select * from trunkline.cursors where cursor_id = any (v_targets) order by cursor_id loop
+        -- Positions follow the newest committed one and what this pass has appended. Those that a claim has appended, drawn and rolled back with its
+        -- transaction are left out: drawn is drawn.
+        v_head := greatest((trunkline._cursor_state(c)).head, trunkline._drawn(c), (select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1));
+        insert into trunkline.returns (rotation, cursor_id, pos, source_id, log_offset, attempt, why, error, at)
+        select p_rotation, c.cursor_id, v_head + row_number() over (order by i), p_sources[i], p_offsets[i], p_attempts[i], p_whys[i], p_errors[i], p_ats[i]
+        from generate_subscripts(p_sources, 1) i where v_targets[i] = c.cursor_id;
+        -- A claim that finds fewer rows than this says draws only those: so it may be told before they are committed.
+        perform setval(c.head_seq, v_head + (select count(*) from unnest(v_targets) x where x = c.cursor_id));
+    end loop;
+end
+$$;
+
+-- Positions of a cursor that an open claim shows in the lock table.
+create or replace function trunkline._marked(p_cursor_id int, p_from bigint) returns int8multirange
+language sql volatile
+as $$
+    select coalesce(range_agg(int8range(p_from + x.distance - 65536, case when x.n = 1024 then null else p_from + x.distance - 65536 + x.n end)), '{}')
+    from (select (((key >> 10) & 4294967295) - p_from + 65536) & 4294967295 as distance, (key & 1023) + 1 as n
+          from (select (classid::bigint << 32) | objid::bigint as key from pg_locks
+                where locktype = 'advisory' and objsubid = 1 and granted and database = (select oid from pg_database where datname = current_database())) l
+          where ((key >> 42) & 4194303) = (p_cursor_id & 4194303)) x
+$$;
+
+-- Those of these positions that no visible lease covers: for each range the leases that begin in it, and the one before, which may reach into it.
+create or replace function trunkline._unleased(p_cursor_id int, p_positions int8multirange) returns int8multirange
+language sql volatile
+as $$
+    select p_positions - coalesce(range_agg(int8range(l.first, l.first + l.n)), '{}')
+    from unnest(p_positions) r
+    cross join lateral (
+        select x.first, x.n from trunkline.leases x where x.cursor_id = p_cursor_id and x.first >= lower(r) and x.first < upper(r)
+        union all
+        (select x.first, x.n from trunkline.leases x where x.cursor_id = p_cursor_id and x.first < lower(r) order by x.first desc limit 1)) l
+$$;
+
+-- Finds positions of a cursor that were drawn before the pass before this one began and are neither leased nor marked: their claim was rolled back
+-- or died. Leases first, then the marks, then the leases again in a new snapshot: a mark goes only after its lease is visible.
+create or replace function trunkline._judge(c trunkline.cursors, inout s trunkline.cursor_states, out lost int8multirange)
+language plpgsql
+as $$
+declare
+    v_head   bigint := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
+    v_upto   bigint := least(s.drawn_before, v_head);
+    v_left   int8multirange := s.open;
+    v_marked int8multirange;
+begin
+    lost := '{}';
+    if v_upto > s.upto then
+        v_left := v_left + int8multirange(int8range(s.upto + 1, v_upto + 1));
+        s.upto := v_upto;
+    end if;
+    if not isempty(v_left) then
+        v_left := trunkline._unleased(c.cursor_id, v_left);
+        if not isempty(v_left) then
+            v_marked := trunkline._marked(c.cursor_id, lower(v_left));
+            v_left := trunkline._unleased(c.cursor_id, v_left);
+            lost := v_left - v_marked;
+            v_left := v_left * v_marked;
+        end if;
+        s.open := v_left;
+    end if;
+    s.drawn_before := s.drawn;
+    s.drawn := trunkline._drawn(c);
+end
+$$;
+
+-- Returns the messages of a hole; what retention took has expired, what was drawn before a purge is purged, and what does not match is skipped.
+create or replace function trunkline._return_hole(c trunkline.cursors, p_rotation smallint, p_lost int8multirange, p_now timestamptz, out returned bigint, out expired bigint, out purged bigint, out skipped bigint)
+language plpgsql
+as $$
+declare
+    e         record;
+    v_skipped int8multirange;
+    v_purged  int8multirange;
+begin
+    if c.kind <> 'log' then
+        -- what was never returned was left out by _return
+        select coalesce(range_agg(int8range(x.pos, x.pos + 1)), '{}') into p_lost
+        from unnest(p_lost) u join trunkline.returns x on x.cursor_id = c.cursor_id and x.pos >= lower(u) and x.pos < upper(u);
+    end if;
+    v_purged := p_lost * int8multirange(int8range(null, c.purged_upto + 1));
+    purged := trunkline._size(v_purged);
+    p_lost := p_lost - v_purged;
+    skipped := 0;
+    if c.kind = 'log' and (c.pattern_regex is not null or c.filter is not null) then
+        select coalesce(range_agg(int8range(r.log_offset, r.log_offset + 1)), '{}') into v_skipped
+        from trunkline._read_set(c, p_lost * int8multirange(int8range((select base_offset from trunkline.logs where log = c.log), null))) r
+        where not ((c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
+                   and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}'))));
+        skipped := trunkline._size(v_skipped);
+        p_lost := p_lost - v_skipped;
+    end if;
+    select array_agg(x.source_id order by x.pos) as sources, array_agg(x.log_offset order by x.pos) as offsets, array_agg(x.attempt order by x.pos) as attempts,
+           array_agg(x.error order by x.pos) as errors, count(*) as n
+      into e
+      from (
+        select p as pos, coalesce(r.source_id, c.cursor_id) as source_id, coalesce(r.log_offset, p) as log_offset, coalesce(r.attempt, 0) as attempt, r.error
+        from unnest(p_lost) u cross join lateral generate_series(lower(u), upper(u) - 1) p
+        left join lateral (select * from trunkline.returns x where c.kind <> 'log' and x.cursor_id = c.cursor_id and x.pos = p limit 1) r on true
+        where c.kind <> 'log' or p >= (select base_offset from trunkline.logs where log = c.log)
+      ) x;
+    returned := e.n;
+    expired := trunkline._size(p_lost) - e.n;
+    if e.n > 0 then
+        perform trunkline._return(c.queue_id, p_rotation, e.sources, e.offsets, e.attempts, array_fill('h'::"char", array[e.n::int]), e.errors, array_fill(p_now, array[e.n::int]));
+    end if;
+end
+$$;
+
+-- Checks leases that are due, and ends those that are overdue. Those that are extended, or that a settle has locked, are checked again later.
+create or replace function trunkline._end_leases(p trunkline.pass_run) returns void
+language plpgsql
+as $$
+declare
+    l     trunkline.leases;
+    c     trunkline.cursors;
+    v_now timestamptz;
+    v_due timestamptz;
+    v_set int8multirange;
+    e     record;
+begin
+    for l in
+        select x.* from trunkline.later d cross join lateral unnest(d.positions) r
+        cross join lateral (select * from trunkline.leases y where y.cursor_id = d.cursor_id and y.first >= lower(r) and y.first < upper(r) offset 0) x
+        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'l'
+          and trunkline._size(trunkline._leased(x)) > coalesce((
+              select sum(s.n) from trunkline.settled s where s.rotation = x.rotation and s.cursor_id = x.cursor_id and s.pos >= x.first and s.pos < x.first + x.n), 0)
+        order by x.cursor_id, x.first
+    loop
+        select * into c from trunkline.cursors where cursor_id = l.cursor_id;
+        continue when not found;
+        v_now := trunkline.clock();
+        v_due := null;
+        if l.deadline > v_now then
+            -- the clock was set back
+            v_due := l.deadline;
+        elsif not trunkline._try_lock_lease(l.rotation, l.cursor_id, l.first) then
+            v_due := p.upto + interval '300 milliseconds';
+        else
+            select trunkline._leased(l) - coalesce(range_agg(int8range(s.pos, s.pos + s.n)), '{}') into v_set from trunkline._settled_of(l) s;
+            select min(x.until) into v_due from trunkline.extensions x
+            where x.rotation = l.rotation and x.cursor_id = l.cursor_id and x.first = l.first and x.until > v_now and not isempty(x.positions * v_set);
+            v_set := v_set - trunkline._extended(l, v_now);
+            if not isempty(v_set) then
+                perform trunkline._settle_lease(l, 'x', v_set, v_now, true, null, null);
+                -- those whose attempts are used up are dead letters now; those of an ordered queue stay with their partition
+                select array_agg(x.source_id order by x.pos) as sources, array_agg(x.log_offset order by x.pos) as offsets,
+                       array_agg(x.attempt + 1 order by x.pos) as attempts, count(*)::int as n
+                  into e
+                  from trunkline._settled_of(l) s
+                  cross join lateral trunkline._entries(l, int8multirange(int8range(s.pos, s.pos + s.n)) * v_set) x
+                  where s.kind = 'x' and c.drawn_seq is not null;
+                if e.n > 0 then
+                    perform trunkline._return(c.queue_id, p.rotation, e.sources, e.offsets, e.attempts, array_fill('x'::"char", array[e.n]),
+                                              array_fill(null::text, array[e.n]), array_fill(v_now, array[e.n]));
+                end if;
+            end if;
+        end if;
+        if v_due is not null then
+            insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, positions, due_at, at)
+            values (p.rotation, greatest(v_due, p.upto + interval '1 microsecond'), 'l', c.queue_id, l.cursor_id, int8multirange(int8range(l.first, l.first + l.n)), v_due, v_now);
+        end if;
+    end loop;
+end
+$$;
+
+-- What is due: all of it was written by passes, so nothing can arrive behind the watermark.
+create or replace function trunkline._do_due(p trunkline.pass_run) returns void
+language plpgsql
+as $$
+declare
+    r record;
+begin
+    perform trunkline._end_leases(p);
+    -- the clock was set back
+    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at)
+    select p.rotation, greatest(d.due_at, p.upto + interval '1 microsecond'), 'r', d.queue_id, d.cursor_id, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+    from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at > p.now;
+    for r in
+        select d.queue_id, array_agg(d.source_id order by d.due_at, d.no) as sources, array_agg(d.log_offset order by d.due_at, d.no) as offsets,
+               array_agg(d.attempt order by d.due_at, d.no) as attempts, array_agg(d.why order by d.due_at, d.no) as whys,
+               array_agg(d.error order by d.due_at, d.no) as errors, array_agg(d.at order by d.due_at, d.no) as ats
+        from trunkline.later d join trunkline.queues q using (queue_id)
+        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and (q.purged_at is null or d.at > trunkline._purged_at(q, p))
+        group by 1 order by 1
+    loop
+        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
+    end loop;
+end
+$$;
+
+-- What is new: leases will be checked when they end; what was sent back is returned, now or when it is due; the history is written.
+create or replace function trunkline._do_new(p trunkline.pass_run) returns void
+language plpgsql
+as $$
+declare
+    r record;
+begin
+    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, positions, due_at, at)
+    select p.rotation, greatest(date_bin('250 milliseconds', l.deadline, '2000-01-01') + interval '250 milliseconds', (p.before).walked + interval '1 microsecond'), 'l', k.queue_id, l.cursor_id,
+           range_agg(int8range(l.first, l.first + l.n)), max(l.deadline), p.now
+    from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id)
+    where l.taken is null or not isempty(l.taken) group by 2, 4, 5;
+    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at)
+    select p.rotation, greatest(y.due, p.upto + interval '1 microsecond'), 'r', y.queue_id, y.returns_id, y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at
+    from trunkline._new_returns(p) y where y.due > p.now;
+    for r in
+        select y.queue_id, array_agg(y.source_id order by y.due, y.pos) as sources, array_agg(y.log_offset order by y.due, y.pos) as offsets,
+               array_agg(y.attempt order by y.due, y.pos) as attempts, array_agg(y.why order by y.due, y.pos) as whys,
+               array_agg(y.error order by y.due, y.pos) as errors, array_agg(y.at order by y.due, y.pos) as ats
+        from trunkline._new_returns(p) y where y.due <= p.now group by 1 order by 1
+    loop
+        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
+    end loop;
+    insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
+    select trunkline._history_slot(y.at), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error
+    from (
+        -- messages that were settled alike, in one row for each run of offsets
+        select e.*, k.queue_id, x.source_id, x.log_offset, x.attempt, (z.l).consumer, (z.l).claimed_at,
+               x.log_offset - row_number() over (partition by e.cursor_id, e.first, e.xid, e.at, e.kind, e.error, x.source_id, x.attempt order by x.log_offset) as run
+        from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id and q.history is not null
+        cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
+        cross join lateral trunkline._entries(z.l, int8multirange(int8range(e.pos, e.pos + e.n))) x
+        where e.kind <> 'p'
+    ) y
+    group by y.cursor_id, y.first, y.xid, y.at, y.kind, y.error, y.queue_id, y.source_id, y.attempt, y.consumer, y.claimed_at, y.run;
+end
+$$;
+
+-- What was sent back since the pass before: by consumers, or by claims that left it to consumers of other labels. Not what is purged with it,
+-- and not what belongs to ordered queues. due: when it may be delivered again.
+create or replace function trunkline._new_returns(p trunkline.pass_run)
+returns table (queue_id int, returns_id int, source_id int, log_offset bigint, attempt int, why "char", error text, due timestamptz, at timestamptz, pos bigint)
+language sql stable
+as $$
+    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, case e.kind when 'r' then x.attempt else x.attempt + 1 end, e.kind, e.error, e.due, e.at, x.pos
+    from trunkline._new_settled(p) e join trunkline.cursors k on k.cursor_id = e.cursor_id and k.drawn_seq is not null
+    join trunkline.queues q on q.queue_id = k.queue_id join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
+    cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
+    cross join lateral trunkline._entries(z.l, int8multirange(int8range(e.pos, e.pos + e.n))) x
+    where e.kind in ('n', 'r') and (q.purged_at is null or e.at > trunkline._purged_at(q, p))
+    union all
+    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos
+    from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
+    join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
+    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and (q.purged_at is null or l.claimed_at > trunkline._purged_at(q, p))
+$$;
+
+-- Cursors that may have been drawn from: those with new leases, those whose draws the pass before could not account for, those of p_queues, and some
+-- hundred others in turn. A draw that was rolled back leaves no other trace than its sequence.
+create or replace function trunkline._drawn_from(p trunkline.pass_run, p_queues int[]) returns setof trunkline.cursors
+language plpgsql
+as $$
+declare
+    v_from int := coalesce(pg_sequence_last_value('trunkline.pass_visited'), 0);
+    v_turn int[];
+begin
+    v_turn := array(select cursor_id from trunkline.cursors where cursor_id > v_from and drawn_seq is not null order by cursor_id limit 300);
+    perform setval('trunkline.pass_visited', coalesce(v_turn[300], 0));
+    return query
+    select k.* from trunkline.cursors k
+    cross join lateral trunkline._cursor_state(k) s
+    where k.cursor_id = any (array(
+            select cursor_id from trunkline._new_leases(p)
+            union select x.cursor_id from trunkline.cursor_states x where x.pass = (p.before).pass
+            union select unnest(v_turn)
+            union select x.cursor_id from trunkline.cursors x where x.queue_id = any (p_queues)))
+      and k.drawn_seq is not null and (trunkline._drawn(k) <> s.upto or s.drawn <> s.upto or s.drawn_before <> s.upto or not isempty(s.open))
+    order by k.cursor_id;
+end
+$$;
+
+-- Writes the states after this pass: for each cursor that something happened to, or whose draws are not all accounted for. p_visited: what was
+-- found out about cursors that were drawn from.
+create or replace function trunkline._write_states(p trunkline.pass_run, p_visited trunkline.cursor_states[]) returns int
+language plpgsql
+as $$
+declare
+    v_count int;
+begin
+    insert into trunkline.cursor_states
+    with visited as (
+        select v.* from unnest(p_visited) v
+    ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed) as (
+        select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
+               case when q.purged_at is not null and l.claimed_at <= trunkline._purged_at(q, p) then trunkline._size(l.passed) else 0 end, 0::bigint
+        from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
+        union all
+        select e.cursor_id, 0, 0, 0, 0, e.n, case e.kind when 'a' then e.n else 0 end, case when e.kind in ('n', 'r', 'x') then e.n else 0 end,
+               case when e.kind in ('b', 'd') then e.n else 0 end, case e.kind when 'g' then e.n else 0 end,
+               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and q.purged_at is not null and e.at <= trunkline._purged_at(q, p) then e.n else 0 end, 0
+        from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id
+        union all
+        select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 from trunkline._new_returns(p) y where y.due > p.now
+        union all
+        -- due by now: returned, or purged before
+        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when q.purged_at is not null and d.at <= trunkline._purged_at(q, p) then 1 else 0 end, -1
+        from trunkline.later d join trunkline.queues q using (queue_id)
+        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now
+        union all
+        select v.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from visited v
+        union all
+        -- what this pass has returned
+        select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from trunkline.cursors k
+        where k.kind in ('returns', 'label') and k.queue_id = any (array(
+            select x.queue_id from trunkline.cursors x where x.cursor_id = any (array(select v.cursor_id from visited v))
+            union select d.queue_id from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto
+            union select y.queue_id from trunkline._new_returns(p) y))
+    ), sums as (
+        select cursor_id, sum(delivered) as delivered, sum(passed) as passed, sum(skipped) as skipped, sum(expired) as expired, sum(settled) as settled, sum(acked) as acked,
+               sum(returned) as returned, sum(dead) as dead, sum(gone) as gone, sum(purged) as purged, sum(delayed) as delayed
+        from changes group by cursor_id
+    ), heads as (
+        -- the newest position in returns, and how many before it were left out
+        select k.cursor_id, x.pos as head, x.pos - o.head - x.n as omitted
+        from sums c join trunkline.cursors k using (cursor_id) cross join lateral trunkline._cursor_state(k) o
+        cross join lateral (select max(r.pos) as pos, count(*) as n from trunkline.returns r where r.cursor_id = k.cursor_id and r.pos > o.head) x where x.n > 0
+    ), after as (
+        select o as old, row(p.rotation, k.cursor_id, (p.before).pass + 1, coalesce(v.drawn, o.drawn), coalesce(v.drawn_before, o.drawn_before), coalesce(v.upto, o.upto), coalesce(v.open, o.open),
+                   coalesce(h.head, o.head),
+                   o.delivered + c.delivered, o.passed + c.passed, coalesce(v.skipped, o.skipped) + c.skipped, coalesce(v.expired, o.expired) + c.expired, coalesce(v.holes, o.holes) + coalesce(h.omitted, 0),
+                   o.settled + c.settled, o.acked + c.acked, o.returned + c.returned, o.dead + c.dead, o.gone + c.gone, coalesce(v.purged, o.purged) + c.purged, o.delayed + c.delayed)::trunkline.cursor_states as new
+        from sums c join trunkline.cursors k using (cursor_id)
+        cross join lateral trunkline._cursor_state(k) o
+        left join visited v on v.cursor_id = k.cursor_id
+        left join heads h on h.cursor_id = k.cursor_id
+    )
+    select (a.new).* from after a
+    where (a.new).drawn_before <> (a.new).upto or (a.new).drawn <> (a.new).upto or not isempty((a.new).open)
+       or row_to_json(a.new)::jsonb - '{rotation,pass}'::text[] <> row_to_json(a.old)::jsonb - '{rotation,pass}'::text[];
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- One pass over everything that is new or due; null when there was nothing. The caller holds the lock 778001, 0. p_queues: visit the cursors of
+-- these queues in any case.
+create or replace function trunkline._pass(p_queues int[] default null) returns bigint
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    p         trunkline.pass_run;
+    c         trunkline.cursors;
+    s         trunkline.cursor_states;
+    v_lost    int8multirange;
+    v_found   record;
+    v_cursors trunkline.cursors[];
+    v_visited trunkline.cursor_states[] := '{}';
+begin
+    perform trunkline._adopt_rows();
+    p := trunkline._since_pass();
+    p.rotation := (select current from trunkline.rotation);
+    -- moves on also when the clock was set back; and no more than some thousand things in one pass
+    p.upto := greatest((p.before).walked + interval '2 microseconds',
+                       least(p.now, (select d.due from trunkline.later d where d.due > (p.before).walked and d.due <= p.now order by d.due offset 5000 limit 1)));
+    v_cursors := array(select k from trunkline._drawn_from(p, p_queues) k);
+    if v_cursors = '{}' and not exists (select from trunkline._new_leases(p)) and not exists (select from trunkline._new_settled(p))
+       and not exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto) then
+        return null;
+    end if;
+
+    perform nextval('trunkline.pass_epoch');
+    p.own := pg_current_xact_id();
+    perform trunkline._commit_durably();
+    -- from here on, what is new is what is visible at this moment
+    p.snapshot := pg_current_snapshot();
+    perform trunkline._do_new(p);
+    perform trunkline._do_due(p);
+    foreach c in array v_cursors loop
+        s := trunkline._cursor_state(c);
+        v_found := trunkline._judge(c, s);
+        s := v_found.s;
+        v_lost := v_found.lost;
+        if not isempty(v_lost) then
+            v_found := trunkline._return_hole(c, p.rotation, v_lost, p.now);
+            s.holes := s.holes + v_found.returned + v_found.purged;
+            s.purged := s.purged + v_found.purged;
+            s.skipped := s.skipped + v_found.skipped;
+            s.expired := s.expired + v_found.expired;
+        end if;
+        v_visited := v_visited || s;
+    end loop;
+    perform trunkline._write_states(p, v_visited);
+    -- the time is later than the snapshot: what this pass has seen is older, what it has not seen and is older was open then
+    insert into trunkline.passes values (p.rotation, (p.before).pass + 1, p.own, trunkline._without(p.snapshot, p.own), p.upto, trunkline.clock());
+    return (p.before).pass + 1;
+end
+$$;
+
+-- Takes one of the locks of sequencing (0: that of passes) and returns true. Waits only if p_wait, and not for long: passes take milliseconds, so a
+-- holder that takes longer sits in a transaction that was left open, and what it holds is skipped.
+create or replace function trunkline._lock_sequencing(p_log int, p_wait boolean) returns boolean
+language plpgsql
+as $$
+declare
+    v_before text := current_setting('lock_timeout');
+begin
+    if pg_try_advisory_xact_lock(778001, p_log) then
+        return true;
+    elsif not p_wait then
+        return false;
+    end if;
+    begin
+        perform set_config('lock_timeout', '300ms', true);
+        perform pg_advisory_xact_lock(778001, p_log);
+        perform set_config('lock_timeout', v_before, true);
+        return true;
+    exception when lock_not_available then
+        return false;
+    end;
+end
+$$;
+
+-- Gives offsets to what was committed in these logs. moved: there was something; skipped: another transaction holds some of them.
+create or replace function trunkline._sequence_logs(p_logs int[], p_ticks int default 50, p_wait boolean default false, out moved boolean, out skipped boolean)
+language plpgsql
+as $$
+declare
+    r      record;
+    v_head bigint;
+begin
+    moved := false;
+    skipped := false;
+    for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) order by l.log loop
+        begin
+            continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
+            if not trunkline._lock_sequencing(r.log, p_wait and not skipped) then
+                skipped := true;
+                continue;
+            end if;
+            v_head := trunkline._head(r.log);
+            moved := trunkline._tick(r.topic_id, r.partition, r.segment_rows, p_ticks) > v_head or moved;
+        exception when others then
+            perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
+        end;
+    end loop;
+end
+$$;
+
+-- Whether a log has ids that were drawn and have no offset yet: of messages that are committed or will be.
+create or replace function trunkline._has_unsequenced(p_log int, p_topic_id int, p_partition int) returns boolean
+language plpgsql
+as $$
+declare
+    t record;
+begin
+    select next_id, isempty(old_gaps) and isempty(new_gaps) as whole into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    return not coalesce(t.whole, true) or trunkline._last_id(p_topic_id, p_partition) >= coalesce(t.next_id, 1);
+end
+$$;
+
+-- Leases of a queue with deliveries that are not settled, and which these are.
+create or replace function trunkline._open_leases(p_queue_id int) returns table (l trunkline.leases, positions int8multirange)
+language plpgsql stable
+as $$
+declare
+    p trunkline.pass_run := trunkline._since_pass();
+begin
+    return query
+    select x.l, trunkline._leased(x.l) - coalesce(e.positions, '{}')
+    from (
+        -- all that passes have seen are in `later` until they are due
+        select y.lease as l from trunkline.later d cross join lateral unnest(d.positions) r
+        cross join lateral (select z as lease from trunkline.leases z where z.cursor_id = d.cursor_id and z.first >= lower(r) and z.first < upper(r) offset 0) y
+        where d.queue_id = p_queue_id and d.kind = 'l' and d.due > (p.before).walked
+        union all
+        select y from trunkline._new_leases(p) y join trunkline.cursors c using (cursor_id) where c.queue_id = p_queue_id
+    ) x
+    left join lateral (select range_agg(int8range(s.pos, s.pos + s.n)) as positions from trunkline.settled s
+                       where s.rotation = (x.l).rotation and s.cursor_id = (x.l).cursor_id and s.pos >= (x.l).first and s.pos < (x.l).first + (x.l).n) e on true
+    where not isempty(trunkline._leased(x.l) - coalesce(e.positions, '{}'));
+end
+$$;
+
+-- What came back to a queue and is not leased again: when it may be delivered, and why it is there.
+create or replace function trunkline._returned(p_queue_id int)
+returns table (source_id int, log_offset bigint, attempt int, why "char", error text, due_at timestamptz, at timestamptz)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    p trunkline.pass_run := trunkline._since_pass();
+begin
+    if (select ordered from trunkline.queues where queue_id = p_queue_id) then
+        return query
+        select c.cursor_id, u.log_offset, u.attempt, 'n'::"char", u.error, u.due, u.due
+        from trunkline.cursors c cross join lateral trunkline._ordered_state(c) o
+        cross join lateral unnest(o.offsets, o.attempts, o.errors, o.dues) u(log_offset, attempt, error, due)
+        where c.queue_id = p_queue_id and c.kind = 'log';
+        return;
+    end if;
+    return query
+    select distinct on (r.cursor_id, r.pos) r.source_id, r.log_offset, r.attempt, r.why, r.error, r.at, r.at
+    from trunkline.cursors c cross join lateral (select trunkline._drawn(c) as drawn offset 0) n
+    cross join lateral (select * from trunkline.returns x where x.cursor_id = c.cursor_id and x.pos > n.drawn offset 0) r
+    where c.queue_id = p_queue_id and c.kind in ('returns', 'label');
+    return query
+    select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+    from trunkline.later d join trunkline.queues q using (queue_id)
+    where d.queue_id = p_queue_id and d.kind = 'r' and d.due > (p.before).walked and (q.purged_at is null or d.at > trunkline._purged_at(q, p));
+    return query select y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at from trunkline._new_returns(p) y where y.queue_id = p_queue_id;
+end
+$$;
+
+-- Whether a log has committed messages behind the newest offset. Looks at the first and the last ids only: an open publisher may have drawn very many.
+create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int, p_segment_rows int) returns boolean
+language plpgsql
+as $$
+declare
+    v_next bigint := coalesce((select next_id from trunkline.ticks where log = p_log order by first_offset desc limit 1), 1);
+    v_last bigint := trunkline._last_id(p_topic_id, p_partition);
+begin
+    return v_last >= v_next and not isempty(trunkline._visible_among(p_topic_id, p_partition, p_segment_rows,
+        trunkline._set_of(v_next, least(v_last, v_next + 200)) + trunkline._set_of(greatest(v_next, v_last - 200), v_last)));
+end
+$$;
+
+-- Whether these logs have committed messages without an offset, or the next pass will return messages to one of these queues.
+create or replace function trunkline._has_work(p_queues int[], p_logs int[]) returns boolean
+language plpgsql
+as $$
+declare
+    p trunkline.pass_run;
+begin
+    if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
+               where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition, t.segment_rows)) then
+        return true;
+    elsif p_queues is null then
+        return false;
+    end if;
+    p := trunkline._since_pass();
+    return exists (select from trunkline.later d where d.queue_id = any (p_queues) and d.due > (p.before).walked and d.due <= p.now)
+        or exists (select from trunkline._new_returns(p) y where y.queue_id = any (p_queues) and y.due <= p.now);
+end
+$$;
+
+-- For a claim or fetch that found nothing. If a service runs passes, waits until it has done what there is to do, or p_passes have begun and ended. If
+-- no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is worth to try again.
+create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
+language plpgsql
+as $$
+declare
+    v_logs  int[];
+    v_ended bigint := coalesce(pg_sequence_last_value('trunkline.pass_ended'), 0);
+    v_left  float8 := v_ended / 1000.0 + extract(epoch from trunkline._setting('sequence_alone_after')::interval) - extract(epoch from clock_timestamp());
+    v_alone boolean := v_left not between 0 and extract(epoch from trunkline._setting('sequence_alone_after')::interval);
+    v_new   boolean;
+begin
+    if not v_alone and p_passes = 0 or pg_is_in_recovery() then
+        return false;
+    end if;
+    v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
+    if not v_alone then
+        if not trunkline._has_work(p_queues, v_logs) then
+            -- or a pass did it after we had looked
+            return v_ended >= extract(epoch from statement_timestamp()) * 1000 - 100;
+        end if;
+        -- A pass tells that it runs before it commits: the one after it is the first that must have begun after this call.
+        for i in 1 .. ceil(least(v_left, 1.05) * 100) loop
+            perform pg_sleep(0.01);
+            if pg_sequence_last_value('trunkline.pass_ended') <> v_ended then
+                v_ended := pg_sequence_last_value('trunkline.pass_ended');
+                p_passes := p_passes - 1;
+            end if;
+            if p_passes < 0 or not trunkline._has_work(p_queues, v_logs) then
+                return true;
+            end if;
+        end loop;
+        if v_left > 1.05 then
+            return true;
+        end if;
+    end if;
+    perform trunkline._release_due(l.topic_id, 1000) from (select distinct topic_id from trunkline.logs where log = any (v_logs)) l;
+    v_new := (trunkline._sequence_logs(v_logs)).moved;
+    if p_queues is not null and pg_try_advisory_xact_lock(778001, 0) then
+        -- a hole is judged two passes after its draw
+        for i in 1 .. 3 loop
+            exit when trunkline._pass(p_queues) is null;
+            v_new := true;
+        end loop;
+    end if;
+    return v_new;
+end
+$$;
+
+-- Before a reader is made or moved: what was committed in its topic should have an offset. Of two passes to come, the second begins after this call.
+create or replace function trunkline._sequence_topic(p_topic_id int) returns boolean
+language sql
+as $$ select trunkline._sequence_alone(null, array(select log from trunkline.logs where topic_id = p_topic_id), 2) $$;
+
+-- A service runs passes: until a second from now, claims and fetches need not.
+create or replace function trunkline._note_service() returns void
+language sql
+as $$ select setval('trunkline.pass_ended', (extract(epoch from clock_timestamp()) * 1000)::bigint) $$;
+
+-- Moves messages whose delay is over into the logs that these queues and topics read.
+create or replace function trunkline._release_due_of(p_queues int[], p_topics text[]) returns bigint
+language plpgsql
+as $$
+begin
+    return (select coalesce(sum(trunkline._release_due(t.topic_id, 1000)), 0)
+            from (select c.topic_id from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log'
+                  union select x.topic_id from trunkline.topics x where x.kind = 'topic' and x.name = any (p_topics)
+                  order by 1) t);
+end
+$$;
+
+-- Lets in what was delayed and gives offsets to what was committed in the logs that these queues and topics read (null: some hundred of all). Returns
+-- false if some were skipped because another transaction holds them: call it again soon.
+create or replace function trunkline.sequence_logs(p_queues text[], p_topics text[]) returns boolean
+language plpgsql
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_all    boolean := p_queues is null and p_topics is null;
+    v_queues int[] := array(select queue_id from trunkline.queues where name = any (p_queues));
+begin
+    perform trunkline._need_read_committed('sequence');
+    perform case when v_all then trunkline._release_due(null, 5000) else trunkline._release_due_of(v_queues, p_topics) end;
+    return not (trunkline._sequence_logs(array(
+        select c.log from trunkline.cursors c where c.queue_id = any (v_queues) and c.kind = 'log'
+        union select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where t.kind = 'topic' and t.name = any (p_topics)
+        union (select l.log from trunkline.logs l where v_all order by random() limit 500)), 1000, not v_all)).skipped;
+end
+$$;
+
+-- The same and one pass, if there are queues among them (null: all). In the caller's transaction: call trunkline.sequence(), which has one of its own.
+create or replace function trunkline.run_pass(p_queues text[] default null, p_topics text[] default null) returns boolean
+language plpgsql
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_whole boolean := trunkline.sequence_logs(p_queues, p_topics);
+begin
+    if p_queues is null and p_topics is null or p_queues <> '{}' then
+        if trunkline._lock_sequencing(0, true) then
+            perform trunkline._pass(array(select queue_id from trunkline.queues where name = any (p_queues)));
+            perform trunkline._note_service();
+        else
+            v_whole := false;
+        end if;
+    end if;
+    return v_whole;
+end
+$$;
+
+-- In how many seconds a process whose consumers wait should run a pass; null: there is nothing to return. Processes share passes: there is one at
+-- most every 200 ms, and one a second if nothing is known to be returned.
+create or replace function trunkline.next_pass() returns float8
+language plpgsql
+as $$
+declare
+    v_age float8 := extract(epoch from clock_timestamp()) - coalesce(pg_sequence_last_value('trunkline.pass_ended'), 0) / 1000.0;
+    p     trunkline.pass_run;
+begin
+    if v_age not between 0 and 1 then
+        return 0;
+    end if;
+    p := trunkline._since_pass();
+    if exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.now)
+       or exists (select from trunkline._new_settled(p) e where e.kind in ('n', 'r'))
+       or exists (select from trunkline._new_leases(p) l where l.passed is not null) then
+        return greatest(0.2 - v_age, 0);
+    end if;
+    return null;
+end
+$$;
+
+-- Gives offsets to what was committed and returns what is due, at once: for consumers that wait. Begins with a commit, so it cannot sit in a
+-- transaction of the caller.
+create or replace procedure trunkline.sequence(p_queues text[] default null, p_topics text[] default null)
+language plpgsql
+as $$
+begin
+    commit;
+    set transaction isolation level read committed;
+    -- a procedure that commits cannot have settings (pin.sql)
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- a standby shows what its primary has sequenced
+    if not pg_is_in_recovery() then
+        perform trunkline.run_pass(p_queues, p_topics);
+    end if;
+end
+$$;
