@@ -308,6 +308,23 @@ def claim_beside_passes(world: World) -> None:
     finish_queue(world)
 
 
+def claim_of_its_own_offsets_beside_passes(world: World) -> None:
+    """The same, and the offsets are given by the claim itself: passes see a cursor that is ahead of its log."""
+    one, two = world.session("one"), world.session("two")
+    enqueue(world.main, "a", "b", "c")
+    # a pass runs just then, or the claim would run one itself and keep all others away
+    two.connect().execute("select pg_advisory_lock(778001, 0)")
+    claim = Claim(one, 2)
+    two.connect().execute("select pg_advisory_unlock(778001, 0)")
+    world.passes(5)
+    claim.commit()
+    rest = two.claim("q", 10, 10.0)
+    one.settle("ack", claim.receipts)
+    if rest:
+        two.settle("ack", [row[0] for row in rest])
+    finish_queue(world)
+
+
 def claim_that_is_rolled_back(world: World) -> None:
     """What it drew is delivered to another consumer, once and with the same attempt."""
     enqueue(world.main, "a", "b", "c")

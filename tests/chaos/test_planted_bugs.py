@@ -89,6 +89,12 @@ BUGS = {
         scripts.claim_beside_passes,
         ("double_lease",),
     ),
+    "drawn back to the head although the claim that gave the offsets is open": Bug(
+        (Change("_draw_back", "if not pg_try_advisory_xact_lock(778001, c.log) then", "if false then"),),
+        QUEUE,
+        scripts.claim_of_its_own_offsets_beside_passes,
+        ("double_lease", "error"),
+    ),
     "draw judged although its claim had no time to show its mark": Bug(
         (Change("_draw", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch + 1 then", " then"),),
         QUEUE,

@@ -111,6 +111,34 @@ def test_nothing_of_an_open_claim_is_delivered_however_many_passes_run(main: Ses
     assert sorted(claim(main, 100)) == [b"0", b"1", b"2"]
 
 
+def test_offsets_that_were_drawn_and_rolled_back_go_to_the_next_messages(main: Session, session: MakeSession) -> None:
+    """Without a service a claim gives offsets in its own transaction; the position of its cursor is not rolled back."""
+    main.run("select trunkline.create_queue('q')")
+    holder = session()
+    with holder.transaction("rollback"):
+        holder.run("select trunkline.enqueue_many('q', array['1', '2', '3']::bytea[])")
+        assert len(claim(holder, 3)) == 3
+    assert main.one("select trunkline.purge_queue('q')") == 0
+    main.run("select trunkline.enqueue_many('q', array['4', '5']::bytea[])")
+    main.run("call trunkline.sequence('{q}')")
+    assert main.one("select leased from trunkline.queue_stats('q')") == 0
+    assert claim(main, 3) == [b"4", b"5"]
+
+
+def test_offsets_that_an_open_claim_gave_and_drew_stay_drawn(main: Session, session: MakeSession) -> None:
+    main.run("select trunkline.create_queue('q')")
+    main.run("select trunkline.enqueue_many('q', array['1', '2', '3']::bytea[])")
+    holder = session()
+    with holder.transaction():
+        assert len(claim(holder, 3)) == 3
+        for _ in range(6):
+            main.run("select trunkline.run_upkeep('pass')")
+        assert claim(main, 3) == []
+    for _ in range(6):
+        main.run("select trunkline.run_upkeep('pass')")
+    assert claim(main, 3) == []
+
+
 def test_claim_takes_from_all_partitions_beside_an_open_claim(main: Session, session: MakeSession) -> None:
     fill(main, 400, partitions=4)
     main.run("set lock_timeout = '300ms'")

@@ -218,6 +218,34 @@ begin
     end if;
     s.drawn_before := s.drawn;
     s.drawn := trunkline._drawn(c);
+    if s.drawn > v_head and c.kind = 'log' then
+        perform trunkline._draw_back(c);
+        -- what is drawn above the head counts from the pass that finds it below: it may have been drawn back, and again
+        s.drawn := v_head;
+    end if;
+end
+$$;
+
+-- Moves the position of a cursor back to the head of its log. Only a transaction that gives offsets itself can draw them before they are committed, and it
+-- holds the lock of the log: when we have that lock, it has ended, and what is drawn above the head was rolled back with the offsets.
+create or replace function trunkline._draw_back(c trunkline.cursors) returns void
+language plpgsql
+as $$
+declare
+    v_head bigint;
+begin
+    if not pg_try_advisory_xact_lock(778001, c.log) then
+        return;
+    end if;
+    v_head := trunkline._head(c.log);
+    begin
+        if pg_try_advisory_xact_lock(778005, c.cursor_id) and trunkline._drawn(c) > v_head then
+            perform setval(c.drawn_seq, greatest(v_head, 1), v_head > 0);
+        end if;
+        raise exception using errcode = 'TLX00';
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 

@@ -480,7 +480,8 @@ begin
     exception when sqlstate 'TLX00' then
         null;
     end;
-    update trunkline.cursors set purged_upto = greatest(s.first - 1, v_head) where cursor_id = c.cursor_id;
+    -- not what was drawn above the head: offsets that a transaction gave, drew and took back with it will be those of other messages
+    update trunkline.cursors set purged_upto = v_head where cursor_id = c.cursor_id;
     if s.n = 0 or not pg_try_advisory_xact_lock_shared(trunkline._mark(c.cursor_id, s.first, s.n)) or coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) > v_epoch + 1 then
         return 0;
     end if;
