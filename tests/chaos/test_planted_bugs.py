@@ -201,8 +201,8 @@ BUGS = {
             ),
             Change(
                 "_write_settled",
-                "p_now from unnest(p_positions) r;",
-                "p_now from unnest(p_positions) r on conflict do nothing;",
+                "v_purge from unnest(p_positions) r;",
+                "v_purge from unnest(p_positions) r on conflict do nothing;",
             ),
             Change("_end_leases", "where s.kind = 'x' and", "where"),
         ),
@@ -322,7 +322,7 @@ BUGS = {
         ("conservation",),
     ),
     "ttl not looked at": Bug(
-        (Change("_scan_log", "coalesce(r.created_at < v_oldest, false) as old", "false as old"),),
+        (Change("_scan_log", "coalesce(r.created_at < v_oldest, false) or", "false or"),),
         BRIEF,
         scripts.message_past_its_ttl,
         ("after_ttl",),

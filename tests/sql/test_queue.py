@@ -319,6 +319,34 @@ def test_purge_removes_what_an_open_label_claim_has_passed_over(conn: Connection
     assert settle(conn, "ack", kept.receipt) == ["done"]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_purge_takes_nothing_that_comes_after_it_when_the_clock_is_set_back(
+    conn: Connection, clock: Clock, ordered: bool
+) -> None:
+    call(conn, "create_queue", "mail", p_ordered=ordered)
+    enqueue(conn, "mail", "old", "older", p_key="k")
+    leased = claim(conn, "mail", 1)
+    call(conn, "purge_queue", "mail")
+    clock.advance(-3600)
+    enqueue(conn, "mail", 1, 2, p_label="slow", p_key="k")
+    if ordered:
+        assert settle(conn, "ack", leased[0].receipt) == ["done"]
+    else:
+        # one passes them over, one sends one of them back
+        assert claim(conn, "mail", 10, p_labels=["fast"]) == []
+        sequence(conn)
+    (first,) = claim(conn, "mail", 1)
+    settle(conn, "nack", first.receipt, p_delay="0")
+    found = []
+    for _ in range(3):
+        sequence(conn)
+        deliveries = claim(conn, "mail", 10)
+        found += contents(deliveries)
+        settle(conn, "ack", *(each.receipt for each in deliveries))
+    assert sorted(found) == [1, 2]
+    assert_conserved(conn, "mail")
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_claim_that_returned_messages_itself_and_was_rolled_back(conn: Connection, count: int) -> None:
     """Without a service a claim runs the pass in its own transaction: both are undone, but the draw is not."""

@@ -71,15 +71,15 @@ language plpgsql
 as $$
 declare
     v_now      timestamptz := trunkline.clock();
-    -- an ordered queue was purged while a delivery was out: the rest of it goes as it comes up
-    v_oldest   timestamptz := greatest(v_now - q.ttl, case when q.ordered then q.purged_at end);
+    v_oldest   timestamptz := v_now - q.ttl;
     v_youngest timestamptz := case when q.delivery_delay > '0' then v_now - q.delivery_delay end;
 begin
     with m as materialized (
         select r.log_offset,
                (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
                  and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}'))) as hit,
-               coalesce(r.created_at < v_oldest, false) as old,
+               -- an ordered queue was purged while a delivery was out: the rest of it goes as it comes up
+               coalesce(r.created_at < v_oldest, false) or q.ordered and r.log_offset <= c.purged_upto as old,
                p_labels is null or coalesce(r.label = any (p_labels), false) as wanted,
                coalesce(r.created_at > v_youngest, false) as young
         from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.first, least(p_head, s.first + 1022)) r
@@ -239,9 +239,9 @@ begin
         return;
     end if;
     insert into trunkline.leases (rotation, xid, cursor_id, first, n, taken, passed, skipped, expired, source_ids, offsets, attempts, whys, token, consumer,
-                                  claimed_at, deadline, next_offset, held_offsets, held_attempts, held_dues, held_errors)
+                                  claimed_at, deadline, next_offset, held_offsets, held_attempts, held_dues, held_errors, purge_no)
     values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.taken, s.passed, s.skipped, s.expired, s.source_ids, s.offsets, s.attempts, s.whys, s.token, p_consumer,
-            s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors);
+            s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors, case when s.passed is not null then trunkline._newest_purge() end);
     if s.offsets is null then
         return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, s.taken) r;
     else

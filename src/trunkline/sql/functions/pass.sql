@@ -76,11 +76,17 @@ begin
 end
 $$;
 
--- Up to when a queue was purged, as far as this pass knows: each of its statements sees more than the one before, and all must count alike.
-create or replace function trunkline._purged_at(q trunkline.queues, p trunkline.pass_run) returns timestamptz
+-- The number of the newest purge of all queues.
+create or replace function trunkline._newest_purge() returns bigint
+language sql volatile
+as $$ select coalesce(pg_sequence_last_value('trunkline.purge_no'), 0) $$;
+
+-- Whether what was sent back when p_no was the newest purge is purged, as far as this pass knows: each of its statements sees more than the one before,
+-- and all must count alike.
+create or replace function trunkline._is_purged(q trunkline.queues, p_no bigint, p trunkline.pass_run) returns boolean
 language sql stable
 as $$
-    select coalesce(max(u.at), '-infinity') from unnest(q.purge_xids, q.purge_ats) u(xid, at) where pg_visible_in_snapshot(u.xid, p.snapshot)
+    select q.purge_xids <> '{}' and exists (select from unnest(q.purge_xids, q.purge_nos) u(xid, no) where u.no > p_no and pg_visible_in_snapshot(u.xid, p.snapshot))
 $$;
 
 -- The state of a cursor after the newest pass.
@@ -358,15 +364,15 @@ declare
 begin
     perform trunkline._end_leases(p);
     -- the clock was set back
-    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at)
-    select p.rotation, greatest(d.due_at, p.upto + interval '1 microsecond'), 'r', d.queue_id, d.cursor_id, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at, purge_no)
+    select p.rotation, greatest(d.due_at, p.upto + interval '1 microsecond'), 'r', d.queue_id, d.cursor_id, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at, d.purge_no
     from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at > p.now;
     for r in
         select d.queue_id, array_agg(d.source_id order by d.due_at, d.no) as sources, array_agg(d.log_offset order by d.due_at, d.no) as offsets,
                array_agg(d.attempt order by d.due_at, d.no) as attempts, array_agg(d.why order by d.due_at, d.no) as whys,
                array_agg(d.error order by d.due_at, d.no) as errors, array_agg(d.at order by d.due_at, d.no) as ats
         from trunkline.later d join trunkline.queues q using (queue_id)
-        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and (q.purged_at is null or d.at > trunkline._purged_at(q, p))
+        where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and not trunkline._is_purged(q, d.purge_no, p)
         group by 1 order by 1
     loop
         perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
@@ -386,8 +392,8 @@ begin
            range_agg(int8range(l.first, l.first + l.n)), max(l.deadline), p.now
     from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id)
     where l.taken is null or not isempty(l.taken) group by 2, 4, 5;
-    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at)
-    select p.rotation, greatest(y.due, p.upto + interval '1 microsecond'), 'r', y.queue_id, y.returns_id, y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at
+    insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at, purge_no)
+    select p.rotation, greatest(y.due, p.upto + interval '1 microsecond'), 'r', y.queue_id, y.returns_id, y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at, y.purge_no
     from trunkline._new_returns(p) y where y.due > p.now;
     for r in
         select y.queue_id, array_agg(y.source_id order by y.due, y.pos) as sources, array_agg(y.log_offset order by y.due, y.pos) as offsets,
@@ -415,20 +421,20 @@ $$;
 -- What was sent back since the pass before: by consumers, or by claims that left it to consumers of other labels. Not what is purged with it,
 -- and not what belongs to ordered queues. due: when it may be delivered again.
 create or replace function trunkline._new_returns(p trunkline.pass_run)
-returns table (queue_id int, returns_id int, source_id int, log_offset bigint, attempt int, why "char", error text, due timestamptz, at timestamptz, pos bigint)
+returns table (queue_id int, returns_id int, source_id int, log_offset bigint, attempt int, why "char", error text, due timestamptz, at timestamptz, pos bigint, purge_no bigint)
 language sql stable
 as $$
-    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, case e.kind when 'r' then x.attempt else x.attempt + 1 end, e.kind, e.error, e.due, e.at, x.pos
+    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, case e.kind when 'r' then x.attempt else x.attempt + 1 end, e.kind, e.error, e.due, e.at, x.pos, e.purge_no
     from trunkline._new_settled(p) e join trunkline.cursors k on k.cursor_id = e.cursor_id and k.drawn_seq is not null
     join trunkline.queues q on q.queue_id = k.queue_id join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
     cross join lateral (select x as l from trunkline.leases x where x.rotation = e.rotation and x.cursor_id = e.cursor_id and x.first = e.first offset 0) z
     cross join lateral trunkline._entries(z.l, int8multirange(int8range(e.pos, e.pos + e.n))) x
-    where e.kind in ('n', 'r') and (q.purged_at is null or e.at > trunkline._purged_at(q, p))
+    where e.kind in ('n', 'r') and not trunkline._is_purged(q, e.purge_no, p)
     union all
-    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos
+    select k.queue_id, b.cursor_id, x.source_id, x.log_offset, x.attempt, 'l'::"char", null, l.claimed_at, l.claimed_at, x.pos, l.purge_no
     from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
     join trunkline.cursors b on b.queue_id = k.queue_id and b.kind = 'returns'
-    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and (q.purged_at is null or l.claimed_at > trunkline._purged_at(q, p))
+    cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and not trunkline._is_purged(q, l.purge_no, p)
 $$;
 
 -- Cursors that may have been drawn from: those with new leases, those whose draws the pass before could not account for, those of p_queues, and some
@@ -468,18 +474,18 @@ begin
         select v.* from unnest(p_visited) v
     ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed) as (
         select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-               case when q.purged_at is not null and l.claimed_at <= trunkline._purged_at(q, p) then trunkline._size(l.passed) else 0 end, 0::bigint
+               case when l.passed is not null and trunkline._is_purged(q, l.purge_no, p) then trunkline._size(l.passed) else 0 end, 0::bigint
         from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
         union all
         select e.cursor_id, 0, 0, 0, 0, e.n, case e.kind when 'a' then e.n else 0 end, case when e.kind in ('n', 'r', 'x') then e.n else 0 end,
                case when e.kind in ('b', 'd') then e.n else 0 end, case e.kind when 'g' then e.n else 0 end,
-               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and q.purged_at is not null and e.at <= trunkline._purged_at(q, p) then e.n else 0 end, 0
+               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and trunkline._is_purged(q, e.purge_no, p) then e.n else 0 end, 0
         from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id
         union all
         select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 from trunkline._new_returns(p) y where y.due > p.now
         union all
         -- due by now: returned, or purged before
-        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when q.purged_at is not null and d.at <= trunkline._purged_at(q, p) then 1 else 0 end, -1
+        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when trunkline._is_purged(q, d.purge_no, p) then 1 else 0 end, -1
         from trunkline.later d join trunkline.queues q using (queue_id)
         where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now
         union all
@@ -686,7 +692,7 @@ begin
     return query
     select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
     from trunkline.later d join trunkline.queues q using (queue_id)
-    where d.queue_id = p_queue_id and d.kind = 'r' and d.due > (p.before).walked and (q.purged_at is null or d.at > trunkline._purged_at(q, p));
+    where d.queue_id = p_queue_id and d.kind = 'r' and d.due > (p.before).walked and not trunkline._is_purged(q, d.purge_no, p);
     return query select y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at from trunkline._new_returns(p) y where y.queue_id = p_queue_id;
 end
 $$;

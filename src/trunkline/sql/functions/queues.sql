@@ -442,8 +442,8 @@ begin
     -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
     v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
     update trunkline.queues
-       set purged_at = trunkline.clock(), purge_xids = purge_xids[trunkline._newest_seen(purge_xids):] || pg_current_xact_id(),
-           purge_ats = purge_ats[trunkline._newest_seen(purge_xids):] || trunkline.clock()
+       set purge_xids = purge_xids[trunkline._newest_seen(purge_xids):] || pg_current_xact_id(),
+           purge_nos = purge_nos[trunkline._newest_seen(purge_xids):] || nextval('trunkline.purge_no')
      where queue_id = q.queue_id;
     with gone as (
         delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
@@ -507,6 +507,7 @@ begin
     perform trunkline._lock_cursor(c.cursor_id);
     o := trunkline._ordered_state(c);
     if o.is_open then
+        update trunkline.cursors set purged_upto = v_head where cursor_id = c.cursor_id;
         return 0;
     end if;
     v_n := greatest(0, v_head - o.next_offset + 1) + coalesce(cardinality(o.offsets), 0);

@@ -112,16 +112,17 @@ returns int8multirange
 language plpgsql
 as $$
 declare
-    v_done int8multirange;
+    v_done  int8multirange;
+    v_purge bigint := case when p_kind in ('n', 'r') then trunkline._newest_purge() end;
 begin
     if p_alone then
-        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at)
-        select l.rotation, pg_current_xact_id(), l.cursor_id, lower(r), upper(r) - lower(r), l.first, p_kind, p_due, p_error, p_now from unnest(p_positions) r;
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at, purge_no)
+        select l.rotation, pg_current_xact_id(), l.cursor_id, lower(r), upper(r) - lower(r), l.first, p_kind, p_due, p_error, p_now, v_purge from unnest(p_positions) r;
         return p_positions;
     end if;
     with written as (
-        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at)
-        select l.rotation, pg_current_xact_id(), l.cursor_id, p, 1, l.first, p_kind, p_due, p_error, p_now
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, due, error, at, purge_no)
+        select l.rotation, pg_current_xact_id(), l.cursor_id, p, 1, l.first, p_kind, p_due, p_error, p_now, v_purge
         from unnest(p_positions) r cross join lateral generate_series(lower(r), upper(r) - 1) p order by p
         on conflict do nothing returning pos
     )

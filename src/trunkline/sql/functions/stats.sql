@@ -186,12 +186,12 @@ begin
           cross join lateral (
               select coalesce(sum(trunkline._size(trunkline._leased(z))), 0)::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
                      coalesce(sum(z.skipped), 0) as skipped, coalesce(sum(z.expired), 0) as expired,
-                     coalesce(sum(trunkline._size(z.passed)) filter (where z.claimed_at <= trunkline._purged_at(q, y.p)), 0)::bigint as passed_purged
+                     coalesce(sum(trunkline._size(z.passed)) filter (where z.passed is not null and trunkline._is_purged(q, z.purge_no, y.p)), 0)::bigint as passed_purged
               from trunkline._new_leases(y.p) z where z.cursor_id = c.cursor_id) l
           cross join lateral (
               select coalesce(sum(z.n), 0) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
                      coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
-                     coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and c.drawn_seq is not null and z.at <= trunkline._purged_at(q, y.p)), 0) as purged
+                     coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and c.drawn_seq is not null and trunkline._is_purged(q, z.purge_no, y.p)), 0) as purged
               from trunkline._new_settled(y.p) z where z.cursor_id = c.cursor_id) x
           cross join lateral (
               select count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
@@ -209,10 +209,10 @@ begin
             -- the sequence is the truth of this moment, the rest is of the snapshot
             next := least(trunkline._drawn(c), head) + 1;
             delayed := s.delayed + e.delayed;
-            if c.kind = 'returns' and q.purged_at is not null then
+            if c.kind = 'returns' and q.purge_nos <> '{}' then
                 -- purged, and dropped when it is due
                 select delayed - count(*), purged + count(*) into delayed, purged from trunkline.later d
-                where d.queue_id = q.queue_id and d.kind = 'r' and d.due > (select p.walked from trunkline.passes p order by p.pass desc limit 1) and d.at <= q.purged_at;
+                where d.queue_id = q.queue_id and d.kind = 'r' and d.due > (select p.walked from trunkline.passes p order by p.pass desc limit 1) and d.purge_no < q.purge_nos[cardinality(q.purge_nos)];
             end if;
             leased := next - c.start_position - s.passed - e.passed - skipped - s.expired - e.expired - s.holes - s.settled - e.settled;
             if c.kind = 'log' then

@@ -559,14 +559,14 @@ begin
         or c.drawn_seq is null and not exists (select from trunkline.leases y where y.cursor_id = l.cursor_id and y.first > l.first));
     insert into trunkline.leases
     select p_to, l.xid, l.cursor_id, l.first, l.n, l.taken, l.passed, l.skipped, l.expired, l.source_ids, l.offsets, l.attempts, l.whys, l.token, l.consumer, l.claimed_at, l.deadline,
-           l.next_offset, l.held_offsets, l.held_attempts, l.held_dues, l.held_errors
+           l.next_offset, l.held_offsets, l.held_attempts, l.held_dues, l.held_errors, l.purge_no
     from carried k join trunkline.leases l on l.rotation = p_from and l.cursor_id = k.cursor_id and l.first = k.first;
     insert into trunkline.settled
-    select p_to, s.xid, s.cursor_id, s.pos, s.n, s.first, s.kind, s.due, s.error, s.at from carried k join trunkline.settled s on s.rotation = p_from and s.cursor_id = k.cursor_id and s.first = k.first;
+    select p_to, s.xid, s.cursor_id, s.pos, s.n, s.first, s.kind, s.due, s.error, s.at, s.purge_no from carried k join trunkline.settled s on s.rotation = p_from and s.cursor_id = k.cursor_id and s.first = k.first;
     insert into trunkline.extensions
     select p_to, e.cursor_id, e.first, e.positions, e.until from carried k join trunkline.extensions e on e.rotation = p_from and e.cursor_id = k.cursor_id and e.first = k.first;
     insert into trunkline.later
-    select p_to, d.due, d.no, d.kind, d.queue_id, d.cursor_id, d.positions, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+    select p_to, d.due, d.no, d.kind, d.queue_id, d.cursor_id, d.positions, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at, d.purge_no
     from trunkline.later d where d.rotation = p_from and d.due > v_walked;
     insert into trunkline.cursor_states
     select p_to, s.cursor_id, s.pass, s.drawn, s.drawn_before, s.upto, s.open, s.head, s.delivered, s.passed, s.skipped, s.expired, s.holes, s.settled, s.acked, s.returned, s.dead, s.gone, s.purged, s.delayed

@@ -19,12 +19,12 @@ alter table trunkline.leases rename to old_leases;
 alter table trunkline.leases_0 rename to old_leases_0;
 alter table trunkline.leases_1 rename to old_leases_1;
 
--- What came back up to this time is purged, not delivered.
+-- Purges have numbers. What was sent back before the number of a purge was drawn is purged, not delivered; times would be wrong when a clock is set back.
+create sequence trunkline.purge_no;
 alter table trunkline.queues
-    add column purged_at timestamptz,
     -- the newest purges and their transactions: a pass counts those that its snapshot has seen
     add column purge_xids xid8[] not null default '{}',
-    add column purge_ats timestamptz[] not null default '{}';
+    add column purge_nos bigint[] not null default '{}';
 
 drop index trunkline.cursors_queue_id_idx;
 create index on trunkline.cursors (queue_id, kind);
@@ -68,6 +68,8 @@ create table trunkline.leases (
     held_attempts int[],
     held_dues     timestamptz[],
     held_errors   text[],
+    -- the newest purge when messages were passed over
+    purge_no   bigint,
     primary key (cursor_id, first, rotation)
 ) partition by list (rotation);
 
@@ -86,6 +88,8 @@ create table trunkline.settled (
     due       timestamptz,
     error     text,
     at        timestamptz not null,
+    -- of n and r: the newest purge by then
+    purge_no  bigint,
     primary key (cursor_id, pos, rotation)
 ) partition by list (rotation);
 
@@ -130,8 +134,9 @@ create table trunkline.later (
     error      text,
     -- the true time, where due had to be another one
     due_at     timestamptz not null,
-    -- when it was settled
-    at         timestamptz not null
+    -- when it was settled, and the newest purge by then
+    at         timestamptz not null,
+    purge_no   bigint
 ) partition by list (rotation);
 
 -- The state of a cursor after a pass; the newest counts. Totals are of positions: a message that came back has another one.
@@ -270,8 +275,8 @@ begin
                     c.offsets, c.attempts, c.dues, c.errors);
         else
             select cursor_id into v_returns from trunkline.cursors where queue_id = c.queue_id and kind = 'returns';
-            insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at)
-            select 0, greatest(c.dues[i], clock_timestamp() + interval '1 second'), 'r', c.queue_id, v_returns, c.cursor_id, c.offsets[i], c.attempts[i], 'n', c.errors[i], c.dues[i], clock_timestamp()
+            insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at, purge_no)
+            select 0, greatest(c.dues[i], clock_timestamp() + interval '1 second'), 'r', c.queue_id, v_returns, c.cursor_id, c.offsets[i], c.attempts[i], 'n', c.errors[i], c.dues[i], clock_timestamp(), 0
             from generate_subscripts(c.offsets, 1) i;
             update trunkline.cursor_states set delayed = delayed + cardinality(c.offsets) where cursor_id = v_returns;
         end if;
