@@ -68,4 +68,10 @@ class Services:
 
 def workers(parent: int) -> list[int]:
     """The worker processes of a server."""
-    return [process.pid for process in psutil.Process(parent).children() if "resource_tracker" not in str(process.cmdline())]
+    found = []
+    for process in psutil.Process(parent).children():
+        # one that was killed a moment ago has no command line
+        with suppress(psutil.NoSuchProcess):
+            if "resource_tracker" not in str(process.cmdline()):
+                found.append(process.pid)
+    return found

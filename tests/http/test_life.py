@@ -160,7 +160,10 @@ def test_too_much_work_is_refused_before_it_piles_up(db: str) -> None:
 
         with ThreadPoolExecutor(12) as pool:
             under_way = [pool.submit(publish, number) for number in range(12)]
-            time.sleep(1)
+            deadline = time.monotonic() + 30
+            while sum(each.done() for each in under_way) < 8 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(0.5)
             done = [each.result() for each in under_way if each.done()]
             blocker.rollback()
             answers = [each.result() for each in under_way]

@@ -234,7 +234,7 @@ def test_the_same_objects_through_every_door(http: httpx.Client, name: str) -> N
     assert row["body"] == "[1]"
 
 
-def test_metrics_of_everything(server: HttpServer, http: httpx.Client, topic: str) -> None:
+def test_metrics_of_everything(server: HttpServer, http: httpx.Client, topic: str, queue: str) -> None:
     http.post(f"/v1/topics/{topic}/messages", json={"payload": 1})
     http.post(f"/v1/topics/{topic}/groups", json={"id": "g"})
     text = http.get("/metrics").text

@@ -99,6 +99,8 @@ class Lane:
             return
         labels = self._labels()
         self._watch.hush(labels)
+        # Then there may be more as soon as a job has ended, also one that ends during the claim.
+        self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
         want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
         if not want:
             await self._pace.one_ends(1.0)
@@ -109,10 +111,7 @@ class Lane:
             return
         if len(taken) < want:
             self._pace.fell_short(len(taken))
-            # then there may be more as soon as a job has ended
-            self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
             await self._watch.wait()
-            self._restless = False
         else:
             await self._pace.settle_in()
 
