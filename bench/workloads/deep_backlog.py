@@ -113,7 +113,7 @@ def _load_deep(lab: Lab, plan: Plan, number: int) -> None:
 
 def _sequence(lab: Lab, number: int) -> None:
     """Offsets for everything, outside the measured calls: only the small queue would pay for ticks in its claims."""
-    lab.value("select trunkline._tick(%s, 0, 1048576, 1000000)", number)
+    lab.value("select trunkline._tick(%s, 0, 1048576)", number)
 
 
 def _take_turns(lab: Lab, numbers: dict[str, int], batch: int, seconds: float) -> dict[str, list[float]]:

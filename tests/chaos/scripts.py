@@ -22,27 +22,29 @@ from tests.chaos.planted import (
 )
 from tests.chaos.redrives import redrive
 from tests.chaos.session import Session
+from tests.chaos.workloads import SEGMENT_ROWS
 from trunkline.db.embedded import EmbeddedServer
 
 
 def late_transaction_id(world: World) -> None:
-    """A publisher that has its row id and nothing else waits in a trigger, while the log goes on without it."""
+    """A publisher that has its row id and nothing else is stopped, while its segment is filled and sealed."""
     main, slow = world.main, world.session("slow")
-    conn = main.connect()
-    conn.execute(
-        "create function public.wait_here() returns trigger language plpgsql as"
-        " $$ begin if new.payload = 'slow' then perform pg_advisory_xact_lock(1); end if; return new; end $$"
+    drawn = "p_keys, p_priorities);\n"
+    world.change(
+        Change(
+            "topic_1_append", drawn, f"{drawn} if p_payloads[1] = 'slow' then perform pg_advisory_xact_lock(1); end if;\n"
+        )
     )
-    conn.execute(
-        "create trigger wait_here before insert on trunkline.topic_1 for each row execute function public.wait_here()"
-    )
-    conn.execute("select pg_advisory_lock(1)")
+    main.connect().execute("select pg_advisory_lock(1)")
     # the first draw of a sequence is logged and takes a transaction id along; the next ones do not
     publish(main, "first")
     call = Background(lambda: publish(slow, "slow"))
     assert waiting(main, 10)
-    go_on(world)
-    conn.execute("select pg_advisory_unlock(1)")
+    for number in range(SEGMENT_ROWS // 1000 + 1):
+        publish(main, *(f"more{number}.{i}" for i in range(1000)))
+    for _ in range(3):
+        main.rows("select trunkline.run_upkeep('segments')")
+    main.connect().execute("select pg_advisory_unlock(1)")
     call.join()
     end_of_log(world)
 
@@ -55,8 +57,37 @@ def slow_publisher(world: World) -> None:
     end_of_log(world)
 
 
+def publisher_that_commits_last(world: World) -> None:
+    """Nothing is published after it: the log must be looked at because it was open at the look before."""
+    publish(world.main, "first")
+    slow = Publish(world.session("slow"), ["slow"])
+    for _ in range(3):
+        world.main.read("t", 0, 1, 1000)
+    slow.commit()
+    world.main.read("t", 0, 1, 1000, ["slow"])
+    end_of_log(world)
+
+
+def publisher_that_sequences_itself(world: World) -> None:
+    """Without a service whoever reads gives the offsets, also in a transaction that publishes before and after it."""
+    slow = Publish(world.session("slow"), ["one", "two"], send=["one"])
+    late = world.session("late")
+    op = late.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["late"]}])
+    late.connect().execute("begin")
+    late.rows("select pg_current_xact_id()::text")
+    publish(world.main, "between")
+    slow.session.rows("select trunkline.run_pass(null, array['t'])")
+    slow.add(["two"])
+    slow.commit()
+    late.rows("select trunkline.run_pass(null, array['t'])")
+    late.rows("select count(*) from trunkline.publish_many('t', %s)", ([b"late"],))
+    late.connect().execute("commit")
+    late.recorder.done(op, "ok")
+    end_of_log(world)
+
+
 def newest_open_transaction(world: World) -> None:
-    """The open transaction has a higher number than every finished one when the gap is noticed."""
+    """The open transaction has a higher number than every finished one at the look before it commits."""
     for turn in range(5):
         early, late = world.session(f"early{turn}"), world.session(f"late{turn}")
         op = early.recorder.invoke("publish", parts=[{"target": "topic:t", "values": [f"early{turn}"]}])
@@ -67,8 +98,8 @@ def newest_open_transaction(world: World) -> None:
         early.connect().execute("commit")
         early.recorder.done(op, "ok")
         world.main.read("t", 0, 1, 1000)
-        go_on(world, f"turn{turn}.")
         open_one.commit()
+        go_on(world, f"turn{turn}.")
     end_of_log(world)
 
 
@@ -107,6 +138,7 @@ def publisher_between_two_looks(world: World) -> None:
     publish(world.main, "between")
     world.main.read("t", 0, 1, 1000)
     both.add(["new"])
+    publish(world.main, "another")
     holder = world.session("holder")
     holder.connect().execute("select pg_advisory_lock(2)")
     reading = Background(lambda: reader.read("t", 0, 1, 1000))

@@ -31,8 +31,7 @@ TICKS = """
     insert into trunkline.ticks
     select r.* from old_ticks o cross join lateral generate_series(0, (o.tick).n - 1) g
     cross join lateral jsonb_populate_record(o.tick, jsonb_build_object('first_offset', (o.tick).first_offset + g, 'n', 1,
-        'ids', int8multirange(int8range(lower((o.tick).ids) + g, lower((o.tick).ids) + g + 1)),
-        'next_id', case when g = (o.tick).n - 1 then (o.tick).next_id else lower((o.tick).ids) + g + 1 end)) r
+        'ids', int8multirange(int8range(lower((o.tick).ids) + g, lower((o.tick).ids) + g + 1)))) r
     where upper((o.tick).ids) - lower((o.tick).ids) = (o.tick).n
 """
 

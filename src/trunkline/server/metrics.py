@@ -129,7 +129,7 @@ class _Database(Collector):
 
     def _waits(self) -> list[GaugeMetricFamily]:
         held = "Age of the oldest transaction that holds back vacuum (xmin)."
-        late = "Age of the oldest message or rollback that sequencing waits for."
+        late = "Age of the oldest transaction that has published and is still open."
         return [
             GaugeMetricFamily("trunkline_oldest_transaction_age_seconds", held, value=self._ages.transaction),
             GaugeMetricFamily("trunkline_unsequenced_age_seconds", late, value=self._ages.unsequenced),

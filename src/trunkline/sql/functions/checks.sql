@@ -178,9 +178,6 @@ as $$
     where before < p_skip + p_take and before + hi - lo > p_skip
 $$;
 
-create or replace function trunkline._set_of(p_first bigint, p_last bigint) returns int8multirange
-language sql immutable parallel safe
-as $$ select int8multirange(int8range(p_first, p_last + 1)) $$;
 
 create or replace function trunkline._setting(p_name text) returns text
 language sql stable

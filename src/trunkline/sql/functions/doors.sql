@@ -15,7 +15,7 @@ declare
 begin
     for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by cursor_id loop
         v_offset := trunkline._find_offset(c.log, p_id);
-        if v_offset is null and trunkline._is_unsequenced(c.log, p_id) then
+        if v_offset is null and exists (select from trunkline._find_unsequenced(c.log, p_id)) then
             state := 'waiting';
             return next;
             return;
@@ -186,14 +186,14 @@ begin
 end
 $$;
 
--- Seconds: the oldest transaction that holds back vacuum, and the oldest gap that sequencing still waits for.
+-- Seconds: the oldest transaction that holds back vacuum, and the oldest one that has drawn ids and may still commit them.
 create or replace function trunkline._ages(out transaction float8, out unsequenced float8)
 language sql
 as $$
     select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
                      where a.datname = current_database() and a.backend_type = 'client backend'
                        and num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()), 0)::float8,
-           coalesce((select extract(epoch from trunkline.clock() - min(t.old_since)) from trunkline.logs l
-                     cross join lateral (select x.old_gaps, x.old_since from trunkline.ticks x where x.log = l.log order by x.first_offset desc limit 1) t
-                     where not isempty(t.old_gaps)), 0)::float8
+           coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_locks k join pg_stat_activity a using (pid) join pg_class c on c.oid = k.relation
+                     where k.locktype = 'relation' and k.database = (select oid from pg_database where datname = current_database()) and a.pid <> pg_backend_pid()
+                       and a.backend_xid is not null and c.relkind = 'S' and c.relnamespace = 'trunkline'::regnamespace and c.relname like 'topic\_%\_ids'), 0)::float8
 $$;

@@ -136,24 +136,22 @@ create or replace function trunkline._find_offset(p_log int, p_id uuid) returns 
 language sql stable
 as $$ select coalesce(trunkline._find_soon(p_log, p_id), trunkline._find_late(p_log, p_id)) $$;
 
--- Is the message committed, but without an offset yet? Only ids from where the sequencer stopped, and those it waits for, are looked at.
-create or replace function trunkline._is_unsequenced(p_log int, p_id uuid) returns boolean
+-- The message, if it is in the log and has no offset yet; of other transactions, only what they have committed.
+create or replace function trunkline._find_unsequenced(p_log int, p_id uuid) returns setof trunkline.log_row
 language plpgsql stable
 as $$
 declare
-    l       trunkline.logs;
-    k       trunkline.ticks;
-    v_found boolean;
+    v_last  pg_snapshot := coalesce((select snapshot from trunkline.ticks where log = p_log order by first_offset desc limit 1), '1:1:');
+    v_own   xid8 := coalesce(pg_current_xact_id_if_assigned(), '0');
+    v_ended record := trunkline._ended_between(v_last, trunkline._snapshot_of_others());
+    v_table text;
 begin
-    select * into l from trunkline.logs where log = p_log;
-    select * into k from trunkline.ticks where log = p_log order by first_offset desc limit 1;
-    execute format('select exists (select from (select message_id from trunkline.topic_%1$s where partition = $1 and id >= $2 and id < $5 order by id limit 100000) x where message_id = $4)
-                        or exists (select from unnest($3) r cross join lateral
-                                   (select message_id from trunkline.topic_%1$s where partition = $1 and id >= lower(r) and id < upper(r) limit 10000) x where message_id = $4)',
-                   l.topic_id)
-        into v_found using l.partition, coalesce(k.next_id, 1), coalesce(k.old_gaps + k.new_gaps, '{}'), p_id,
-                           (select trunkline._staged_from(t.segment_rows) from trunkline.topics t where t.topic_id = l.topic_id);
-    return v_found;
+    for v_table in select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = p_log and s.sealed_at is null loop
+        return query execute format('
+            select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
+            from unnest($1 || $3, $2 || ($3::text::bigint + 1)::text::xid8) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
+            where m.message_id = $4', v_table) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
+    end loop;
 end
 $$;
 
@@ -445,7 +443,7 @@ begin
     end if;
     -- redriven: what counts is its newest place
     for l in select x.log, r.at from (select * from trunkline.redriven where id = p_id order by at desc limit 1) r join trunkline.logs x using (topic_id) loop
-        if trunkline._is_unsequenced(l.log, p_id) then
+        if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
             return trunkline._explain_unsequenced(l.log, p_id);
         end if;
         v_offset := trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, l.at), 200, p_id);
@@ -461,7 +459,7 @@ begin
         end if;
     end loop;
     for l in select x.log from trunkline.logs x order by x.log loop
-        if trunkline._is_unsequenced(l.log, p_id) then
+        if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
             return trunkline._explain_unsequenced(l.log, p_id);
         end if;
     end loop;

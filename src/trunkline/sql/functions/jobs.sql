@@ -587,12 +587,7 @@ begin
             select null, s.id, s.key, null, s.label, s.headers, s.payload, null, null, null into m from trunkline.scheduled s where s.id = p_id limit 1;
         elsif e ->> 'state' = 'not_sequenced' then
             t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
-            execute format('select null, x.message_id, x.key, null, x.label, x.headers, x.payload, null, null, x.created_at
-                            from (select * from trunkline.topic_%s where partition = $1 and id >= $2 and id < $3 order by id limit 100000) x where x.message_id = $4', t.topic_id)
-                into m using (e ->> 'partition')::int,
-                             coalesce((select k.next_id from trunkline.ticks k join trunkline.logs l using (log)
-                                       where l.topic_id = t.topic_id and l.partition = (e ->> 'partition')::int order by k.first_offset desc limit 1), 1),
-                             trunkline._staged_from(t.segment_rows), p_id;
+            select * into m from trunkline._find_unsequenced(t.topic_id * 64 + (e ->> 'partition')::int, p_id);
         elsif e ->> 'state' = 'in_log' then
             t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
             select * into m from trunkline._read(t.topic_id, (e ->> 'partition')::int, t.segment_rows, (e ->> 'offset')::bigint, (e ->> 'offset')::bigint);

@@ -56,46 +56,106 @@ begin
 end
 $$;
 
--- Gives the next offsets to ids that became visible, and answers the head. At most p_ticks rows of 1,000 offsets each.
---
--- What makes it right (DESIGN 3.2; tests/chaos plants a bug for each):
---   * xmin is read before anything is looked at, the horizon after, each in a statement of its own;
---   * new ids are looked at first, gaps last;
---   * a gap is given up only when every transaction that could own it has ended before the look;
---   * the transaction that writes a tick commits synchronously, so that an offset once seen stays.
-create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_ticks int default 50, p_wait boolean default false) returns bigint
+-- A snapshot of this moment in which the own transaction is not finished: what it writes later is new to whoever looks next.
+create or replace function trunkline._snapshot_of_others() returns pg_snapshot
+language sql stable
+as $$ select trunkline._without(pg_current_snapshot(), coalesce(pg_current_xact_id_if_assigned(), '9223372036854775807')) $$;
+
+-- The numbers of transactions that ended between two snapshots, as ranges: all that the first has not seen, without those that are open in the second. So
+-- whoever reads by these ranges touches no row of an open transaction, however many it has written. One of them may be left out.
+create or replace function trunkline._ended_between(p_before pg_snapshot, p_now pg_snapshot, p_without xid8 default null, out from_xids xid8[], out upto_xids xid8[])
+language sql immutable
+as $$
+    select coalesce(array_agg(lower(r)::text::xid8 order by lower(r)), '{}'), coalesce(array_agg(upper(r)::text::xid8 order by lower(r)), '{}')
+    from unnest(int8multirange(int8range(pg_snapshot_xmax(p_before)::text::bigint, greatest(pg_snapshot_xmax(p_before), pg_snapshot_xmax(p_now))::text::bigint))
+                + (select coalesce(range_agg(int8range(x::text::bigint, x::text::bigint, '[]')), '{}') from pg_snapshot_xip(p_before) x)
+                - (select coalesce(range_agg(int8range(x::text::bigint, x::text::bigint, '[]')), '{}') from pg_snapshot_xip(p_now) x)
+                - int8multirange(int8range(pg_snapshot_xmax(p_now)::text::bigint, null))
+                - case when p_without is null then '{}' else int8multirange(int8range(p_without::text::bigint, p_without::text::bigint, '[]')) end) r
+$$;
+
+-- Ids that transactions with these numbers have committed to a log.
+create or replace function trunkline._ids_of(p_topic_id int, p_partition int, p_from xid8[], p_upto xid8[]) returns int8multirange
 language plpgsql
 as $$
 declare
-    v_log       int := p_topic_id * 64 + p_partition;
-    v_last_id   bigint;
-    v_xmin      xid8;
-    v_xmax      xid8;
-    v_now       timestamptz;
-    t           trunkline.ticks;
-    v_gaps      int8multirange;
-    v_late      int8multirange;
-    v_ids       int8multirange;
-    v_new_gaps  int8multirange;
-    v_next      bigint;
-    v_found     record;
-    v_full      boolean;
-    v_segment   bigint;
-    v_dead      boolean;
-    v_made      int := 0;
-    v_waits     boolean;
+    v_ids  int8multirange := '{}';
+    v_part int8multirange;
+    s      record;
 begin
-    -- Anything to do? The sequence tells without a lock: an id of a finished publish is never above its last value.
-    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
-    v_last_id := trunkline._last_id(p_topic_id, p_partition);
-    if v_last_id < coalesce(t.next_id, 1) and coalesce(isempty(t.old_gaps) and isempty(t.new_gaps), true) then
-        return coalesce(t.first_offset + t.n - 1, 0);
+    if p_from = '{}' then
+        return v_ids;
     end if;
-    -- a standby answers from what its primary has sequenced: a contiguous prefix
-    if pg_is_in_recovery() then
-        return coalesce(t.first_offset + t.n - 1, 0);
-    end if;
+    for s in select segment from trunkline.segments where log = p_topic_id * 64 + p_partition and sealed_at is null order by segment loop
+        -- its maker may have committed a moment ago (see _make_segment)
+        for i in 1 .. 50 loop
+            exit when to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s.segment)) is not null;
+            perform trunkline._catch_up();
+            perform pg_sleep(0.001);
+        end loop;
+        execute format('select * from trunkline.topic_%s_scan($1, $2, $3, $4)', p_topic_id) into v_part using p_partition, s.segment, p_from, p_upto;
+        v_ids := v_ids + coalesce(v_part, '{}');
+    end loop;
+    return v_ids;
+end
+$$;
 
+-- Ids without an offset, as of a snapshot: what has ended since the look that made the newest tick, and what the own transaction has written. The
+-- transaction that made that tick may have published more after it.
+create or replace function trunkline._unsequenced(t trunkline.ticks, p_topic_id int, p_partition int, p_now pg_snapshot, out ids int8multirange, out own_ids int8multirange)
+language plpgsql
+as $$
+declare
+    v_own   xid8 := pg_current_xact_id_if_assigned();
+    v_ended record := trunkline._ended_between(coalesce(t.snapshot, '1:1:'), p_now, t.own_xid);
+begin
+    ids := trunkline._ids_of(p_topic_id, p_partition, v_ended.from_xids, v_ended.upto_xids);
+    if t.own_xid is distinct from v_own and t.own_xid is not null then
+        ids := ids + trunkline._ids_of(p_topic_id, p_partition, array[t.own_xid], array[trunkline._next_xid(t.own_xid)]) - t.own_ids;
+    end if;
+    if v_own is not null then
+        own_ids := trunkline._ids_of(p_topic_id, p_partition, array[v_own], array[trunkline._next_xid(v_own)]);
+        ids := ids + case when t.own_xid = v_own then own_ids - t.own_ids else own_ids end;
+    end if;
+end
+$$;
+
+create or replace function trunkline._next_xid(p_xid xid8) returns xid8
+language sql immutable
+as $$ select (p_xid::text::bigint + 1)::text::xid8 $$;
+
+-- Does another transaction hold the sequence of these ids? Whoever draws an id does so from before the draw until its commit is visible. Those that only
+-- read the sequence are among them.
+create or replace function trunkline._has_owner(p_topic_id int, p_partition int) returns boolean
+language sql volatile
+as $$
+    select exists (select from pg_locks s
+                   where s.locktype = 'relation' and s.relation = to_regclass(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)) and s.pid is distinct from pg_backend_pid()
+                     and s.database = (select oid from pg_database where datname = current_database()))
+$$;
+
+-- Gives the next offsets to messages that were committed since the last look at the log, and returns the head.
+--
+-- A look is a snapshot. What it finds is what the one before has not seen and it has (docs/adr/0020): each transaction ends between exactly two looks,
+-- so each message gets exactly one offset; no look waits for an open transaction, or costs more because of one. In a look the order is
+-- that of the ids, so the messages of a publisher keep theirs. The transaction that writes a tick commits synchronously: an offset once seen stays.
+create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_wait boolean default false) returns bigint
+language plpgsql
+as $$
+declare
+    v_log      int := p_topic_id * 64 + p_partition;
+    v_last_id  bigint;
+    v_whole    boolean;
+    v_snapshot pg_snapshot;
+    v_found    record;
+    v_waits    boolean;
+    t          trunkline.ticks;
+begin
+    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
+    -- a standby answers from what its primary has sequenced: a contiguous prefix
+    if pg_is_in_recovery() or not trunkline._has_unsequenced(v_log, p_topic_id, p_partition) then
+        return coalesce(t.first_offset + t.n - 1, 0);
+    end if;
     -- A holder may have looked before the publish that our caller knows of: one that must have that waits, the others use what is sequenced.
     if not pg_try_advisory_xact_lock(778001, v_log) then
         if not p_wait then
@@ -105,117 +165,98 @@ begin
         perform pg_advisory_xact_lock(778001, v_log);
         perform trunkline._wait_as_before(v_waits);
     end if;
-    -- segments made from here on look like missing ones; they are the last ones, so they make no gap
     perform trunkline._catch_up();
-    v_xmin := pg_snapshot_xmin(pg_current_snapshot());
+    if not trunkline._adopt_logs() then
+        return coalesce(t.first_offset + t.n - 1, 0);
+    end if;
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
-    if t.log is null then
-        t := row(null, v_log, 1, 0, '{}', 1, '{}', null, null, '{}', null, null)::trunkline.ticks;
+    -- In this order, each in a statement of its own: ids up to v_last_id that nobody owns when we look for owners were committed before the snapshot, or never.
+    v_last_id := trunkline._last_id(p_topic_id, p_partition);
+    v_whole := not trunkline._has_owner(p_topic_id, p_partition);
+    v_snapshot := trunkline._snapshot_of_others();
+    v_found := trunkline._unsequenced(t, p_topic_id, p_partition, v_snapshot);
+    if isempty(v_found.ids) then
+        if v_whole and t.log is not null and t.own_xid is distinct from pg_current_xact_id_if_assigned() then
+            -- what was missing was rolled back: no look is needed until another id is drawn
+            update trunkline.ticks set snapshot = v_snapshot, last_id = v_last_id, whole = true, own_xid = null, own_ids = null
+            where slot = t.slot and log = v_log and first_offset = t.first_offset;
+        end if;
+        return coalesce(t.first_offset + t.n - 1, 0);
     end if;
-    -- Transaction numbers start over in a restored cluster: then nobody from before can be open.
-    v_xmax := pg_snapshot_xmax(pg_current_snapshot());
-    if t.old_horizon > v_xmax then t.old_horizon := '0'; end if;
-    if t.new_horizon > v_xmax then t.new_horizon := '0'; end if;
-
-    v_dead := not isempty(t.old_gaps) and v_xmin >= t.old_horizon;
-    if not v_dead and not isempty(t.old_gaps) and t.old_since < trunkline.clock() - interval '1 second' then
-        v_dead := not trunkline._has_owner_below(p_topic_id, p_partition, t.old_horizon);
-    end if;
-
-    while v_made < p_ticks loop
-        v_last_id := trunkline._last_id(p_topic_id, p_partition);
-        v_ids := '{}';
-        v_late := '{}';
-        v_next := t.next_id;
-        v_new_gaps := t.new_gaps;
-        v_full := false;
-        -- A tick stays inside one segment of new ids, except for the gaps it fills.
-        v_segment := v_next / p_segment_rows;
-        while isempty(v_ids) and v_segment * p_segment_rows <= v_last_id loop
-            if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_segment)) is not null then
-                execute format('select * from trunkline.topic_%s_scan($1, $2, $3)', p_topic_id) into v_found using p_partition, v_segment, v_next;
-                -- as many as topic_<n>_scan looks for (_write_functions)
-                v_full := v_found.n >= 1000;
-                if v_found.n > 0 then
-                    v_ids := trunkline._set_of(v_found.lo, v_found.hi);
-                    if v_found.n < v_found.hi - v_next + 1 then
-                        -- a new look at all ids up to the same one; it may see more of them than the first
-                        v_ids := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, trunkline._set_of(v_next, v_found.hi));
-                    end if;
-                    v_new_gaps := v_new_gaps + (trunkline._set_of(v_next, v_found.hi) - v_ids);
-                    v_next := v_found.hi + 1;
-                end if;
-            end if;
-            v_segment := v_segment + 1;
-        end loop;
-        -- The gaps after the new ids: a look that comes later may only see more of the lower ids, or a publisher's messages
-        -- would get their offsets in another order than it committed them.
-        v_gaps := t.old_gaps + t.new_gaps;
-        if not isempty(v_gaps) then
-            v_late := trunkline._visible_among(p_topic_id, p_partition, p_segment_rows, v_gaps);
-        end if;
-        exit when isempty(v_ids) and isempty(v_late);
-
-        v_now := trunkline.clock();
-        t.first_offset := t.first_offset + t.n;
-        t.ids := v_late + v_ids;
-        t.n := trunkline._size(t.ids);
-        if not isempty(v_new_gaps - t.new_gaps) then
-            -- after the look: whoever owns an id that was not visible has a number below this one
-            t.new_horizon := trunkline._horizon(v_log);
-        end if;
-        t.old_gaps := case when v_dead then '{}' else t.old_gaps - v_late end;
-        t.new_gaps := v_new_gaps - v_late;
-        t.next_id := v_next;
-        if isempty(t.old_gaps) then
-            t.old_gaps := t.new_gaps;
-            t.old_horizon := t.new_horizon;
-            t.old_since := v_now;
-            t.new_gaps := '{}';
-            t.new_horizon := null;
-        end if;
-        v_dead := false;
-        if v_made = 0 then
-            perform trunkline._commit_durably();
-        end if;
-        insert into trunkline.ticks
-        values ((select slot from trunkline.epoch), v_log, t.first_offset, t.n, t.ids, t.next_id,
-                t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, v_now);
-        v_made := v_made + 1;
-        -- a look at the last segment that found less than it may has seen all that there was
-        exit when not v_full and v_segment * p_segment_rows > v_last_id;
-    end loop;
+    perform trunkline._commit_durably();
+    perform trunkline._write_ticks(v_log, coalesce(t.first_offset + t.n, 1), v_found.ids, v_snapshot, v_last_id, v_whole, nullif(v_found.own_ids, '{}'));
 
     -- Keep a segment ahead of the publishers, also where nobody runs upkeep. The lock comes before ours in the lock order, so it is only tried:
     -- who holds it is making segments, or lets the next tick make them.
-    if v_made > 0 and to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
+    if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
        and pg_try_advisory_xact_lock(778003, p_topic_id) then
         perform trunkline._make_segments(p_topic_id);
     end if;
-    return t.first_offset + t.n - 1;
+    return coalesce(t.first_offset + t.n, 1) + trunkline._size(v_found.ids) - 1;
 end
 $$;
 
--- Which of these ids are visible now.
-create or replace function trunkline._visible_among(p_topic_id int, p_partition int, p_segment_rows int, p_ids int8multirange) returns int8multirange
+-- Writes ticks of up to 1,000 offsets each; the last one says where the next look goes on.
+create or replace function trunkline._write_ticks(p_log int, p_first bigint, p_ids int8multirange, p_snapshot pg_snapshot, p_last_id bigint, p_whole boolean,
+    p_own_ids int8multirange default null) returns void
+language sql
+as $$
+    with runs as (
+        select lower(r) as lo, upper(r) as hi, (sum(upper(r) - lower(r)) over (order by lower(r)) - (upper(r) - lower(r)))::bigint as before from unnest(p_ids) r
+    ), pieces as (
+        select k, lo + greatest(0, k * 1000 - before) as lo, least(hi, lo + (k + 1) * 1000 - before) as hi
+        from runs cross join lateral generate_series(before / 1000, (before + hi - lo - 1) / 1000) k
+    ), tick as (
+        select k, range_agg(int8range(lo, hi)) as ids, sum(hi - lo)::int as n, k = max(k) over () as last from pieces group by k
+    )
+    insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
+    select (select slot from trunkline.epoch), p_log, p_first + k * 1000, n, ids, trunkline.clock(),
+           case when last then p_snapshot end, case when last then p_last_id end, case when last then p_whole and p_own_ids is null end,
+           case when last and p_own_ids is not null then pg_current_xact_id() end, case when last then p_own_ids end
+    from tick order by k
+$$;
+
+-- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each look: the first one in
+-- a cluster gives offsets to what was committed and has none, by comparing ids, and takes the old numbers away. Returns false while another session does so.
+create or replace function trunkline._adopt_logs() returns boolean
 language plpgsql
 as $$
 declare
-    v_all  int8multirange := '{}';
-    v_part int8multirange;
+    v_cluster text := (select system_identifier from pg_control_system());
+    v_own     xid8 := pg_current_xact_id();
+    v_tables  text[];
+    v_ids     int8multirange;
+    v_new     int8multirange;
+    v_now     pg_snapshot;
+    t         trunkline.ticks;
+    l         record;
 begin
-    -- higher segments first: see the order of looks in _tick
-    for s in reverse (upper(p_ids) - 1) / p_segment_rows .. lower(p_ids) / p_segment_rows loop
-        if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is not null then
-            execute format('
-                select range_agg(int8range(m.id, m.id, ''[]''))
-                from unnest($1) r
-                cross join lateral (select id from trunkline.topic_%s_%s_%s where id >= lower(r) and id < upper(r) offset 0) m',
-                p_topic_id, p_partition, s) into v_part using p_ids;
-            v_all := v_all + coalesce(v_part, '{}');
+    if trunkline._setting('cluster') = v_cluster then
+        return true;
+    elsif not pg_try_advisory_xact_lock(778001, -1) then
+        return false;
+    end if;
+    for l in select * from trunkline.logs order by log loop
+        perform pg_advisory_xact_lock(778001, l.log);
+        select * into t from trunkline.ticks where log = l.log order by first_offset desc limit 1;
+        v_tables := array(select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
+        continue when v_tables = '{}';
+        -- one statement, so that the snapshot has seen exactly these
+        execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), trunkline._without(pg_current_snapshot(), $1) from ('
+                || (select string_agg('select id, xid from ' || x, ' union all ') from unnest(v_tables) x) || ') m where xid <> $1'
+            into v_ids, v_now using v_own;
+        for i in 1 .. cardinality(v_tables) loop
+            execute format('update %s set xid = ''1'' where xid <> $1 and xid >= $2 and id <@ $3', v_tables[i]) using v_own, pg_snapshot_xmin(v_now), v_ids;
+        end loop;
+        select v_ids - coalesce(range_agg(k.ids), '{}') into v_new from trunkline.ticks k where k.log = l.log and k.ids && v_ids;
+        if not isempty(v_new) then
+            perform trunkline._write_ticks(l.log, coalesce(t.first_offset + t.n, 1), v_new, v_now, 0, false);
+        elsif t.log is not null then
+            update trunkline.ticks set snapshot = v_now, last_id = 0, whole = false, own_xid = null, own_ids = null where slot = t.slot and log = l.log and first_offset = t.first_offset;
         end if;
     end loop;
-    return v_all;
+    insert into trunkline.settings values ('cluster', v_cluster) on conflict (name) do update set value = excluded.value;
+    return true;
 end
 $$;
 

@@ -16,21 +16,15 @@ create or replace function trunkline._new_leases(p trunkline.pass_run) returns s
 language sql stable
 as $$
     -- offset 0: callers ask for one cursor, and must not make the planner read all that this cursor ever had
-    select * from (
-        select * from trunkline.leases where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
-        union all
-        select * from trunkline.leases where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
-    ) x offset 0
+    select x.* from unnest(p.from_xids, p.upto_xids) r(lo, hi)
+    cross join lateral (select * from trunkline.leases l where l.xid >= r.lo and l.xid < r.hi and l.xid <> p.own offset 0) x offset 0
 $$;
 
 create or replace function trunkline._new_settled(p trunkline.pass_run) returns setof trunkline.settled
 language sql stable
 as $$
-    select * from (
-        select * from trunkline.settled where xid >= pg_snapshot_xmax((p.before).snapshot) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
-        union all
-        select * from trunkline.settled where xid = any (array(select pg_snapshot_xip((p.before).snapshot))) and xid <> p.own and pg_visible_in_snapshot(xid, p.snapshot)
-    ) x offset 0
+    select x.* from unnest(p.from_xids, p.upto_xids) r(lo, hi)
+    cross join lateral (select * from trunkline.settled s where s.xid >= r.lo and s.xid < r.hi and s.xid <> p.own offset 0) x offset 0
 $$;
 
 -- After a restore into another cluster, where the numbers of transactions start over: rows of the old one, all of them finished, get number 1 if the
@@ -70,6 +64,7 @@ declare
 begin
     p.before := (select x from trunkline.passes x order by x.pass desc limit 1);
     p.snapshot := pg_current_snapshot();
+    select * into p.from_xids, p.upto_xids from trunkline._ended_between((p.before).snapshot, p.snapshot);
     p.own := '0';
     p.now := trunkline.clock();
     return p;
@@ -559,6 +554,7 @@ begin
     perform trunkline._commit_durably();
     -- from here on, what is new is what is visible at this moment
     p.snapshot := pg_current_snapshot();
+    select * into p.from_xids, p.upto_xids from trunkline._ended_between((p.before).snapshot, p.snapshot);
     perform trunkline._do_new(p);
     perform trunkline._do_due(p);
     foreach c in array v_cursors loop
@@ -607,7 +603,7 @@ end
 $$;
 
 -- Gives offsets to what was committed in these logs. moved: there was something; skipped: another transaction holds some of them.
-create or replace function trunkline._sequence_logs(p_logs int[], p_ticks int default 50, p_wait boolean default false, out moved boolean, out skipped boolean)
+create or replace function trunkline._sequence_logs(p_logs int[], p_wait boolean default false, out moved boolean, out skipped boolean)
 language plpgsql
 as $$
 declare
@@ -624,7 +620,7 @@ begin
                 continue;
             end if;
             v_head := trunkline._head(r.log);
-            moved := trunkline._tick(r.topic_id, r.partition, r.segment_rows, p_ticks) > v_head or moved;
+            moved := trunkline._tick(r.topic_id, r.partition, r.segment_rows) > v_head or moved;
         exception when others then
             perform trunkline._pass_if_gone(r.topic_id, sqlstate, sqlerrm);
         end;
@@ -632,15 +628,15 @@ begin
 end
 $$;
 
--- Whether a log has ids that were drawn and have no offset yet: of messages that are committed or will be.
+-- Whether a log may have messages without an offset: ids were drawn since the last look, or some were owned by an open transaction then.
 create or replace function trunkline._has_unsequenced(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql
 as $$
 declare
     t record;
 begin
-    select next_id, isempty(old_gaps) and isempty(new_gaps) as whole into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
-    return not coalesce(t.whole, true) or trunkline._last_id(p_topic_id, p_partition) >= coalesce(t.next_id, 1);
+    select whole, last_id into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    return not coalesce(t.whole, true) or trunkline._last_id(p_topic_id, p_partition) > coalesce(t.last_id, 0);
 end
 $$;
 
@@ -697,16 +693,18 @@ begin
 end
 $$;
 
--- Whether a log has committed messages behind the newest offset. Looks at the first and the last ids only: an open publisher may have drawn very many.
-create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int, p_segment_rows int) returns boolean
+-- Whether a log has committed messages without an offset.
+create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql
 as $$
 declare
-    v_next bigint := coalesce((select next_id from trunkline.ticks where log = p_log order by first_offset desc limit 1), 1);
-    v_last bigint := trunkline._last_id(p_topic_id, p_partition);
+    t trunkline.ticks;
 begin
-    return v_last >= v_next and not isempty(trunkline._visible_among(p_topic_id, p_partition, p_segment_rows,
-        trunkline._set_of(v_next, least(v_last, v_next + 200)) + trunkline._set_of(greatest(v_next, v_last - 200), v_last)));
+    if not trunkline._has_unsequenced(p_log, p_topic_id, p_partition) then
+        return false;
+    end if;
+    select * into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    return not isempty((trunkline._unsequenced(t, p_topic_id, p_partition, trunkline._snapshot_of_others())).ids);
 end
 $$;
 
@@ -718,7 +716,7 @@ declare
     p trunkline.pass_run;
 begin
     if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
-               where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition, t.segment_rows)) then
+               where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition)) then
         return true;
     elsif p_queues is null then
         return false;
@@ -815,7 +813,7 @@ begin
     return not (trunkline._sequence_logs(array(
         select c.log from trunkline.cursors c where c.queue_id = any (v_queues) and c.kind = 'log'
         union select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where t.kind = 'topic' and t.name = any (p_topics)
-        union (select l.log from trunkline.logs l where v_all order by random() limit 500)), 1000, not v_all)).skipped;
+        union (select l.log from trunkline.logs l where v_all order by random() limit 500)), not v_all)).skipped;
 end
 $$;
 

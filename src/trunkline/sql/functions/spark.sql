@@ -476,18 +476,15 @@ begin
     v_waits := trunkline._wait_ten_seconds();
     perform pg_advisory_xact_lock(778001, v_log);
     perform trunkline._wait_as_before(v_waits);
-    perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000, true);
+    perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
     perform set_config('trunkline.sequencing', v_log::text, true);
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
-    if t.log is null then
-        t := row(null, v_log, 1, 0, '{}', 1, '{}', null, null, '{}', null, null)::trunkline.ticks;
-    end if;
     -- only the newest tick of a log says where the sequencer goes on; what it knew before stays as it was
-    insert into trunkline.ticks
-    select (select slot from trunkline.epoch), v_log, t.first_offset + t.n + x.before + k, least(1000, x.n - k),
-           int8multirange(int8range(x.first_id + k, x.first_id + least(x.n, k + 1000))), t.next_id,
-           case when y.last then t.old_gaps else '{}' end, case when y.last then t.old_horizon end, case when y.last then t.old_since end,
-           case when y.last then t.new_gaps else '{}' end, case when y.last then t.new_horizon end, trunkline.clock()
+    insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
+    select (select slot from trunkline.epoch), v_log, coalesce(t.first_offset + t.n, 1) + x.before + k, least(1000, x.n - k),
+           int8multirange(int8range(x.first_id + k, x.first_id + least(x.n, k + 1000))), trunkline.clock(),
+           case when y.last then coalesce(t.snapshot, '1:1:') end, case when y.last then coalesce(t.last_id, 0) end, case when y.last then coalesce(t.whole, true) end,
+           case when y.last then t.own_xid end, case when y.last then t.own_ids end
     from (select u.first_id, u.n, u.ord, sum(u.n) over (order by u.ord) - u.n as before
           from unnest(p_ids, p_ns) with ordinality u(first_id, n, ord)) x
     cross join generate_series(0, x.n - 1, 1000) k

@@ -117,6 +117,10 @@ begin
     -- created apart and then attached: "create ... partition of" would lock publishers out, attach does not
     execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
+    if p_segment * p_rows < trunkline._staged_from(p_rows) then
+        -- by which the sequencer finds what was committed since its last look
+        execute format('create index on trunkline.%I (xid, id)', v_name);
+    end if;
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
                    v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
     insert into trunkline.segments (log, segment) values (p_topic_id * 64 + p_partition, p_segment);
@@ -348,21 +352,34 @@ $$
             occurred_at, created_at from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
 
     execute format($x$
-create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from bigint, out lo bigint, out hi bigint, out n bigint)
+create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from xid8[], p_upto xid8[], out ids int8multirange)
 language plpgsql
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
+declare
+    v_found record;
 begin
     %2$s
     perform trunkline._catch_up();
-    execute format('select min(id), max(id), count(*) from (select id from trunkline.topic_%1$s_%%s_%%s where id >= $1 order by id limit 1000) s',
-                   v_partition, v_segment) into lo, hi, n using p_from;
+    execute format('select range_agg(int8range(m.id, m.id + 1)) from unnest($1, $2) r(lo, hi)
+                    cross join lateral (select id from trunkline.topic_%1$s_%%s_%%s where xid >= r.lo and xid < r.hi offset 0) m',
+                   v_partition, v_segment) into ids using p_from, p_upto;
 end
 $$
-    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$select min(id), max(id), count(*) into lo, hi, n
-            from (select id from trunkline.%I where id >= p_from order by id limit 1000) s; return;$b$));
+    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$
+        -- mostly without gaps: then the ids need not be collected
+        select min(m.id) as lo, max(m.id) as hi, count(*) as n into v_found
+        from unnest(p_from, p_upto) r(lo, hi) cross join lateral (select id from trunkline.%1$I where xid >= r.lo and xid < r.hi offset 0) m;
+        if v_found.n = v_found.hi - v_found.lo + 1 then
+            ids := int8multirange(int8range(v_found.lo, v_found.hi + 1));
+        elsif v_found.n > 0 then
+            select range_agg(int8range(m.id, m.id + 1)) into ids
+            from unnest(p_from, p_upto) r(lo, hi) cross join lateral (select id from trunkline.%1$I where xid >= r.lo and xid < r.hi offset 0) m;
+        end if;
+        return;
+    $b$));
     perform trunkline._guard_functions(format('^topic_%s_', p_topic_id));
 end
 $f$;
@@ -432,7 +449,7 @@ begin
     execute format('create table trunkline.%I (
         partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
         headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
-        created_at timestamptz not null) partition by range (partition, id)', format('topic_%s', t.topic_id));
+        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id()) partition by range (partition, id)', format('topic_%s', t.topic_id));
     for p in 0 .. p_partitions - 1 loop
         perform trunkline._make_log(t.topic_id, p);
     end loop;

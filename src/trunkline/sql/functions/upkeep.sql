@@ -91,7 +91,7 @@ begin
     for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (v_logs) order by l.log loop
         begin
             continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
-            perform trunkline._tick(r.topic_id, r.partition, r.segment_rows, 20);
+            perform trunkline._tick(r.topic_id, r.partition, r.segment_rows);
             v_count := v_count + 1;
         exception
             when lock_not_available then
@@ -227,7 +227,7 @@ begin
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
         -- Transaction numbers start over in a restored cluster: a number that is not used yet is one of the old cluster, where all have ended.
         exit when v_xmin < s.drained_xid and s.drained_xid <= pg_snapshot_xmax(pg_current_snapshot()) and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
-        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, 1000000, true);
+        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
         -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
         select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
         from trunkline.ticks t where t.log = v_log and lower(t.ids) < (s.segment + 1) * p_segment_rows;
@@ -438,8 +438,8 @@ begin
              where exists (select from trunkline.ticks k where k.slot = p_from and k.log = l.log) loop
         select max(first_offset) - 1 into v_upto from trunkline.ticks where log = r.log;
         continue when v_upto <= r.carried_upto;
-        insert into trunkline.ticks
-        select p_to, r.log, min(first_offset), sum(n), range_agg(ids), max(next_id), '{}', null, null, '{}', null, max(cut_at)
+        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at)
+        select p_to, r.log, min(first_offset), sum(n), range_agg(ids), max(cut_at)
         from (
             -- offsets of one tick go up with the ids: a tick that fills an old gap starts a new run. So does a staged segment: those before it
             -- may be far away, or gone.
@@ -471,8 +471,8 @@ begin
     begin
         execute format('lock table trunkline.ticks_%1$s, trunkline.positions_%1$s in access exclusive mode', v_new);
         -- ticks that were not copied before, among them the newest of each log
-        insert into trunkline.ticks
-        select v_cur, t.log, t.first_offset, t.n, t.ids, t.next_id, t.old_gaps, t.old_horizon, t.old_since, t.new_gaps, t.new_horizon, t.cut_at
+        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
+        select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
         insert into trunkline.positions
         select v_cur, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match

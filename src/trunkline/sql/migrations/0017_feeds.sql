@@ -183,7 +183,9 @@ create table trunkline.passes (
 
 -- What a pass works with: the pass before it, what it sees of others, and the times between which it does what is due.
 create type trunkline.pass_run as (
-    before trunkline.passes, snapshot pg_snapshot, own xid8, rotation smallint, now timestamptz, upto timestamptz
+    before trunkline.passes, snapshot pg_snapshot, own xid8, rotation smallint, now timestamptz, upto timestamptz,
+    -- the numbers of transactions that ended between the pass before and this one, as ranges
+    from_xids xid8[], upto_xids xid8[]
 );
 
 do $do$
