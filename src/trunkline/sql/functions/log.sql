@@ -107,8 +107,12 @@ language plpgsql
 as $$
 declare
     v_own   xid8 := pg_current_xact_id_if_assigned();
-    v_ended record := trunkline._ended_between(coalesce(t.snapshot, '1:1:'), p_now, t.own_xid);
+    v_ended record;
 begin
+    if t.log is not null and t.snapshot is null then
+        perform trunkline._fail('XX001', format('the newest tick of log %s has no snapshot', t.log), 'the schema is damaged: keep the data directory and report this');
+    end if;
+    v_ended := trunkline._ended_between(coalesce(t.snapshot, '1:1:'), p_now, t.own_xid);
     ids := trunkline._ids_of(p_topic_id, p_partition, v_ended.from_xids, v_ended.upto_xids);
     if t.own_xid is distinct from v_own and t.own_xid is not null then
         ids := ids + trunkline._ids_of(p_topic_id, p_partition, array[t.own_xid], array[trunkline._next_xid(t.own_xid)]) - t.own_ids;
@@ -166,9 +170,7 @@ begin
         perform trunkline._wait_as_before(v_waits);
     end if;
     perform trunkline._catch_up();
-    if not trunkline._adopt_logs() then
-        return coalesce(t.first_offset + t.n - 1, 0);
-    end if;
+    perform trunkline._adopt_logs();
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
     -- In this order, each in a statement of its own: ids up to v_last_id that nobody owns when we look for owners were committed before the snapshot, or never.
     v_last_id := trunkline._last_id(p_topic_id, p_partition);
@@ -217,46 +219,58 @@ as $$
 $$;
 
 -- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each look: the first one in
--- a cluster gives offsets to what was committed and has none, by comparing ids, and takes the old numbers away. Returns false while another session does so.
-create or replace function trunkline._adopt_logs() returns boolean
+-- a cluster gives offsets to what was committed and has none, by comparing ids, and takes the old numbers away.
+create or replace function trunkline._adopt_logs() returns void
 language plpgsql
 as $$
 declare
-    v_cluster text := (select system_identifier from pg_control_system());
-    v_own     xid8 := pg_current_xact_id();
+    -- a session checks a schema once; one that was restored meanwhile has another table
+    v_schema  text := 'trunkline.settings'::regclass::oid;
+    v_cluster text;
+    v_own     xid8;
     v_tables  text[];
     v_ids     int8multirange;
+    v_own_ids int8multirange;
     v_new     int8multirange;
     v_now     pg_snapshot;
+    v_waits   boolean;
     t         trunkline.ticks;
     l         record;
 begin
-    if trunkline._setting('cluster') = v_cluster then
-        return true;
-    elsif not pg_try_advisory_xact_lock(778001, -1) then
-        return false;
+    if current_setting('trunkline.adopted', true) = v_schema then
+        return;
     end if;
+    v_cluster := (select system_identifier from pg_control_system());
+    if trunkline._setting('cluster') is distinct from v_cluster then
+        v_waits := trunkline._wait_ten_seconds();
+        perform pg_advisory_xact_lock(778001, -1);
+        perform trunkline._wait_as_before(v_waits);
+    end if;
+    if trunkline._setting('cluster') = v_cluster then
+        perform set_config('trunkline.adopted', v_schema, false);
+        return;
+    end if;
+    v_own := pg_current_xact_id();
     for l in select * from trunkline.logs order by log loop
         perform pg_advisory_xact_lock(778001, l.log);
         select * into t from trunkline.ticks where log = l.log order by first_offset desc limit 1;
         v_tables := array(select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
-        continue when v_tables = '{}';
         -- one statement, so that the snapshot has seen exactly these
-        execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), trunkline._without(pg_current_snapshot(), $1) from ('
-                || (select string_agg('select id, xid from ' || x, ' union all ') from unnest(v_tables) x) || ') m where xid <> $1'
-            into v_ids, v_now using v_own;
+        execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), range_agg(int8range(id, id + 1)) filter (where xid = $1), trunkline._without(pg_current_snapshot(), $1) from ('
+                || coalesce((select string_agg('select id, xid from ' || x, ' union all ') from unnest(v_tables) x), 'select 0::bigint, ''0''::xid8 where false') || ') m(id, xid)'
+            into v_ids, v_own_ids, v_now using v_own;
         for i in 1 .. cardinality(v_tables) loop
             execute format('update %s set xid = ''1'' where xid <> $1 and xid >= $2 and id <@ $3', v_tables[i]) using v_own, pg_snapshot_xmin(v_now), v_ids;
         end loop;
         select v_ids - coalesce(range_agg(k.ids), '{}') into v_new from trunkline.ticks k where k.log = l.log and k.ids && v_ids;
         if not isempty(v_new) then
-            perform trunkline._write_ticks(l.log, coalesce(t.first_offset + t.n, 1), v_new, v_now, 0, false);
+            perform trunkline._write_ticks(l.log, coalesce(t.first_offset + t.n, 1), v_new, v_now, 0, false, v_own_ids);
         elsif t.log is not null then
-            update trunkline.ticks set snapshot = v_now, last_id = 0, whole = false, own_xid = null, own_ids = null where slot = t.slot and log = l.log and first_offset = t.first_offset;
+            update trunkline.ticks set snapshot = v_now, last_id = 0, whole = false, own_xid = case when v_own_ids is not null then v_own end, own_ids = v_own_ids
+            where slot = t.slot and log = l.log and first_offset = t.first_offset;
         end if;
     end loop;
     insert into trunkline.settings values ('cluster', v_cluster) on conflict (name) do update set value = excluded.value;
-    return true;
 end
 $$;
 
