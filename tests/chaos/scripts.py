@@ -58,7 +58,7 @@ def slow_publisher(world: World) -> None:
 
 
 def publisher_that_commits_last(world: World) -> None:
-    """Nothing is published after it: the log must be looked at because it was open at the look before."""
+    """Nothing is published after it: the log must be scanned because it was open at the scan before."""
     publish(world.main, "first")
     slow = Publish(world.session("slow"), ["slow"])
     for _ in range(3):
@@ -87,7 +87,7 @@ def publisher_that_sequences_itself(world: World) -> None:
 
 
 def newest_open_transaction(world: World) -> None:
-    """The open transaction has a higher number than every finished one at the look before it commits."""
+    """The open transaction has a higher number than every finished one at the scan before it commits."""
     for turn in range(5):
         early, late = world.session(f"early{turn}"), world.session(f"late{turn}")
         op = early.recorder.invoke("publish", parts=[{"target": "topic:t", "values": [f"early{turn}"]}])

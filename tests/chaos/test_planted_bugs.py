@@ -36,7 +36,7 @@ _LOCK = (
     "if not pg_try_advisory_xact_lock(778005, c.cursor_id) then\n"
     "                perform trunkline._lock_cursor(c.cursor_id);\n            end if;"
 )
-# what was open at the look or pass before, and what is open now
+# what was open at the scan or pass before, and what is open now
 _OPEN_BEFORE = (
     "                + (select coalesce(range_agg(int8range(x::text::bigint, x::text::bigint, '[]')), '{}')"
     " from pg_snapshot_xip(p_before) x)\n"
@@ -57,7 +57,7 @@ BUGS = {
         scripts.late_transaction_id,
         ("lost",),
     ),
-    "open transactions of the look before forgotten": Bug(
+    "open transactions of the scan before forgotten": Bug(
         (Change("_ended_between", _OPEN_BEFORE, ""),), TOPIC, scripts.slow_publisher, ("lost",)
     ),
     "newest open transaction forgotten": Bug(
@@ -84,7 +84,7 @@ BUGS = {
         scripts.reader_beside_a_long_look,
         ("late_arrival",),
     ),
-    "what is open at the look counts as ended": Bug(
+    "what is open at the scan counts as ended": Bug(
         (
             Change("_ended_between", _OPEN_NOW, ""),
             Change("_ids_of", "    for s in select segment", f"    {_WAIT}\n    for s in select segment"),
@@ -93,7 +93,7 @@ BUGS = {
         scripts.publisher_between_two_looks,
         ("duplicate", "divergent", "unexpected"),
     ),
-    "snapshot taken after the look": Bug(
+    "snapshot taken after the scan": Bug(
         (Change("_tick", _LOOKED, f"{_WAIT} v_snapshot := trunkline._snapshot_of_others(); {_LOOKED}"),),
         TOPIC,
         scripts.publisher_between_two_looks,

@@ -56,7 +56,7 @@ begin
 end
 $$;
 
--- A snapshot of this moment in which the own transaction is not finished: what it writes later is new to whoever looks next.
+-- A snapshot of this moment in which the own transaction is not finished: what it writes later is new to the next scan.
 create or replace function trunkline._snapshot_of_others() returns pg_snapshot
 language sql stable
 as $$ select trunkline._without(pg_current_snapshot(), coalesce(pg_current_xact_id_if_assigned(), '9223372036854775807')) $$;
@@ -100,7 +100,7 @@ begin
 end
 $$;
 
--- Ids without an offset, as of a snapshot: what has ended since the look that made the newest tick, and what the own transaction has written. The
+-- Ids without an offset, as of a snapshot: what has ended since the scan that made the newest tick, and what the own transaction has written. The
 -- transaction that made that tick may have published more after it.
 create or replace function trunkline._unsequenced(t trunkline.ticks, p_topic_id int, p_partition int, p_now pg_snapshot, out ids int8multirange, out own_ids int8multirange)
 language plpgsql
@@ -138,10 +138,10 @@ as $$
                      and s.database = (select oid from pg_database where datname = current_database()))
 $$;
 
--- Gives the next offsets to messages that were committed since the last look at the log, and returns the head.
+-- Gives the next offsets to messages that were committed since the last scan of the log, and returns the head.
 --
--- A look is a snapshot. What it finds is what the one before has not seen and it has (docs/adr/0020): each transaction ends between exactly two looks,
--- so each message gets exactly one offset; no look waits for an open transaction, or costs more because of one. In a look the order is
+-- A scan is a snapshot. What it finds is what the one before has not seen and it has (docs/adr/0020): each transaction ends between exactly two scans,
+-- so each message gets exactly one offset; no scan waits for an open transaction, or costs more because of one. In a scan the order is
 -- that of the ids, so the messages of a publisher keep theirs. The transaction that writes a tick commits synchronously: an offset once seen stays.
 create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_wait boolean default false) returns bigint
 language plpgsql
@@ -179,7 +179,7 @@ begin
     v_found := trunkline._unsequenced(t, p_topic_id, p_partition, v_snapshot);
     if isempty(v_found.ids) then
         if v_whole and t.log is not null and t.own_xid is distinct from pg_current_xact_id_if_assigned() then
-            -- what was missing was rolled back: no look is needed until another id is drawn
+            -- what was missing was rolled back: no scan is needed until another id is drawn
             update trunkline.ticks set snapshot = v_snapshot, last_id = v_last_id, whole = true, own_xid = null, own_ids = null
             where slot = t.slot and log = v_log and first_offset = t.first_offset;
         end if;
@@ -198,7 +198,7 @@ begin
 end
 $$;
 
--- Writes ticks of up to 1,000 offsets each; the last one says where the next look goes on.
+-- Writes ticks of up to 1,000 offsets each; the last one says where the next scan goes on.
 create or replace function trunkline._write_ticks(p_log int, p_first bigint, p_ids int8multirange, p_snapshot pg_snapshot, p_last_id bigint, p_whole boolean,
     p_own_ids int8multirange default null) returns void
 language sql
@@ -218,7 +218,7 @@ as $$
     from tick order by k
 $$;
 
--- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each look: the first one in
+-- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each scan: the first one in
 -- a cluster gives offsets to what was committed and has none, by comparing ids, and takes the old numbers away.
 create or replace function trunkline._adopt_logs() returns void
 language plpgsql

@@ -628,7 +628,7 @@ begin
 end
 $$;
 
--- Whether a log may have messages without an offset: ids were drawn since the last look, or some were owned by an open transaction then.
+-- Whether a log may have messages without an offset: ids were drawn since the last scan, or some were owned by an open transaction then.
 create or replace function trunkline._has_unsequenced(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql
 as $$
