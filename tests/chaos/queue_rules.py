@@ -222,7 +222,9 @@ def _check_removed(queue: Queue, who: str, grants: list[Grant], report: Report) 
         late = grants[-1].claimed - accepted - queue.ttl
         report.add("after_ttl", f"{who} was delivered {late:.6f} s after its ttl to {grants[-1].proc}")
     for purge in queue.purges:
-        if purge.outcome != "ok" or not accepted < purge.start or not purge.result["after"] < grants[0].claimed - _EPSILON:
+        # `before` is zero if messages may have had no offset at that time: a purge removes what has one
+        begun = min(purge.start, purge.result.get("before", purge.start)) if purge.outcome == "ok" else 0.0
+        if not accepted < begun or not purge.result["after"] < grants[0].claimed - _EPSILON:
             continue
         # a claim without an answer may have had it at that time
         if bisect_left(queue.unknown, purge.result["after"]) == bisect_left(queue.unknown, accepted - _LINGER):

@@ -72,6 +72,8 @@ as $$
 declare
     v_now      timestamptz := trunkline.clock();
     v_oldest   timestamptz := v_now - q.ttl;
+    -- before the draw moves: a purge that comes after it takes what is passed over
+    v_purge    bigint := trunkline._newest_purge();
     v_youngest timestamptz := case when q.delivery_delay > '0' then v_now - q.delivery_delay end;
 begin
     with m as materialized (
@@ -96,6 +98,9 @@ begin
       from cut join m on m.log_offset <= cut.last_offset;
     -- the lease begins when it was found that they are not too old
     s.claimed_at := v_now;
+    if s.passed is not null then
+        s.purge_no := v_purge;
+    end if;
 end
 $$;
 
@@ -106,6 +111,7 @@ as $$
 declare
     v_now    timestamptz := trunkline.clock();
     v_oldest timestamptz := v_now - q.ttl;
+    v_purge  bigint := trunkline._newest_purge();
 begin
     with r as materialized (
         select x.pos, x.source_id, x.log_offset, x.attempt, x.why, k.cursor_id is not null and x.log_offset >= l.base_offset as there, k as source
@@ -128,6 +134,9 @@ begin
       into s.n, s.source_ids, s.offsets, s.attempts, s.whys, s.taken, s.passed, s.expired
       from m;
     s.claimed_at := v_now;
+    if s.passed is not null then
+        s.purge_no := v_purge;
+    end if;
 end
 $$;
 
@@ -241,7 +250,7 @@ begin
     insert into trunkline.leases (rotation, xid, cursor_id, first, n, taken, passed, skipped, expired, source_ids, offsets, attempts, whys, token, consumer,
                                   claimed_at, deadline, next_offset, held_offsets, held_attempts, held_dues, held_errors, purge_no)
     values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.taken, s.passed, s.skipped, s.expired, s.source_ids, s.offsets, s.attempts, s.whys, s.token, p_consumer,
-            s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors, case when s.passed is not null then trunkline._newest_purge() end);
+            s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors, s.purge_no);
     if s.offsets is null then
         return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, s.taken) r;
     else
