@@ -276,6 +276,18 @@ async def test_a_statement_without_limits_in_the_database_ends_too(db: str) -> N
         await pool.close()
 
 
+def drip(conn: socket.socket) -> bytes:
+    """Send a byte of a body now and then until there is a response, and return its beginning."""
+    conn.settimeout(0.1)
+    for _ in range(300):
+        conn.sendall(b" ")
+        try:
+            return conn.recv(1000)
+        except TimeoutError:
+            continue
+    return b""
+
+
 def test_a_body_that_drips_has_an_end(impatient: HttpServer, name: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         make_queue(http, name)
@@ -283,30 +295,14 @@ def test_a_body_that_drips_has_an_end(impatient: HttpServer, name: str) -> None:
         conn.sendall(
             f"POST /v1/queues/{name}/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n".encode()
         )
-        conn.settimeout(0.1)
-        answer = b""
-        for _ in range(300):
-            conn.sendall(b" ")
-            try:
-                answer += conn.recv(1000)
-                break
-            except TimeoutError:
-                continue
+        answer = drip(conn)
         assert answer.startswith(b"HTTP/1.1 408"), answer
 
 
 def test_a_body_that_drips_behind_a_refusal_has_an_end(impatient: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", impatient.port)) as conn:
         conn.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n")
-        conn.settimeout(0.1)
-        answer = b""
-        for _ in range(300):
-            conn.sendall(b" ")
-            try:
-                answer += conn.recv(1000)
-                break
-            except TimeoutError:
-                continue
+        answer = drip(conn)
         assert answer.startswith(b"HTTP/1.1 404") and b"connection: close" in answer, answer
 
 

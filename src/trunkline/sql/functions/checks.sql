@@ -178,7 +178,6 @@ as $$
     where before < p_skip + p_take and before + hi - lo > p_skip
 $$;
 
-
 create or replace function trunkline._setting(p_name text) returns text
 language sql stable
 as $$ select value from trunkline.settings where name = p_name $$;

@@ -73,7 +73,7 @@ declare
     v_now      timestamptz := trunkline.clock();
     v_oldest   timestamptz := v_now - q.ttl;
     -- before the draw moves: a purge that comes after it takes what is passed over
-    v_purge    bigint := trunkline._newest_purge();
+    v_purge    bigint := case when p_labels is not null then trunkline._newest_purge() end;
     v_youngest timestamptz := case when q.delivery_delay > '0' then v_now - q.delivery_delay end;
 begin
     with m as materialized (
@@ -111,7 +111,7 @@ as $$
 declare
     v_now    timestamptz := trunkline.clock();
     v_oldest timestamptz := v_now - q.ttl;
-    v_purge  bigint := trunkline._newest_purge();
+    v_purge  bigint := case when p_labels is not null then trunkline._newest_purge() end;
 begin
     with r as materialized (
         select x.pos, x.source_id, x.log_offset, x.attempt, x.why, k.cursor_id is not null and x.log_offset >= l.base_offset as there, k as source

@@ -149,7 +149,7 @@ begin
     for v_table in select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = p_log and s.sealed_at is null loop
         return query execute format('
             select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
-            from unnest($1 || $3, $2 || ($3::text::bigint + 1)::text::xid8) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
+            from unnest($1 || $3, $2 || trunkline._next_xid($3)) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
             where m.message_id = $4', v_table) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
     end loop;
 end

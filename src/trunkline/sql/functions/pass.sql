@@ -715,8 +715,7 @@ as $$
 declare
     p trunkline.pass_run;
 begin
-    if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
-               where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition)) then
+    if exists (select from trunkline.logs l where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition)) then
         return true;
     elsif p_queues is null then
         return false;

@@ -29,7 +29,7 @@ drop function if exists trunkline._write_claim(int), trunkline._write_claim(int,
     trunkline._ack_open(text, int8multirange), trunkline._lease_over(int, bigint), trunkline.ack_lease(text, bigint[]), trunkline._matches(int[], bigint[], int, int, int, bigint, bigint),
     trunkline._lease_many(int[], bigint[], int8multirange[], bigint[], int, int, int, text), trunkline._open_leases(int),
     trunkline._tick(int, int, int, int), trunkline._tick(int, int, int, int, boolean), trunkline._visible_among(int, int, int, int8multirange),
-    trunkline._sequence_logs(int[], int, boolean), trunkline._is_unsequenced(int, uuid), trunkline._has_committed(int, int, int, int);
+    trunkline._sequence_logs(int[], int, boolean), trunkline._is_unsequenced(int, uuid), trunkline._has_committed(int, int, int, int), trunkline._set_of(bigint, bigint);
 drop function if exists trunkline._reserve(int, int, int, int);
 drop function if exists trunkline._roll(int, int, int);
 drop function if exists trunkline._make_staged_segment(int, int, bigint, int);

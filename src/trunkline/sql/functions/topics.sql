@@ -118,7 +118,7 @@ begin
     execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
     if p_segment * p_rows < trunkline._staged_from(p_rows) then
-        -- by which the sequencer finds what was committed since its last look
+        -- by which the sequencer finds what was committed since its last scan
         execute format('create index on trunkline.%I (xid, id)', v_name);
     end if;
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
