@@ -96,20 +96,29 @@ class Publish:
     """A publish in a transaction that stays open until `commit`."""
 
     def __init__(
-        self, session: Session, values: Sequence[str], *, send: Sequence[str] | None = None, routing_key: str | None = None
+        self,
+        session: Session,
+        values: Sequence[str],
+        *,
+        send: Sequence[str] | None = None,
+        routing_key: str | None = None,
+        target: str = "topic:t",
     ) -> None:
         """`values` are those of the whole transaction; `send` are the first of them, if not all are sent at once."""
         self.session = session
         self.routing_key = routing_key
-        part = {"target": "topic:t", "values": list(values), "routing_key": routing_key}
+        self.target = target
+        part = {"target": target, "values": list(values), "routing_key": routing_key}
         self.op = session.recorder.invoke("publish", parts=[part])
         session.connect().execute("begin")
         self.add(values if send is None else send)
 
     def add(self, values: Sequence[str]) -> None:
+        kind, name = self.target.split(":")
+        function = "publish_many" if kind == "topic" else "enqueue_many"
         self.session.rows(
-            "select count(*) from trunkline.publish_many('t', %s, p_routing_keys => %s::text[])",
-            ([value.encode() for value in values], [self.routing_key] * len(values)),
+            f"select count(*) from trunkline.{function}(%s, %s, p_routing_keys => %s::text[])",
+            (name, [value.encode() for value in values], [self.routing_key] * len(values)),
         )
 
     def commit(self) -> None:

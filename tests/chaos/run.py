@@ -94,12 +94,14 @@ def create(session: Session, workload: Workload) -> None:
     for group in workload.groups:
         call = "select from trunkline.create_group(%s, %s, p_pattern => %s)"
         session.rows(call, (group.topic, group.name, group.pattern))
-    for queue in workload.queues:
+    # The store keeps messages for six seconds and queues keep them for a day: all of them are copied out meanwhile.
+    session.connect().execute("update trunkline.topics set retention = '6 seconds' where kind = 'store'")
+    for number, queue in enumerate(workload.queues):
         session.rows(
             "select from trunkline.create_queue(%s, p_lease => '1 second', p_max_attempts => %s::int,"
             " p_backoff_base => '0.1 seconds', p_ordered => %s, p_partitions => %s::int, p_segment_rows => %s::int,"
             " p_ttl => make_interval(secs => %s))",
-            (queue.name, MAX_ATTEMPTS, queue.ordered, queue.partitions, SEGMENT_ROWS, queue.ttl),
+            (queue.name, MAX_ATTEMPTS, queue.ordered, queue.partitions, SEGMENT_ROWS if number % 2 else None, queue.ttl),
         )
         for topic, pattern, _ in queue.feeds:
             session.rows("select from trunkline.subscribe(%s, %s, %s)", (queue.name, topic, pattern))
@@ -210,7 +212,12 @@ def read_everything(session: Session, workload: Workload) -> None:
 
 
 def _read_log(session: Session, kind: str, name: str, partition: int, number: int) -> None:
-    first = 1
+    # nothing may be gone, and what is gone is lost
+    first = session.rows(
+        "select l.base_offset from trunkline.topics t join trunkline.logs l using (topic_id)"
+        " where t.kind = %s and t.name = %s and l.partition = %s",
+        ("topic" if kind == "topic" else "inbox", name, partition),
+    )[0][0]
     while True:
         if kind == "topic":
             rows = session.rows(

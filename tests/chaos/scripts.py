@@ -149,6 +149,60 @@ def publisher_between_two_looks(world: World) -> None:
     end_of_log(world)
 
 
+def enqueued_during_a_scan(world: World) -> None:
+    """A message is committed to the store while it is being scanned, and another one by a transaction that is older."""
+    slow = Publish(world.session("slow"), ["slow"], target="queue:q")
+    enqueue(world.main, "first")
+    holder, scanner = world.session("holder"), world.session("scanner")
+    holder.connect().execute("select pg_advisory_lock(2)")
+    scanning = Background(lambda: scanner.connect().execute("select trunkline.run_upkeep('sequence')"))
+    waiting(world.main, 1.0)
+    enqueue(world.main, "during")
+    slow.commit()
+    holder.connect().execute("select pg_advisory_unlock(2)")
+    scanning.join()
+    finish_queue(world)
+
+
+def enqueued_last(world: World) -> None:
+    """Nothing comes after it: the store must be scanned because a publisher was open at the scan before."""
+    enqueue(world.main, "first")
+    slow = Publish(world.session("slow"), ["slow"], target="queue:q")
+    world.main.rows("select trunkline.run_upkeep('sequence')")
+    slow.commit()
+    finish_queue(world)
+
+
+def enqueued_around_an_own_scan(world: World) -> None:
+    """A transaction enqueues, gives the offsets itself, and enqueues again."""
+    own = Publish(world.session("own"), ["one", "two", "three"], send=["one"], target="queue:q")
+    for value in ("two", "three"):
+        own.session.rows("select trunkline.run_pass('{q}', '{}')")
+        own.add([value])
+    own.commit()
+    enqueue(world.main, "later")
+    finish_queue(world)
+
+
+def segment_of_the_store_ends(world: World) -> None:
+    """One message is done, one is leased, one was sent back, one was never delivered; their segment is emptied."""
+    main = world.main
+    enqueue(main, "a", "b", "c", "d")
+    rows = main.claim("q", 3, 60.0)
+    assert rows
+    main.settle("ack", [rows[0][0]])
+    main.settle("nack", [rows[1][0]])
+    for _ in range(3):
+        world.advance(5)
+        main.rows("select trunkline.run_upkeep('segments')")
+    enqueue(main, "e")
+    for _ in range(4):
+        world.advance(5)
+        main.rows("select trunkline.run_upkeep('retention')")
+    world.advance(60)
+    finish_queue(world)
+
+
 def late_ack(world: World) -> None:
     """The lease has ended before the ack comes; nobody else has the message yet."""
     enqueue(world.main, "a")

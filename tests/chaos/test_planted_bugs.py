@@ -111,6 +111,52 @@ BUGS = {
         scripts.publisher_that_sequences_itself,
         ("lost",),
     ),
+    "snapshot of the store taken after the scan": Bug(
+        (
+            Change(
+                "_tick_store",
+                "    if v_logs is null then",
+                f"    {_WAIT} v_snapshot := trunkline._snapshot_of_others();\n    if v_logs is null then",
+            ),
+        ),
+        QUEUE,
+        scripts.enqueued_during_a_scan,
+        ("lost",),
+    ),
+    "store taken for quiet although a publisher is open": Bug(
+        (Change("_tick_store", "v_whole := not trunkline._has_owner(0, 1);", "v_whole := true;"),),
+        QUEUE,
+        scripts.enqueued_last,
+        ("lost",),
+    ),
+    "own messages get offsets at each scan of their transaction": Bug(
+        (Change("_store_unsequenced", "where t.own_xid is distinct from v_own or not t.own_ids @> n.id", ""),),
+        QUEUE,
+        scripts.enqueued_around_an_own_scan,
+        ("duplicate",),
+    ),
+    "messages after the own scan of their transaction forgotten": Bug(
+        (
+            Change(
+                "_store_unsequenced", "if t.own_xid is distinct from v_own and t.own_xid is not null then", "if false then"
+            ),
+        ),
+        QUEUE,
+        scripts.enqueued_around_an_own_scan,
+        ("lost",),
+    ),
+    "segment of the store emptied with messages that are needed": Bug(
+        (Change("_retire_segment", "if v_needed <= r.last_offset then", "if false then"),),
+        QUEUE,
+        scripts.segment_of_the_store_ends,
+        ("lost", "error"),
+    ),
+    "messages copied out of the store in another order": Bug(
+        (Change("_copy_out", "order by log_offset) x", "order by log_offset desc) x"),),
+        QUEUE,
+        scripts.segment_of_the_store_ends,
+        ("unexpected", "order"),
+    ),
     "mark of an open claim not looked at": Bug(
         (Change("_judge", "lost := v_left - v_marked;", "lost := v_left;"),),
         QUEUE,
@@ -118,7 +164,13 @@ BUGS = {
         ("double_lease",),
     ),
     "drawn back to the head although the claim that gave the offsets is open": Bug(
-        (Change("_draw_back", "if not pg_try_advisory_xact_lock(778001, c.log) then", "if false then"),),
+        (
+            Change(
+                "_draw_back",
+                "if not pg_try_advisory_xact_lock(778001, trunkline._sequenced_with(c.log)) then",
+                "if false then",
+            ),
+        ),
         QUEUE,
         scripts.claim_of_its_own_offsets_beside_passes,
         ("double_lease", "error"),

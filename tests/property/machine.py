@@ -99,19 +99,21 @@ class Kernel(RuleBasedStateMachine):
 
     @initialize(
         rows=st.integers(16, 64),
+        shared=st.booleans(),
         partitions=st.integers(1, 2),
         max_attempts=st.integers(1, 4),
         group_pattern=st.sampled_from([None, "a.*", "b.#"]),
     )
-    def create(self, rows: int, partitions: int, max_attempts: int, group_pattern: str | None) -> None:
+    def create(self, rows: int, shared: bool, partitions: int, max_attempts: int, group_pattern: str | None) -> None:
         self.group_pattern = group_pattern
         self.sql("select trunkline.create_topic(%s, p_segment_rows => %s, p_retention => '15 seconds')", self.topic, rows)
         self.sql(
             "select trunkline.create_queue(%s, p_lease => %s, p_max_attempts => %s, p_backoff_base => %s,"
             " p_backoff_factor => 1, p_backoff_jitter => 0, p_partitions => %s,"
             " p_retention => '15 seconds', p_segment_rows => %s)",
-            self.queue_name, LEASE, max_attempts, BACKOFF, partitions, rows,
+            self.queue_name, LEASE, max_attempts, BACKOFF, partitions, None if shared else rows,
         )  # fmt: skip
+        self.sql("update trunkline.topics set retention = '15 seconds' where kind = 'store' returning 1")
         self.queue = Queue(LEASE, BACKOFF, max_attempts)
         self.partitions = {self.topic: 1, None: partitions}
 
@@ -188,7 +190,7 @@ class Kernel(RuleBasedStateMachine):
         """The transaction stays open, and others that come after it get their offsets before it."""
         conn = self.sessions.publishers[who]
         # a transaction that makes a segment itself lets others wait; upkeep is ahead of them normally
-        self.sql("select trunkline._make_segments(topic_id) from trunkline.topics")
+        self.sql("select trunkline._make_segments(topic_id) from trunkline.topics where kind = 'topic'")
         if who not in self.open:
             conn.execute("begin")
             self.open[who] = []

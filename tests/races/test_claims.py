@@ -115,7 +115,8 @@ def test_offsets_that_were_given_and_drawn_by_a_claim_that_is_rolled_back(main: 
     """Without a service a claim gives offsets in its own transaction; the position of its cursor is not rolled back."""
     main.run("select trunkline.create_queue('q')")
     main.run("select trunkline.enqueue_many('q', array['1', '2', '3']::bytea[])")
-    holder, log = session(), main.one("select 64 * trunkline.topic_number('inbox', 'q')")
+    # of the store in which the queue's messages are
+    holder, log = session(), 1
     with holder.transaction("rollback"):
         assert len(claim(holder, 3)) == 3
     holder.run("select pg_advisory_lock(778001, %s)", log)

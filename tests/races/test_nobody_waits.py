@@ -58,6 +58,7 @@ CALLS = {
     "delivery_times": "delivery_times()",
     "disable_endpoint": "disable_endpoint('e', 'why')",
     "dispatch_plan": "dispatch_plan('d')",
+    "draw_ids": "draw_ids('inbox', 'q', 3)",
     "drop_stage": "drop_stage(array[{many}::uuid])",
     "end_once": "end_once('s', 'k', true)",
     "endpoint_secrets": "endpoint_secrets('e')",

@@ -84,7 +84,7 @@ def test_retention_of_what_the_publisher_does_not_need_goes_on(main: Session, se
     main.run("set lock_timeout = '2s'")
     clock.advance(10)
     assert main.one("select trunkline.run_upkeep('retention')") > 0
-    assert main.one("select base_offset from trunkline.logs") == 41
+    assert main.one("select base_offset from trunkline.logs where log > 1") == 41
     publisher.run("select trunkline.publish('t', '\"again\"')")
     publisher.run("commit")
     assert main.column("select payload from trunkline.read('t', 0, 41)") == [b'"open"', b'"again"']
@@ -201,6 +201,6 @@ def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
             stop.set()
         sent = sum(producer.result(30) for producer in producers)
     assert main.one("select trunkline.head('t')") == sent
-    base = main.one("select base_offset from trunkline.logs")
+    base = main.one("select base_offset from trunkline.logs where log > 1")
     assert base > 1
     assert main.column("select log_offset from trunkline.read('t', 0, %s, 100000)", base) == list(range(base, sent + 1))

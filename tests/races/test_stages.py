@@ -84,7 +84,7 @@ def test_what_a_queue_is_done_with_can_be_removed_at_once(main: Session) -> None
     main.run("select trunkline.ack(array(select receipt from trunkline.claim('q', 241)))")
     leased = main.column("select receipt from trunkline.claim('q', 10)")
     assert main.one("select trunkline.cleanup_queue('q')") == 3
-    assert main.one("select base_offset from trunkline.logs") == 202
+    assert main.one("select base_offset from trunkline.logs where log > 1") == 202
     assert set(main.column("select result from trunkline.ack(%s)", leased)) == {"done"}
     assert commit(main, 1, waiting, 20) == 20
     assert main.one("select trunkline.cleanup_queue('q')") == 0, "a segment holds what was not delivered"

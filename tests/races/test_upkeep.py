@@ -72,7 +72,10 @@ def test_a_log_that_somebody_keeps_is_passed_by(main: Session, session: MakeSess
         main.run("select trunkline.create_topic(%s)", name)
         main.run("select trunkline.publish(%s, '1')", name)
     reader = session()
-    heads = "select t.name, trunkline._head(l.log) from trunkline.topics t join trunkline.logs l using (topic_id) order by 1"
+    heads = (
+        "select t.name, trunkline._head(l.log) from trunkline.topics t join trunkline.logs l using (topic_id)"
+        " where l.log > 1 order by 1"
+    )
     with reader.transaction():
         reader.run("select trunkline.run_pass(null, array['kept'])")
         assert reader.one("select trunkline.head('kept')") == 1

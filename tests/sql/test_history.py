@@ -125,7 +125,7 @@ def test_archive_ends_where_the_log_ends(conn: Connection) -> None:
     for delivery in claim(conn, "q", 40):
         settle(conn, "ack", delivery.receipt)
     conn.execute("select trunkline.cleanup_queue('q')")
-    base = value(conn, "select min(base_offset) from trunkline.logs")
+    base = value(conn, "select base_offset from trunkline.logs where topic_id > 0")
     assert base > 1
     left = rows(conn, "select log_offset from trunkline.list_archive('q')")
     assert sorted(row.log_offset for row in left) == list(range(base, 41))

@@ -201,7 +201,7 @@ def test_one_damaged_log_does_not_stop_the_others(conn: Connection, noon: Clock)
     enqueue(conn, "bad", 1, 2)
     enqueue(conn, "good", 1, 2)
     run_upkeep(conn, "sequence")
-    conn.execute("delete from trunkline.topic_1")
+    conn.execute("delete from trunkline.store where log = 64")
     run_upkeep(conn, "rollups")
     assert [row.ready for row in call(conn, "queue_rollups", "good")] == [2]
     assert call(conn, "queue_rollups", "bad") == []

@@ -96,7 +96,7 @@ def test_delete_leaves_no_table_sequence_or_function_behind(conn: Connection) ->
         publish(conn, "t", n)
     head(conn, "t")
     call(conn, "delete_topic", "t")
-    assert value(conn, "select count(*) from trunkline.logs") == 0
+    assert value(conn, "select count(*) from trunkline.logs where topic_id > 0") == 0
     # the first run notes transactions that may know the topic, the second one drops its tables
     run_upkeep(conn, "retention", 2)
     assert rows(conn, objects) == before

@@ -99,7 +99,7 @@ def test_sequence_gives_offsets_to_idle_logs(conn: Connection) -> None:
     publish(conn, "t", 1)
     enqueue(conn, "q", 1)
     assert run_upkeep(conn, "sequence", 2) == [2, 0]
-    assert rows(conn, "select log, n from trunkline.ticks order by log") == [(64, 1), (128, 1)]
+    assert rows(conn, "select log, n from trunkline.ticks where log > 1 order by log") == [(64, 1), (128, 1)]
 
 
 def test_segments_are_made_ahead_and_sealed_behind(conn: Connection) -> None:
@@ -231,13 +231,13 @@ def test_upkeep_does_all_that_is_due(conn: Connection, clock: Clock) -> None:
 
 
 def test_one_broken_queue_does_not_stop_the_others(conn: Connection, clock: Clock) -> None:
-    """A segment that somebody removed by hand is reported for its own queue only."""
+    """A message that was removed by hand is reported for its own queue only."""
     call(conn, "create_queue", "broken")
     call(conn, "create_queue", "sound")
     for queue in ("broken", "sound"):
         enqueue(conn, queue, 1)
         claim(conn, queue)
-    conn.execute("truncate trunkline.topic_1_0_0")
+    conn.execute("delete from trunkline.store where log = 64")
     clock.advance(31)
     assert contents(claim(conn, "sound")) == [1]
 
@@ -560,7 +560,7 @@ def test_a_run_takes_on_only_so_much(conn: Connection, clock: Clock) -> None:
         run("pass")
     settle_all(conn, "ack", claim_all(conn, "q"))
     # all but the inbox, which is empty
-    while value(conn, "select count(*) from trunkline.logs where base_offset = 1") > 1:
+    while value(conn, "select count(*) from trunkline.logs where base_offset = 1 and log > 1") > 1:
         clock.advance(2)
         for name in ("pass", "segments", "retention"):
             run(name)

@@ -56,7 +56,7 @@ def segments(conn: Connection) -> Iterator[Finding]:
         " cross join lateral (select (trunkline._last_id(l.topic_id, l.partition) + 1) / t.segment_rows as current) c"
         " cross join lateral (select c.current, c.current + n as segment from generate_series(0, 1) n) x"
         " where to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, x.segment)) is null"
-        " order by needed desc, 1, 2 limit 5"
+        " and not t.shared and t.kind <> 'store' order by needed desc, 1, 2 limit 5"
     ).fetchall()
     for name, partition, segment, needed in rows:
         message = f"partition {partition} of {name} has no segment {segment}" + ("" if needed else " yet, which is the next")
@@ -66,7 +66,7 @@ def segments(conn: Connection) -> Iterator[Finding]:
         "select t.name, l.partition, s.segment from trunkline.segments s join trunkline.logs l using (log)"
         " join trunkline.topics t using (topic_id) where coalesce(s.last_offset, 9223372036854775807) >= l.base_offset"
         " and to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment)) is null"
-        " order by 1, 2, 3 limit 5"
+        " and t.kind <> 'store' order by 1, 2, 3 limit 5"
     ).fetchall()
     for name, partition, segment in lost:
         message = f"the table of segment {segment}, partition {partition} of {name} is gone, with its messages"

@@ -148,6 +148,8 @@ class Publisher:
     async def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
         async with self._runtime.connection(writing=True) as conn:
             if len(batch) == 1 and batch[0].plain:
+                if kind == "inbox":
+                    return [await calls.enqueue_one(conn, name, batch[0])]
                 function = partial(calls.publish_one, conn, message=batch[0])
                 return [await self._runtime.own_function(conn, kind, name, function)]
             return await calls.publish_many(conn, kind, name, batch)

@@ -137,6 +137,26 @@ async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> 
     return Published(value, False)
 
 
+async def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
+    """The fast path for one plain message to a queue."""
+    value = await fetch_value(
+        conn,
+        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+        (
+            queue,
+            message.payload,
+            message.content_type,
+            message.key,
+            message.routing_key,
+            message.label,
+            message.headers,
+            message.id,
+            message.occurred_at,
+        ),
+    )
+    return Published(value, False)
+
+
 async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
     """Into a topic, or into the inbox of a queue: all or none, answers in input order."""
 
@@ -176,36 +196,38 @@ async def publish_many(conn: Connection, kind: str, name: str, messages: Sequenc
 
 
 class CopyTarget(NamedTuple):
-    """A topic's table, if this connection may write to it, and the longest payload it takes."""
+    """A topic or queue to whose table this connection may write, and the longest payload it takes."""
 
-    number: int
+    kind: str
+    name: str
     max_payload: int
 
 
 async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
-    number = await topic_number(conn, kind, name)
-    if not await fetch_value(conn, "select has_table_privilege(%b, 'insert')", (f"trunkline.topic_{number}",)):
+    # a role that may write to this table may write to those of topics too
+    if not await fetch_value(conn, "select has_table_privilege('trunkline.store', 'insert')"):
         return None
-    return CopyTarget(number, (await get_topic(conn, name) if kind == "topic" else await get_queue(conn, name)).max_payload)
+    return CopyTarget(
+        kind, name, (await get_topic(conn, name) if kind == "topic" else await get_queue(conn, name)).max_payload
+    )
 
 
 async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
-    """Stream plain messages into a topic's table. Only inside a transaction: it draws the row ids and writes them apart."""
+    """Stream plain messages into a table. Only inside a transaction: it draws the row ids and writes them apart."""
     keys = [message.key for message in messages]
-    partitions, row_ids, at = (
+    table, column, places, row_ids, at = (
         await fetch_rows(
             conn,
-            f"select d.partitions, d.ids, trunkline.clock() from trunkline.topic_{int(target.number)}_draw"  # noqa: S608
-            "(%b::int, %b::text[]) d",
-            (len(messages), keys if any(key is not None for key in keys) else None),
+            "select table_name, place_column, places, ids, at from trunkline.draw_ids(%b, %b, %b::int, %b::text[])",
+            (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
     made = iter(new_ids(sum(message.id is None for message in messages), at))
     ids = [next(made) if message.id is None else message.id for message in messages]
     cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
-    statement = f"copy trunkline.topic_{int(target.number)} ({COLUMNS}) from stdin (format binary)"
+    statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     async with cursor.copy(statement.encode()) as copy:
-        await copy.write(copy_rows(messages, partitions, row_ids, ids, at))
+        await copy.write(copy_rows(messages, places, row_ids, ids, at))
     return [Published(id, False) for id in ids]
 
 

@@ -11,13 +11,13 @@ from uuid import UUID
 
 from trunkline.db.codec import Encoded
 
-COLUMNS = "partition, id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
+COLUMNS = "id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _START = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 _END = struct.pack("!h", -1)
 _NULL = struct.pack("!i", -1)
 _LENGTH = struct.Struct("!i")
-# eleven columns; partition and id; the length of the message id
+# eleven columns; the place (partition or log) and the id; the length of the message id
 _ROW = struct.Struct("!hiiiqi")
 _MOMENT = struct.Struct("!iq")
 
@@ -32,14 +32,14 @@ def new_ids(count: int, at: datetime) -> list[UUID]:
 
 
 def rows(
-    messages: Sequence[Encoded], partitions: Sequence[int] | None, row_ids: Sequence[int], ids: Sequence[UUID], at: datetime
+    messages: Sequence[Encoded], places: Sequence[int] | None, row_ids: Sequence[int], ids: Sequence[UUID], at: datetime
 ) -> bytes:
-    """A whole stream for `copy topic_<n> (COLUMNS) from stdin (format binary)`."""
+    """A whole stream for `copy ... (place, COLUMNS) from stdin (format binary)`."""
     created = _moment(at)
     parts = [_START]
     add = parts.append
     for number, message in enumerate(messages):
-        add(_ROW.pack(11, 4, 0 if partitions is None else partitions[number], 8, row_ids[number], 16))
+        add(_ROW.pack(11, 4, 0 if places is None else places[number], 8, row_ids[number], 16))
         add(ids[number].bytes)
         add(_NULL if message.key is None else _text(message.key))
         add(_NULL if message.routing_key is None else _text(message.routing_key))

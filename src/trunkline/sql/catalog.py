@@ -15,6 +15,7 @@ FUNCTION_FILES = (
     "clock.sql",
     "checks.sql",
     "topics.sql",
+    "store.sql",
     "publish.sql",
     "log.sql",
     "groups.sql",

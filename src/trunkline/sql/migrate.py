@@ -153,7 +153,10 @@ def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
             " on conflict (name) do update set checksum = excluded.checksum, applied_at = clock_timestamp()",
             (file.name, checksums[file.name]),
         )
-    conn.execute("select trunkline._write_functions(topic_id) from trunkline.topics")
+    conn.execute(
+        "select trunkline._write_functions(topic_id) from trunkline.topics"
+        " where to_regclass(format('trunkline.topic_%s', topic_id)) is not null"
+    )
     return changed
 
 

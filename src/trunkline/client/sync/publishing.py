@@ -149,6 +149,8 @@ class Publisher:
     def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
         with self._runtime.connection(writing=True) as conn:
             if len(batch) == 1 and batch[0].plain:
+                if kind == "inbox":
+                    return [calls.enqueue_one(conn, name, batch[0])]
                 function = partial(calls.publish_one, conn, message=batch[0])
                 return [self._runtime.own_function(conn, kind, name, function)]
             return calls.publish_many(conn, kind, name, batch)

@@ -178,6 +178,15 @@ as $$
     where before < p_skip + p_take and before + hi - lo > p_skip
 $$;
 
+-- The ranges of a set, cut where a segment of the shared store ends, each with the number of elements before it.
+create or replace function trunkline._runs(p_set int8multirange) returns table (lo bigint, hi bigint, before bigint)
+language sql immutable parallel safe
+as $$
+    select x.lo, x.hi, (sum(x.hi - x.lo) over (order by x.lo) - (x.hi - x.lo))::bigint
+    from (select greatest(lower(r), s << 30) as lo, least(upper(r), s + 1 << 30) as hi
+          from unnest(p_set) r cross join lateral generate_series(lower(r) >> 30, upper(r) - 1 >> 30) s) x
+$$;
+
 create or replace function trunkline._setting(p_name text) returns text
 language sql stable
 as $$ select value from trunkline.settings where name = p_name $$;

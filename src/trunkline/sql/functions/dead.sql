@@ -70,7 +70,7 @@ begin
     places as (
         insert into trunkline.redriven (id, topic_id, at) select id, t.topic_id, trunkline.clock() from taken)
     select count(p.*) into v_count
-    from many cross join lateral trunkline._append(t.topic_id, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities) p
+    from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities) p
     where payloads is not null;
     return v_count;
 end
@@ -78,14 +78,18 @@ $$;
 
 -- Appends messages that were checked when they were first accepted.
 create or replace function trunkline._append(
-    p_topic_id int, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
+    t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
     p_content_types text[], p_occurred_ats timestamptz[], p_priorities int[] default null)
 returns setof uuid
 language plpgsql
 as $$
 begin
     perform trunkline._commit_durably();
-    return query execute format('select * from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', p_topic_id)
+    if t.shared then
+        return query select * from trunkline._append_shared(t, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json', p_occurred_ats, p_priorities);
+        return;
+    end if;
+    return query execute format('select * from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', t.topic_id)
         using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json'::text, p_occurred_ats, p_priorities;
 end
 $$;

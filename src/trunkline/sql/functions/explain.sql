@@ -32,6 +32,11 @@ begin
 end
 $$;
 
+-- The table of an id.
+create or replace function trunkline._table_of(p_shared boolean, p_topic_id int, p_partition int, p_segment_rows int, p_id bigint) returns text
+language sql immutable
+as $$ select case when p_shared then trunkline._segment_table(0, 1, p_id >> 30) else trunkline._segment_table(p_topic_id, p_partition, p_id / p_segment_rows) end $$;
+
 -- The last tick of a log whose first message was made at p_at or before: for messages that got their offset long after they were made, as in a
 -- backlog that nobody read. Messages stand in a log nearly in the order in which they were made.
 create or replace function trunkline._tick_made_at(p_log int, p_at timestamptz) returns bigint
@@ -52,12 +57,12 @@ begin
     select first_offset into v_high from trunkline.ticks where log = p_log order by first_offset desc limit 1;
     while v_low < v_high loop
         -- rounded up, so that the loop ends
-        select first_offset, lower(ids) as id into v_probe from trunkline.ticks
+        select first_offset, lower(ids) as id, shared into v_probe from trunkline.ticks
         where log = p_log and first_offset <= v_low + (v_high - v_low + 1) / 2 order by first_offset desc limit 1;
         if v_probe.first_offset <= v_low then
-            select first_offset, lower(ids) as id into v_probe from trunkline.ticks where log = p_log and first_offset > v_low order by first_offset limit 1;
+            select first_offset, lower(ids) as id, shared into v_probe from trunkline.ticks where log = p_log and first_offset > v_low order by first_offset limit 1;
         end if;
-        execute format('select created_at from trunkline.topic_%s_%s_%s where id = $1', v_topic, v_part, v_probe.id / v_rows) into v_made using v_probe.id;
+        execute format('select created_at from %s where id = $1', trunkline._table_of(v_probe.shared, v_topic, v_part, v_rows, v_probe.id)) into v_made using v_probe.id;
         if v_made <= p_at then
             v_low := v_probe.first_offset;
         else
@@ -78,8 +83,9 @@ declare
     v_id bigint;
 begin
     for k in
-        select l.topic_id, l.partition, x.first_offset, x.ids, lower(x.ids) / t.segment_rows as segment,
-               lower(x.ids) / t.segment_rows = (upper(x.ids) - 1) / t.segment_rows as in_one
+        select l.topic_id, l.partition, x.first_offset, x.ids, x.shared,
+               trunkline._table_of(x.shared, l.topic_id, l.partition, t.segment_rows, lower(x.ids)) as first_table,
+               trunkline._table_of(x.shared, l.topic_id, l.partition, t.segment_rows, upper(x.ids) - 1) as last_table
         from trunkline.logs l
         join trunkline.topics t using (topic_id)
         cross join lateral (
@@ -91,9 +97,10 @@ begin
         order by abs(x.first_offset - p_from)
     loop
         -- of the segment alone where that is enough: it is planned in a third of the time
-        execute format('select id from trunkline.%I where partition = $1 and id >= $2 and id < $3 and message_id = $4 limit 1',
-                       case when k.in_one then format('topic_%s_%s_%s', k.topic_id, k.partition, k.segment) else 'topic_' || k.topic_id end)
-            into v_id using k.partition, lower(k.ids), upper(k.ids), p_id;
+        execute format('select id from %s where %s = $1 and id >= $2 and id < $3 and message_id = $4 limit 1',
+                       case when k.first_table = k.last_table then k.first_table when k.shared then 'trunkline.store' else 'trunkline.topic_' || k.topic_id end,
+                       case when k.shared then 'log' else 'partition' end)
+            into v_id using case when k.shared then p_log else k.partition end, lower(k.ids), upper(k.ids), p_id;
         if k.ids @> v_id then
             return k.first_offset + (select sum(least(upper(r) - 1, v_id) - lower(r) + 1) from unnest(k.ids) r where lower(r) <= v_id) - 1;
         end if;
@@ -141,16 +148,17 @@ create or replace function trunkline._find_unsequenced(p_log int, p_id uuid) ret
 language plpgsql stable
 as $$
 declare
-    v_last  pg_snapshot := coalesce((select snapshot from trunkline.ticks where log = p_log order by first_offset desc limit 1), '1:1:');
+    v_store int := trunkline._sequenced_with(p_log);
+    v_last  pg_snapshot := coalesce((select snapshot from trunkline.ticks where log = v_store order by first_offset desc limit 1), '1:1:');
     v_own   xid8 := coalesce(pg_current_xact_id_if_assigned(), '0');
     v_ended record := trunkline._ended_between(v_last, trunkline._snapshot_of_others());
     v_table text;
 begin
-    for v_table in select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = p_log and s.sealed_at is null loop
+    for v_table in select trunkline._segment_table(l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = v_store and s.sealed_at is null loop
         return query execute format('
             select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
             from unnest($1 || $3, $2 || trunkline._next_xid($3)) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
-            where m.message_id = $4', v_table) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
+            where m.message_id = $4 %s', v_table, case when v_store = 1 then 'and m.log = ' || p_log end) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
     end loop;
 end
 $$;
@@ -452,18 +460,19 @@ begin
         end if;
     end loop;
     -- three looks, each through all logs: where it is in general, not sequenced yet, and anywhere else
-    for l in select x.log from trunkline.logs x order by x.log loop
+    for l in select x.log from trunkline.logs x where x.log <> 1 order by x.log loop
         v_offset := trunkline._find_soon(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
         end if;
     end loop;
-    for l in select x.log from trunkline.logs x order by x.log loop
+    for l in select x.log from trunkline.topics t join trunkline.logs x using (topic_id) where not t.shared and x.log <> 1
+             union select trunkline._store_new_logs() order by log loop
         if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
             return trunkline._explain_unsequenced(l.log, p_id);
         end if;
     end loop;
-    for l in select x.log from trunkline.logs x order by x.log loop
+    for l in select x.log from trunkline.logs x where x.log <> 1 order by x.log loop
         v_offset := trunkline._find_late(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);

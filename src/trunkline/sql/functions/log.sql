@@ -39,7 +39,7 @@ create or replace function trunkline._has_owner_below(p_topic_id int, p_partitio
 language plpgsql
 as $$
 declare
-    v_seq  oid := to_regclass(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition));
+    v_seq  oid := trunkline._ids(p_topic_id, p_partition);
     v_xmax bigint := pg_snapshot_xmax(pg_current_snapshot())::text;
 begin
     return exists (
@@ -134,9 +134,34 @@ create or replace function trunkline._has_owner(p_topic_id int, p_partition int)
 language sql volatile
 as $$
     select exists (select from pg_locks s
-                   where s.locktype = 'relation' and s.relation = to_regclass(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)) and s.pid is distinct from pg_backend_pid()
+                   where s.locktype = 'relation' and s.relation = trunkline._ids(p_topic_id, p_partition) and s.pid is distinct from pg_backend_pid()
                      and s.database = (select oid from pg_database where datname = current_database()))
 $$;
+
+-- Locks the sequencing of a log (1: the shared store) until the transaction ends. A holder may have scanned before the publish that our caller knows of: a
+-- caller that must have that waits, the others use what is sequenced.
+create or replace function trunkline._lock_log(p_log int, p_wait boolean) returns boolean
+language plpgsql
+as $$
+declare
+    v_waits boolean;
+begin
+    if not pg_try_advisory_xact_lock(778001, p_log) then
+        if not p_wait then
+            return false;
+        end if;
+        v_waits := trunkline._wait_ten_seconds();
+        perform pg_advisory_xact_lock(778001, p_log);
+        perform trunkline._wait_as_before(v_waits);
+    end if;
+    return true;
+end
+$$;
+
+-- The log whose lock covers the sequencing of this one.
+create or replace function trunkline._sequenced_with(p_log int) returns int
+language sql stable
+as $$ select case when trunkline._is_shared(p_log / 64) then 1 else p_log end $$;
 
 -- Gives the next offsets to messages that were committed since the last scan of the log, and returns the head.
 --
@@ -152,22 +177,19 @@ declare
     v_whole    boolean;
     v_snapshot pg_snapshot;
     v_found    record;
-    v_waits    boolean;
     t          trunkline.ticks;
 begin
+    if trunkline._is_shared(p_topic_id) then
+        perform trunkline._tick_store(p_wait);
+        return trunkline._head(v_log);
+    end if;
     select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
     -- a standby answers from what its primary has sequenced: a contiguous prefix
     if pg_is_in_recovery() or not trunkline._has_unsequenced(v_log, p_topic_id, p_partition) then
         return coalesce(t.first_offset + t.n - 1, 0);
     end if;
-    -- A holder may have looked before the publish that our caller knows of: one that must have that waits, the others use what is sequenced.
-    if not pg_try_advisory_xact_lock(778001, v_log) then
-        if not p_wait then
-            return coalesce(t.first_offset + t.n - 1, 0);
-        end if;
-        v_waits := trunkline._wait_ten_seconds();
-        perform pg_advisory_xact_lock(778001, v_log);
-        perform trunkline._wait_as_before(v_waits);
+    if not trunkline._lock_log(v_log, p_wait) then
+        return coalesce(t.first_offset + t.n - 1, 0);
     end if;
     perform trunkline._catch_up();
     perform trunkline._adopt_logs();
@@ -251,10 +273,10 @@ begin
         return;
     end if;
     v_own := pg_current_xact_id();
-    for l in select * from trunkline.logs order by log loop
+    for l in select * from trunkline.logs where not trunkline._is_shared(topic_id) order by log loop
         perform pg_advisory_xact_lock(778001, l.log);
         select * into t from trunkline.ticks where log = l.log order by first_offset desc limit 1;
-        v_tables := array(select format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
+        v_tables := array(select trunkline._segment_table(l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
         -- one statement, so that the snapshot has seen exactly these
         execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), range_agg(int8range(id, id + 1)) filter (where xid = $1), trunkline._without(pg_current_snapshot(), $1) from ('
                 || coalesce((select string_agg('select id, xid from ' || x, ' union all ') from unnest(v_tables) x), 'select 0::bigint, ''0''::xid8 where false') || ') m(id, xid)'
@@ -262,6 +284,10 @@ begin
         for i in 1 .. cardinality(v_tables) loop
             execute format('update %s set xid = ''1'' where xid <> $1 and xid >= $2 and id <@ $3', v_tables[i]) using v_own, pg_snapshot_xmin(v_now), v_ids;
         end loop;
+        if l.log = 1 then
+            perform trunkline._adopt_store(v_ids, v_now, v_own_ids);
+            continue;
+        end if;
         select v_ids - coalesce(range_agg(k.ids), '{}') into v_new from trunkline.ticks k where k.log = l.log and k.ids && v_ids;
         if not isempty(v_new) then
             perform trunkline._write_ticks(l.log, coalesce(t.first_offset + t.n, 1), v_new, v_now, 0, false, v_own_ids);
@@ -271,6 +297,31 @@ begin
         end if;
     end loop;
     insert into trunkline.settings values ('cluster', v_cluster) on conflict (name) do update set value = excluded.value;
+end
+$$;
+
+-- The same for the shared store: p_ids are all that is in it.
+create or replace function trunkline._adopt_store(p_ids int8multirange, p_now pg_snapshot, p_own_ids int8multirange) returns void
+language plpgsql
+as $$
+declare
+    v_new  int8multirange;
+    v_logs int[];
+    v_ids  int8multirange[];
+    v_own  xid8 := pg_current_xact_id();
+    t      trunkline.ticks;
+begin
+    select p_ids - coalesce(range_agg(k.ids), '{}') into v_new from trunkline.ticks k where k.shared and k.log <> 1;
+    select array_agg(x.log), array_agg(x.ids) into v_logs, v_ids
+    from (select m.log, range_agg(int8range(m.id, m.id + 1)) as ids
+          from unnest(v_new) r cross join lateral (select s.log, s.id from trunkline.store s where s.id >= lower(r) and s.id < upper(r) offset 0) m group by m.log) x;
+    if v_logs is not null then
+        perform trunkline._write_store_ticks(v_logs, v_ids);
+    end if;
+    select * into t from trunkline.ticks where log = 1 order by first_offset desc limit 1;
+    insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
+    values ((select slot from trunkline.epoch), 1, coalesce(t.first_offset + t.n, 1), 1, '{}', trunkline.clock(), p_now, 0, false,
+            case when p_own_ids is not null then v_own end, p_own_ids, true);
 end
 $$;
 
@@ -290,6 +341,7 @@ declare
     v_part   int8multirange;
     v_rows   bigint;
     v_got    bigint := 0;
+    v_again  boolean := false;
 begin
     while v_next <= p_last loop
         select * into t from trunkline.ticks where log = v_log and first_offset <= v_next order by first_offset desc limit 1;
@@ -305,6 +357,29 @@ begin
             v_ids := trunkline._slice(t.ids, v_next - t.first_offset, v_take);
             v_lo := lower(v_ids);
             v_hi := upper(v_ids) - 1;
+        end if;
+        if t.shared then
+            v_rows := 0;
+            if v_ids is null and v_lo >> 30 = v_hi >> 30 then
+                return query select * from trunkline._store_rows((v_lo >> 30 & 7)::int, array[v_lo], array[v_hi + 1], array[v_next - v_lo]);
+                get diagnostics v_rows = row_count;
+            else
+                return query
+                select m.* from (
+                    select x.lo >> 30 as segment, array_agg(x.lo order by x.lo) as los, array_agg(x.hi order by x.lo) as his, array_agg(v_next + x.before - x.lo order by x.lo) as shifts
+                    from trunkline._runs(coalesce(v_ids, int8multirange(int8range(v_lo, v_hi + 1)))) x group by 1 order by 1 offset 0) g
+                cross join lateral trunkline._store_rows((g.segment & 7)::int, g.los, g.his, g.shifts) m;
+                get diagnostics v_rows = row_count;
+            end if;
+            if v_rows = 0 and not v_again then
+                -- the table was emptied after we had read the tick: another tick says where the messages are now
+                v_again := true;
+                continue;
+            end if;
+            v_again := false;
+            v_got := v_got + v_rows;
+            v_next := v_next + v_take;
+            continue;
         end if;
         for s in v_lo / p_segment_rows .. v_hi / p_segment_rows loop
             -- a segment whose ids all went to transactions that were rolled back may not be there

@@ -235,7 +235,7 @@ as $$
 declare
     v_head bigint;
 begin
-    if not pg_try_advisory_xact_lock(778001, c.log) then
+    if not pg_try_advisory_xact_lock(778001, trunkline._sequenced_with(c.log)) then
         return;
     end if;
     v_head := trunkline._head(c.log);
@@ -445,13 +445,16 @@ begin
     perform setval('trunkline.pass_visited', coalesce(v_turn[300], 0));
     return query
     select k.* from trunkline.cursors k
-    cross join lateral trunkline._cursor_state(k) s
+    -- as _cursor_state and _drawn, which cost five times as much as the rest
+    left join lateral (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x where x.cursor_id = k.cursor_id order by x.pass desc limit 1) s on true
+    cross join lateral (select coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) d
     where k.cursor_id = any (array(
             select cursor_id from trunkline._new_leases(p)
-            union select x.cursor_id from trunkline.cursor_states x where x.pass = (p.before).pass
+            union select x.cursor_id from trunkline.cursor_states x
+                  where x.pass = (p.before).pass and (x.drawn <> x.upto or x.drawn_before <> x.upto or not isempty(x.open))
             union select unnest(v_turn)
             union select x.cursor_id from trunkline.cursors x where x.queue_id = any (p_queues)))
-      and k.drawn_seq is not null and (trunkline._drawn(k) <> s.upto or s.drawn <> s.upto or s.drawn_before <> s.upto or not isempty(s.open))
+      and k.drawn_seq is not null and (d.drawn <> coalesce(s.upto, k.start_position - 1) or s.drawn <> s.upto or s.drawn_before <> s.upto or not isempty(s.open))
     order by k.cursor_id;
 end
 $$;
@@ -612,11 +615,20 @@ declare
 begin
     moved := false;
     skipped := false;
-    for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) order by l.log loop
+    for r in
+        select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) and not t.shared and l.log <> 1
+        union
+        select 1, 0, 1, 0 from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) and (t.shared or l.log = 1)
+        order by log
+    loop
         begin
             continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
             if not trunkline._lock_sequencing(r.log, p_wait and not skipped) then
                 skipped := true;
+                continue;
+            end if;
+            if r.log = 1 then
+                moved := trunkline._tick_store() or moved;
                 continue;
             end if;
             v_head := trunkline._head(r.log);
@@ -715,7 +727,9 @@ as $$
 declare
     p trunkline.pass_run;
 begin
-    if exists (select from trunkline.logs l where l.log = any (p_logs) and trunkline._has_committed(l.log, l.topic_id, l.partition)) then
+    if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
+               where l.log = any (p_logs) and case when t.shared then false else trunkline._has_committed(l.log, l.topic_id, l.partition) end)
+       or exists (select from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) and t.shared) and p_logs && array(select trunkline._store_new_logs()) then
         return true;
     elsif p_queues is null then
         return false;
@@ -812,7 +826,8 @@ begin
     return not (trunkline._sequence_logs(array(
         select c.log from trunkline.cursors c where c.queue_id = any (v_queues) and c.kind = 'log'
         union select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where t.kind = 'topic' and t.name = any (p_topics)
-        union (select l.log from trunkline.logs l where v_all order by random() limit 500)), not v_all)).skipped;
+        union select 1 where v_all
+        union (select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where v_all and not t.shared order by random() limit 500)), not v_all)).skipped;
 end
 $$;
 

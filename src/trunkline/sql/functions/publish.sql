@@ -173,6 +173,12 @@ begin
     perform trunkline._refuse_priority(p, coalesce(t.priorities, 1) - 1) from unnest(p_priorities) p;
     perform trunkline._commit_durably();
     if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
+        if t.shared then
+            return query select a.ord::int, a.id, false
+                         from trunkline._append_shared(t, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, coalesce(p_content_type, 'application/json'),
+                                                       p_occurred_ats, p_priorities) with ordinality a(id, ord);
+            return;
+        end if;
         return query execute format(
             'select a.ord::int, a.id, false from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10) with ordinality a(id, ord)', t.topic_id)
             using p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, coalesce(p_content_type, 'application/json'), p_occurred_ats, p_priorities;
@@ -211,17 +217,16 @@ begin
     select array_agg(i order by i) into v_take from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and (v_due[i] is null or v_due[i] <= v_now);
     if v_take is not null then
-        execute format('select count(*) from trunkline.topic_%s_append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', t.topic_id)
-        using (select array_agg(p_payloads[i] order by i) from unnest(v_take) i),
+        perform trunkline._append(t,
+              (select array_agg(p_payloads[i] order by i) from unnest(v_take) i),
               (select array_agg(v_ids[i] order by i) from unnest(v_take) i),
               (select array_agg(p_keys[i] order by i) from unnest(v_take) i),
               (select array_agg(p_routing_keys[i] order by i) from unnest(v_take) i),
               (select array_agg(p_labels[i] order by i) from unnest(v_take) i),
               (select array_agg(p_headers[i] order by i) from unnest(v_take) i),
-              (select array_agg(p_content_types[i] order by i) from unnest(v_take) i),
-              coalesce(p_content_type, 'application/json'),
+              (select array_agg(coalesce(p_content_types[i], p_content_type) order by i) from unnest(v_take) i),
               (select array_agg(p_occurred_ats[i] order by i) from unnest(v_take) i),
-              (select array_agg(p_priorities[i] order by i) from unnest(v_take) i);
+              (select array_agg(p_priorities[i] order by i) from unnest(v_take) i));
     end if;
     return query select i, coalesce(v_first[i], v_ids[i]), v_first[i] is not null from generate_subscripts(p_payloads, 1) i order by i;
 end
@@ -263,6 +268,10 @@ declare
     v_row trunkline.published;
 begin
     if p_idempotency_key is null and p_delay is null and p_deliver_at is null then
+        if t.shared then
+            v_row := row(1, trunkline._publish_shared(t, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at, p_priority), false);
+            return v_row;
+        end if;
         execute format('select 1, trunkline.topic_%s_publish($1,$2,$3,$4,$5,$6,$7,$8,$9), false', t.topic_id) into v_row
         using p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at, p_priority;
     else

@@ -397,7 +397,7 @@ begin
     end if;
     if m.n > 0 then
         insert into trunkline.redriven (id, topic_id, at) select i, t.topic_id, trunkline.clock() from unnest(m.ids) i;
-        perform trunkline._append(t.topic_id, m.payloads, m.ids, m.keys, m.routing_keys, m.labels, m.headers, m.content_types, m.occurred_ats);
+        perform trunkline._append(t, m.payloads, m.ids, m.keys, m.routing_keys, m.labels, m.headers, m.content_types, m.occurred_ats);
     end if;
     return m.n;
 end

@@ -53,13 +53,13 @@ begin
 end
 $$;
 
--- Creates a queue; an error if the name is taken.
+-- Creates a queue; an error if the name is taken. p_segment_rows: give the queue its own tables, with segments of so many messages.
 create or replace function trunkline.create_queue(
     p_name text, p_lease interval default '30 seconds', p_max_attempts int default 20,
     p_backoff_base interval default '1 second', p_backoff_factor float8 default 2, p_backoff_cap interval default '1 hour',
     p_backoff_jitter float8 default 0.1, p_ttl interval default null, p_delivery_delay interval default '0',
     p_ordered boolean default false, p_partitions int default 1, p_retention interval default '1 day',
-    p_max_payload int default 1048576, p_segment_rows int default 1048576, p_priorities int default 1, p_history interval default '3 days')
+    p_max_payload int default 1048576, p_segment_rows int default null, p_priorities int default 1, p_history interval default '3 days')
 returns trunkline.queues
 language plpgsql
 as $$
@@ -184,7 +184,9 @@ begin
     if p_retention is not null or p_max_payload is not null then
         update trunkline.topics set retention = coalesce(p_retention, retention), max_payload = coalesce(p_max_payload, max_payload)
         where topic_id = q.inbox_id;
-        perform trunkline._write_functions(q.inbox_id);
+        if not trunkline._is_shared(q.inbox_id) then
+            perform trunkline._write_functions(q.inbox_id);
+        end if;
     end if;
     return q;
 end

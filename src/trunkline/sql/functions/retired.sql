@@ -7,6 +7,8 @@ drop function if exists trunkline.enqueue_many(text, bytea[], uuid[], text[], te
 drop function if exists trunkline._publish_many(trunkline.topics, bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[], text[], interval[], timestamptz[]);
 drop function if exists trunkline._publish_one(trunkline.topics, bytea, text, text, text, jsonb, text, uuid, timestamptz, text, interval, timestamptz);
 drop function if exists trunkline._append(int, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[]);
+drop function if exists trunkline._append(int, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[], int[]);
+drop function if exists trunkline._append(int, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[], int[]);
 drop function if exists trunkline._make_topic(text, text, int, interval, bigint, interval, int, int);
 drop function if exists trunkline.create_group(text, text, text);
 drop function if exists trunkline.ensure_group(text, text, text);

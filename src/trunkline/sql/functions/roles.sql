@@ -6,7 +6,7 @@ create or replace function trunkline._verbs() returns table (role text, verbs te
 language sql immutable
 as $$
     values
-    ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,publish_row,topic_number,
+    ('trunkline_publisher', '{publish,publish_bytes,publish_many,enqueue,enqueue_bytes,enqueue_many,draw_ids,publish_row,topic_number,
         publish_messages,enqueue_job,enqueue_unique,enqueue_after,job_results,cancel_job,clock,new_id,
         stage_target,open_stage,close_stage,commit_stage,newest_commit,drop_stage,report_pipeline,sequence,run_pass}'::text[]),
     ('trunkline_consumer', '{poll,pass_and_poll,next_pass,sequence_logs,sequence,run_pass,claim,claim_many,queue_number,ack,ack_lease,nack,bury,release,extend,

@@ -278,6 +278,7 @@ declare
     v_role    text;
 begin
     perform trunkline._check_staged(p_role);
+    perform trunkline._make_tables(t) from trunkline.topics t where t.topic_id = p_topic_id;
     perform pg_advisory_xact_lock(778003, p_topic_id);
     perform trunkline._catch_up();
     perform trunkline._pin_log(p_topic_id, p_partition);
@@ -474,7 +475,7 @@ declare
     t       trunkline.ticks;
 begin
     v_waits := trunkline._wait_ten_seconds();
-    perform pg_advisory_xact_lock(778001, v_log);
+    perform pg_advisory_xact_lock(778001, trunkline._sequenced_with(v_log));
     perform trunkline._wait_as_before(v_waits);
     perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
     perform set_config('trunkline.sequencing', v_log::text, true);
@@ -483,7 +484,7 @@ begin
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
     select (select slot from trunkline.epoch), v_log, coalesce(t.first_offset + t.n, 1) + x.before + k, least(1000, x.n - k),
            int8multirange(int8range(x.first_id + k, x.first_id + least(x.n, k + 1000))), trunkline.clock(),
-           case when y.last then coalesce(t.snapshot, '1:1:') end, case when y.last then coalesce(t.last_id, 0) end, case when y.last then coalesce(t.whole, true) end,
+           case when y.last and not coalesce(t.shared, false) then coalesce(t.snapshot, '1:1:') end, case when y.last then coalesce(t.last_id, 0) end, case when y.last then coalesce(t.whole, true) end,
            case when y.last then t.own_xid end, case when y.last then t.own_ids end
     from (select u.first_id, u.n, u.ord, sum(u.n) over (order by u.ord) - u.n as before
           from unnest(p_ids, p_ns) with ordinality u(first_id, n, ord)) x
@@ -536,7 +537,7 @@ begin
         continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
         update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (
             select coalesce(max(k.first_offset + trunkline._size(k.ids * int8multirange(int8range(null, v_end, '[]'))) - 1), 0)
-            from trunkline.ticks k where k.log = s.log and k.ids && int8range(s.segment * s.segment_rows, v_end, '[]'))
+            from trunkline.ticks k where k.log = s.log and not k.shared and k.ids && int8range(s.segment * s.segment_rows, v_end, '[]'))
         where g.log = s.log and g.segment = s.segment;
         -- so that the role can be dropped; the owner of the table keeps its rights
         if s.role <> 'trunkline_owner' and exists (select from pg_roles where rolname = s.role and oid <> (select relowner from pg_class where oid = 'trunkline.topics'::regclass)) then

@@ -4,6 +4,7 @@
 --   778001 sequencing a log (0: the pass)   778005 drawing from a cursor, or owning it (fetch, commit, ordered claims)
 --   778003 making a topic's segments and functions                   778004 one upkeep task at a time
 --   778012 changing what a topic or queue is: settings, partitions, readers
+--   778013 publishing to a queue (shared only): shows which transactions have
 
 create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
 language plpgsql stable
@@ -128,12 +129,37 @@ begin
 end
 $$;
 
+-- Whether the messages of a topic or queue go to the shared store (store.sql).
+create or replace function trunkline._is_shared(p_topic_id int) returns boolean
+language plpgsql stable
+as $$
+begin
+    return coalesce((select shared from trunkline.topics where topic_id = p_topic_id), false);
+end
+$$;
+
+-- The sequence of a log's ids; null when the topic is gone.
+create or replace function trunkline._ids(p_topic_id int, p_partition int) returns regclass
+language plpgsql stable
+as $$
+begin
+    if p_topic_id = 0 then
+        return 'trunkline.store_ids';
+    end if;
+    return to_regclass(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition));
+end
+$$;
+
+create or replace function trunkline._segment_table(p_topic_id int, p_partition int, p_segment bigint) returns text
+language sql immutable
+as $$ select case when p_topic_id = 0 then format('trunkline.store_%s', trunkline._ring(p_segment)) else format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, p_segment) end $$;
+
 -- The newest id drawn. A sequence has no versions: this is the truth of the moment at every isolation level.
 create or replace function trunkline._last_id(p_topic_id int, p_partition int) returns bigint
 language plpgsql
 as $$
 begin
-    return coalesce(pg_sequence_last_value(format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass), 0);
+    return coalesce(pg_sequence_last_value(trunkline._ids(p_topic_id, p_partition)), 0);
 end
 $$;
 
@@ -408,9 +434,39 @@ create or replace function trunkline._make_log(p_topic_id int, p_partition int) 
 language plpgsql
 as $$
 begin
-    execute format('create sequence trunkline.topic_%s_%s_ids', p_topic_id, p_partition);
+    if not trunkline._is_shared(p_topic_id) then
+        execute format('create sequence trunkline.topic_%s_%s_ids', p_topic_id, p_partition);
+    end if;
     insert into trunkline.logs (log, topic_id, partition)
     values (p_topic_id * 64 + p_partition, p_topic_id, p_partition);
+end
+$$;
+
+-- Makes the table of a topic; also that of a queue whose messages are in the shared store, for those that cannot be there: staged by Spark, or copied out
+-- because they outlive their segment.
+create or replace function trunkline._make_tables(t trunkline.topics) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._catch_up();
+    if to_regclass(format('trunkline.topic_%s', t.topic_id)) is not null then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(778003, t.topic_id);
+    perform trunkline._catch_up();
+    if to_regclass(format('trunkline.topic_%s', t.topic_id)) is not null then
+        return;
+    end if;
+    execute format('create table trunkline.%I (
+        partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
+        headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
+        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id()) partition by range (partition, id)', format('topic_%s', t.topic_id));
+    if t.shared then
+        for p in 0 .. t.partitions - 1 loop
+            execute format('create sequence trunkline.topic_%s_%s_ids', t.topic_id, p);
+        end loop;
+        perform trunkline._make_segments(t.topic_id);
+    end if;
 end
 $$;
 
@@ -429,7 +485,7 @@ declare
 begin
     perform trunkline._check_range('partitions', p_partitions, 1, 64);
     perform trunkline._check_range('max_payload', p_max_payload, 1, 16777216);
-    perform trunkline._check_range('segment_rows', p_segment_rows, 16, 16777216);
+    perform trunkline._check_range('segment_rows', coalesce(p_segment_rows, 16), 16, 16777216);
     perform trunkline._check_range('retention_bytes', coalesce(p_retention_bytes, 1), 1, 9e18);
     perform trunkline._check_duration('retention', p_retention, '0', '100 years');
     perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
@@ -438,22 +494,22 @@ begin
     end if;
     -- creations of the same name wait for each other here, so that ensure_topic and ensure_queue find what another session created
     perform pg_advisory_xact_lock(778003, trunkline._name_lock(p_kind, p_name));
-    insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows, priorities)
-    values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, p_segment_rows, p_priorities)
+    insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows, priorities, shared)
+    values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, coalesce(p_segment_rows, 1048576), p_priorities,
+            p_segment_rows is null)
     on conflict (kind, name) do nothing
     returning * into t;
     if not found then
         perform trunkline._fail('TL020', format('%s %L already exists', case p_kind when 'inbox' then 'queue' else 'topic' end, p_name),
                                 case p_kind when 'inbox' then 'use trunkline.ensure_queue if that is fine' else 'use trunkline.ensure_topic if that is fine' end);
     end if;
-    execute format('create table trunkline.%I (
-        partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
-        headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
-        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id()) partition by range (partition, id)', format('topic_%s', t.topic_id));
     for p in 0 .. p_partitions - 1 loop
         perform trunkline._make_log(t.topic_id, p);
     end loop;
-    perform trunkline._make_segments(t.topic_id);
+    if not t.shared then
+        perform trunkline._make_tables(t);
+        perform trunkline._make_segments(t.topic_id);
+    end if;
     return t;
 end
 $$;
@@ -483,6 +539,9 @@ language plpgsql
 as $$
 begin
     perform trunkline._check_name('topic', p_name);
+    if p_segment_rows is null then
+        perform trunkline._fail('TL001', 'segment_rows is null', 'leave it out, or give a number');
+    end if;
     return trunkline._make_topic('topic', p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention,
                                  p_max_payload, p_segment_rows);
 end
@@ -603,16 +662,26 @@ as $$
                    and database = (select oid from pg_database where datname = current_database()))
 $$;
 
+-- Transactions that have published to a topic or queue and are open, other than the caller's.
+create or replace function trunkline._publishers(t trunkline.topics) returns text[]
+language sql
+as $$
+    select case when t.shared then array(
+        select distinct virtualtransaction from pg_locks
+        where locktype = 'advisory' and classid = 778013 and objid = t.topic_id and objsubid = 2 and pid is distinct from pg_backend_pid()
+          and database = (select oid from pg_database where datname = current_database()))
+    else trunkline._holders(array(select trunkline._ids(t.topic_id, p)::oid from generate_series(0, t.partitions - 1) p)) end
+$$;
+
 -- Waits up to two seconds for the transactions that publish to a topic now, because their messages would go with it; not for later ones.
 create or replace function trunkline._await_publishers(t trunkline.topics) returns void
 language plpgsql
 as $$
 declare
-    v_ids  oid[] := array(select to_regclass(format('trunkline.topic_%s_%s_ids', t.topic_id, p))::oid from generate_series(0, t.partitions - 1) p);
-    v_open text[] := trunkline._holders(v_ids);
+    v_open text[] := trunkline._publishers(t);
     v_end  timestamptz := clock_timestamp() + interval '2 seconds';
 begin
-    while v_open && trunkline._holders(v_ids) loop
+    while v_open && trunkline._publishers(t) loop
         if clock_timestamp() > v_end then
             raise exception using errcode = 'lock_not_available',
                 message = format('%s %L is used by a transaction that is still open', case t.kind when 'inbox' then 'queue' else 'topic' end, t.name);

@@ -35,7 +35,7 @@ begin
                array_agg(priority order by due_at, schedule_id) as priorities
         from gone group by topic_id
     loop
-        perform trunkline._append(g.topic_id, g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities);
+        perform trunkline._append((select x from trunkline.topics x where x.topic_id = g.topic_id), g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities);
         v_count := v_count + g.n;
     end loop;
     return v_count;
@@ -83,11 +83,12 @@ declare
     r       record;
     v_count int := 0;
     v_from  int := coalesce(pg_sequence_last_value('trunkline.logs_visited'), 0);
-    v_logs  int[] := array(select log from trunkline.logs where log > v_from order by log limit trunkline._upkeep_batch());
+    v_logs  int[] := array(select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where not t.shared and l.log > greatest(v_from, 1) order by l.log limit trunkline._upkeep_batch());
 begin
     perform setval('trunkline.logs_visited', coalesce(v_logs[trunkline._upkeep_batch()], 0));
     -- a session that holds a log is sequencing it
     perform set_config('lock_timeout', '50ms', true);
+    v_count := trunkline._tick_store()::int;
     for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (v_logs) order by l.log loop
         begin
             continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
@@ -137,7 +138,7 @@ create or replace function trunkline._end_segment(p_topic_id int, p_partition in
 language plpgsql
 as $$
 declare
-    v_ids  regclass := format('trunkline.topic_%s_%s_ids', p_topic_id, p_partition)::regclass;
+    v_ids  regclass := trunkline._ids(p_topic_id, p_partition);
     v_last bigint;
 begin
     perform trunkline._make_segments(p_topic_id);
@@ -169,9 +170,11 @@ declare
     v_topic  int;
 begin
     perform set_config('lock_timeout', '100ms', true);
+    v_count := trunkline._roll_store() + trunkline._seal(0, 1, 1073741824);
     for r in
         select * from (
-            select t.*, l.log, l.partition from trunkline.topics t join trunkline.logs l using (topic_id) order by random() limit trunkline._upkeep_batch()) x
+            select t.*, l.log, l.partition from (select distinct log from trunkline.segments where log <> 1) s join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
+            order by random() limit trunkline._upkeep_batch()) x
         order by log
     loop
         -- publishers and readers may have to wait for what we lock here
@@ -227,10 +230,14 @@ begin
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
         -- Transaction numbers start over in a restored cluster: a number that is not used yet is one of the old cluster, where all have ended.
         exit when v_xmin < s.drained_xid and s.drained_xid <= pg_snapshot_xmax(pg_current_snapshot()) and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
-        perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
+        if v_log = 1 then
+            perform trunkline._tick_store(true);
+        else
+            perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
+        end if;
         -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
         select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
-        from trunkline.ticks t where t.log = v_log and lower(t.ids) < (s.segment + 1) * p_segment_rows;
+        from trunkline.ticks t where t.log = v_log and t.shared = (v_log = 1) and lower(t.ids) < (s.segment + 1) * p_segment_rows;
         update trunkline.segments set sealed_at = trunkline.clock(), last_offset = v_last_offset where log = v_log and segment = s.segment;
         v_count := v_count + 1;
     end loop;
@@ -252,12 +259,18 @@ declare
     v_gone   int;
 begin
     perform set_config('lock_timeout', '100ms', true);
+    begin
+        v_count := trunkline._retire_segment();
+    exception when lock_not_available then
+        v_count := 0;
+    end;
     for r in
         select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
                s.segment, s.sealed_at, s.last_offset, s.staged,
                sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))))
                    over (partition by l.log order by s.last_offset desc nulls first, s.segment desc) as bytes_from_here
         from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
+        where l.log <> 1
         order by l.log, s.last_offset, s.segment
     loop
         exit when v_count >= trunkline._upkeep_batch() / 5;
@@ -370,7 +383,7 @@ declare
 begin
     for r in
         select l.topic_id, l.partition, s.log, s.segment from trunkline._all_segments() s join trunkline.logs l using (log)
-        where s.sealed_at is not null and s.last_offset < l.base_offset
+        where s.log <> 1 and s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
         order by random() limit trunkline._upkeep_batch() / 5
@@ -408,7 +421,15 @@ begin
     perform trunkline._need_read_committed('cleanup_queue');
     -- what was settled until now
     perform trunkline._sequence_alone(array[q.queue_id], null);
-    for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
+    for r in select l.*, t.segment_rows, t.shared from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
+        if r.shared then
+            -- what is finished in the shared store cannot be read any more; its space is reused with its segment
+            update trunkline.logs set base_offset = least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1)
+            where log = r.log and base_offset < least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1);
+            v_count := v_count + found::int;
+            continue when not exists (select from trunkline._all_segments() s where s.log = r.log);
+            select base_offset into r.base_offset from trunkline.logs where log = r.log;
+        end if;
         if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
             perform trunkline._end_segment(r.topic_id, r.partition, r.segment_rows);
         end if;
@@ -428,33 +449,31 @@ $$;
 -- Copies the ticks of the slot that is emptied next to the current one, many small ones as one of about 1,000 offsets. Whoever
 -- looks for an offset meanwhile finds it in either: both say the same. The newest tick of a log is left out: it is more than a map.
 create or replace function trunkline._copy_ticks(p_from smallint, p_to smallint) returns void
-language plpgsql
+language sql
 as $$
-declare
-    r      record;
-    v_upto bigint;
-begin
-    for r in select l.*, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id)
-             where exists (select from trunkline.ticks k where k.slot = p_from and k.log = l.log) loop
-        select max(first_offset) - 1 into v_upto from trunkline.ticks where log = r.log;
-        continue when v_upto <= r.carried_upto;
-        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at)
-        select p_to, r.log, min(first_offset), sum(n), range_agg(ids), max(cut_at)
-        from (
-            -- offsets of one tick go up with the ids: a tick that fills an old gap starts a new run. So does a staged segment: those before it
-            -- may be far away, or gone.
-            select *, count(*) filter (where breaks) over (order by first_offset) as run
-            from (select *, coalesce(lower(ids) < before or lower(ids) >= trunkline._staged_from(r.segment_rows)
-                                     and lower(ids) / r.segment_rows <> (before - 1) / r.segment_rows, false) as breaks
-                  from (select *, lag(upper(ids)) over (order by first_offset) as before
-                        from trunkline.ticks k
-                        where k.slot = p_from and k.log = r.log and k.first_offset > r.carried_upto and k.first_offset <= v_upto
-                          and k.first_offset + k.n > r.base_offset) w) x
-        ) y
-        group by run, first_offset / 1000;
-        update trunkline.logs set carried_upto = v_upto where log = r.log;
-    end loop;
-end
+    with l as materialized (
+        select l.log, l.base_offset, l.carried_upto, t.segment_rows, k.first_offset - 1 as upto
+        from (select distinct log from trunkline.ticks where slot = p_from) x join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
+        cross join lateral (select first_offset from trunkline.ticks k where k.log = l.log order by k.first_offset desc limit 1) k
+        where k.first_offset - 1 > l.carried_upto
+    ), old as (
+        -- of the store itself only the newest tick is needed
+        select k.*, l.segment_rows, lag(upper(k.ids)) over w as before, lag(k.shared) over w as shared_before
+        from l join trunkline.ticks k on k.slot = p_from and k.log = l.log
+        where l.log <> 1 and k.first_offset > l.carried_upto and k.first_offset <= l.upto and k.first_offset + k.n > l.base_offset
+        window w as (partition by k.log order by k.first_offset)
+    ), runs as (
+        -- Offsets of one tick go up with the ids: a tick with lower ones starts a new run. So does another store, and a staged segment: those before it may be
+        -- far away, or gone.
+        select *, count(*) filter (where lower(ids) < before or shared <> shared_before
+                                         or not shared and lower(ids) >= trunkline._staged_from(segment_rows) and lower(ids) / segment_rows <> (before - 1) / segment_rows)
+                  over (partition by log order by first_offset) as run
+        from old
+    ), copied as (
+        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, shared)
+        select p_to, log, min(first_offset), sum(n), range_agg(ids), max(cut_at), bool_and(shared) from runs group by log, run, first_offset / 1000
+    )
+    update trunkline.logs x set carried_upto = l.upto from l where x.log = l.log
 $$;
 
 -- Empties the older slot of ticks and positions and makes it the current one. Whatever is still needed is carried over first, while no session
@@ -471,8 +490,8 @@ begin
     begin
         execute format('lock table trunkline.ticks_%1$s, trunkline.positions_%1$s in access exclusive mode', v_new);
         -- ticks that were not copied before, among them the newest of each log
-        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
-        select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids
+        insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
+        select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids, t.shared
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
         insert into trunkline.positions
         select v_cur, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
