@@ -421,7 +421,7 @@ WRITES: dict[str, tuple[str, Write]] = {
     "ack": ("settled", lambda conn, scene: call(conn, "ack", [scene.receipt])),
     "nack": ("settled", lambda conn, scene: call(conn, "nack", [scene.receipt])),
     "bury": ("dead_letters", lambda conn, scene: call(conn, "bury", [scene.receipt])),
-    "redrive": ("topic_2", lambda conn, _: call(conn, "redrive", "q")),
+    "redrive": ("store", lambda conn, _: call(conn, "redrive", "q")),
     "fetch": ("positions", lambda conn, _: call(conn, "fetch", "t", "another", "m")),
     "commit": ("positions", lambda conn, scene: call(conn, "commit", "t", "g", 0, scene.generation, 3)),
     "create_queue": ("queues", lambda conn, _: call(conn, "create_queue", "new")),
