@@ -186,7 +186,7 @@ class Queues(Noun):
                 return total
 
     def cleanup(self, name: str) -> int:
-        """Give back the disk of finished messages now; answers how many segments were emptied."""
+        """Remove finished messages now; returns how many segments, and parts of the shared store, they were in."""
         with self._writing() as conn:
             return calls.cleanup_queue(conn, name)
 

@@ -250,7 +250,7 @@ begin
           into t from trunkline.ticks k where k.log = c.log and k.first_offset <= s.first order by k.first_offset desc limit 1;
         if t.in_run and t.lo >> 30 = t.lo + s.n - 1 >> 30 then
             return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.*
-                         from trunkline._store_rows((t.lo >> 30 & 7)::int, array[t.lo], array[t.lo + s.n], array[s.first - t.lo]) r;
+                         from trunkline._store_rows(trunkline._ring(t.lo >> 30), array[t.lo], array[t.lo + s.n], array[s.first - t.lo]) r;
             get diagnostics v_count = row_count;
             if v_count = s.n then
                 return;

@@ -220,24 +220,31 @@ begin
 end
 $$;
 
+-- The ids of each log in pieces of 1,000: piece k begins k * 1,000 offsets after the first.
+create or replace function trunkline._pieces(p_logs int[], p_ids int8multirange[]) returns table (log int, k bigint, ids int8multirange, n int)
+language sql immutable
+as $$
+    with runs as (
+        select u.log, lower(r) as lo, upper(r) as hi,
+               (sum(upper(r) - lower(r)) over (partition by u.log order by lower(r)) - (upper(r) - lower(r)))::bigint as before
+        from unnest(p_logs, p_ids) u(log, ids) cross join lateral unnest(u.ids) r
+    ), pieces as (
+        select log, k, lo + greatest(0, k * 1000 - before) as lo, least(hi, lo + (k + 1) * 1000 - before) as hi
+        from runs cross join lateral generate_series(before / 1000, (before + hi - lo - 1) / 1000) k
+    )
+    select log, k, range_agg(int8range(lo, hi)), sum(hi - lo)::int from pieces group by log, k
+$$;
+
 -- Writes ticks of up to 1,000 offsets each; the last one says where the next scan goes on.
 create or replace function trunkline._write_ticks(p_log int, p_first bigint, p_ids int8multirange, p_snapshot pg_snapshot, p_last_id bigint, p_whole boolean,
     p_own_ids int8multirange default null) returns void
 language sql
 as $$
-    with runs as (
-        select lower(r) as lo, upper(r) as hi, (sum(upper(r) - lower(r)) over (order by lower(r)) - (upper(r) - lower(r)))::bigint as before from unnest(p_ids) r
-    ), pieces as (
-        select k, lo + greatest(0, k * 1000 - before) as lo, least(hi, lo + (k + 1) * 1000 - before) as hi
-        from runs cross join lateral generate_series(before / 1000, (before + hi - lo - 1) / 1000) k
-    ), tick as (
-        select k, range_agg(int8range(lo, hi)) as ids, sum(hi - lo)::int as n, k = max(k) over () as last from pieces group by k
-    )
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
     select (select slot from trunkline.epoch), p_log, p_first + k * 1000, n, ids, trunkline.clock(),
            case when last then p_snapshot end, case when last then p_last_id end, case when last then p_whole and p_own_ids is null end,
            case when last and p_own_ids is not null then pg_current_xact_id() end, case when last then p_own_ids end
-    from tick order by k
+    from (select *, k = max(k) over () as last from trunkline._pieces(array[p_log], array[p_ids])) tick order by k
 $$;
 
 -- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each scan: the first one in
@@ -361,7 +368,7 @@ begin
         if t.shared then
             v_rows := 0;
             if v_ids is null and v_lo >> 30 = v_hi >> 30 then
-                return query select * from trunkline._store_rows((v_lo >> 30 & 7)::int, array[v_lo], array[v_hi + 1], array[v_next - v_lo]);
+                return query select * from trunkline._store_rows(trunkline._ring(v_lo >> 30), array[v_lo], array[v_hi + 1], array[v_next - v_lo]);
                 get diagnostics v_rows = row_count;
             else
                 return query

@@ -257,19 +257,9 @@ $$;
 create or replace function trunkline._write_store_ticks(p_logs int[], p_ids int8multirange[]) returns void
 language sql
 as $$
-    with runs as (
-        select u.log, lower(r) as lo, upper(r) as hi,
-               (sum(upper(r) - lower(r)) over (partition by u.log order by lower(r)) - (upper(r) - lower(r)))::bigint as before
-        from unnest(p_logs, p_ids) u(log, ids) cross join lateral unnest(u.ids) r
-    ), pieces as (
-        select log, k, lo + greatest(0, k * 1000 - before) as lo, least(hi, lo + (k + 1) * 1000 - before) as hi
-        from runs cross join lateral generate_series(before / 1000, (before + hi - lo - 1) / 1000) k
-    ), tick as (
-        select log, k, range_agg(int8range(lo, hi)) as ids, sum(hi - lo)::int as n from pieces group by log, k
-    )
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, shared)
     select (select slot from trunkline.epoch), t.log, h.next + t.k * 1000, t.n, t.ids, trunkline.clock(), true
-    from tick t join trunkline.logs l on l.log = t.log
+    from trunkline._pieces(p_logs, p_ids) t join trunkline.logs l on l.log = t.log
     cross join lateral (select coalesce((select x.first_offset + x.n from trunkline.ticks x where x.log = t.log order by x.first_offset desc limit 1), 1) as next offset 0) h
     order by t.log, t.k
 $$;

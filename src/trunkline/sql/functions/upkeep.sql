@@ -409,14 +409,16 @@ as $$
     select g.log, g.segment, g.sealed_at, g.last_offset, true from trunkline.staged_segments g
 $$;
 
--- Removes what a queue has finished with now, without waiting for its retention. Answers how many segments went.
+-- Removes what a queue has finished with now, without waiting for its retention. What is in the shared store cannot be read from then on, and its space
+-- is reused with its segment; segments of the queue's own tables are emptied. Returns how many segments and parts of the store these were.
 create or replace function trunkline.cleanup_queue(p_name text) returns int
 language plpgsql
 as $$
 declare
-    q       trunkline.queues := trunkline._queue(p_name);
-    r       record;
-    v_count int := 0;
+    q        trunkline.queues := trunkline._queue(p_name);
+    r        record;
+    v_count  int := 0;
+    v_needed bigint;
 begin
     perform trunkline._need_read_committed('cleanup_queue');
     -- what was settled until now
@@ -424,11 +426,13 @@ begin
     for r in select l.*, t.segment_rows, t.shared from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
         if r.shared then
             -- what is finished in the shared store cannot be read any more; its space is reused with its segment
-            update trunkline.logs set base_offset = least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1)
-            where log = r.log and base_offset < least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1);
-            v_count := v_count + found::int;
+            v_needed := least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1);
+            if r.base_offset < v_needed then
+                update trunkline.logs set base_offset = v_needed where log = r.log;
+                r.base_offset := v_needed;
+                v_count := v_count + 1;
+            end if;
             continue when not exists (select from trunkline._all_segments() s where s.log = r.log);
-            select base_offset into r.base_offset from trunkline.logs where log = r.log;
         end if;
         if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
             perform trunkline._end_segment(r.topic_id, r.partition, r.segment_rows);
