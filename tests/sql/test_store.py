@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
+from tests.races.sessions import Session, answer, wait_blocked
 from tests.sql.verbs import (
     Connect,
     assert_conserved,
@@ -200,6 +201,78 @@ def test_more_than_one_run_copies_at_a_time(conn: Connection, clock: Clock) -> N
     got = claim_all(conn, "q")
     assert sorted(row.log_offset for row in got) == list(range(1, 12001))
     assert {row.attempt for row in got if row.log_offset <= len(first)} == {2}
+
+
+def tick_each(conn: Connection, name: str, count: int) -> None:
+    """Each message in a tick of its own."""
+    for number in range(count):
+        enqueue(conn, name, number)
+        claim_all(conn, name)
+
+
+def begin_rotation(conn: Connection, connect: Connect) -> Connection:
+    """Copy ticks to the current slot while a reader keeps the older one from being emptied: both have them then."""
+    run_upkeep(conn, "rotate")
+    reader = connect()
+    reader.execute("begin")
+    reader.execute("select from trunkline.ticks limit 1")
+    return reader
+
+
+def test_messages_are_copied_out_while_two_ticks_name_them(conn: Connection, connect: Connect, clock: Clock) -> None:
+    call(conn, "create_queue", "q")
+    tick_each(conn, "q", 4)
+    # a tick that is in two segments, and two after it
+    enqueue(conn, "q", 4)
+    value(conn, "select setval('trunkline.store_ids', (1::bigint << 30) - 1)")
+    call(conn, "enqueue_many", "q", [b"5", b"6"])
+    claim_all(conn, "q")
+    tick_each(conn, "q", 2)
+    reader = begin_rotation(conn, connect)
+    run_upkeep(conn, "rotate")
+    run_upkeep(conn, "segments", 3)
+    retire(conn, clock)
+    reader.execute("rollback")
+    run_upkeep(conn, "rotate", 3)
+    assert sorted(row.log_offset for row in claim_all(conn, "q")) == list(range(1, 10))
+
+
+def test_messages_are_not_copied_out_while_ticks_are_rotated(conn: Connection, connect: Connect, clock: Clock) -> None:
+    call(conn, "create_queue", "q")
+    # copies of ticks stand for up to 1,000 offsets; that of the last three is a tick apart
+    call(conn, "enqueue_many", "q", [b"0"] * 999)
+    claim_all(conn, "q")
+    tick_each(conn, "q", 4)
+    roll(conn, clock)
+    reader = begin_rotation(conn, connect)
+    rotation = connect()
+    rotation.execute("begin")
+    run_upkeep(rotation, "rotate")
+    retire(conn, clock)
+    rotation.execute("commit")
+    reader.execute("rollback")
+    retire(conn, clock)
+    assert value(conn, "select count(*) from trunkline.store") == 0
+    assert sorted(row.log_offset for row in claim_all(conn, "q")) == list(range(1, 1004))
+
+
+def test_a_read_of_two_segments_goes_on_where_the_first_was_copied_to(conn: Connection, connect: Connect, clock: Clock) -> None:
+    call(conn, "create_queue", "q")
+    call(conn, "enqueue_many", "q", [b"0", b"1"])
+    value(conn, "select setval('trunkline.store_ids', (1::bigint << 30) - 1)")
+    call(conn, "enqueue_many", "q", [b"2", b"3"])
+    run_upkeep(conn, "segments", 3)
+    clock.advance(25 * 3600)
+    other, reader = connect(), Session(connect())
+    other.execute("begin; lock table trunkline.store_0")
+    got = reader.start("select payload from trunkline._read(1, 0, 1048576, 1, 4) order by log_offset")
+    # it has found the tick and waits for the first table
+    wait_blocked(Session(conn), reader)
+    run_upkeep(other, "retention", 3)
+    assert value(other, "select count(*) from trunkline.store_0") == 0
+    other.execute("commit")
+    assert answer(got) == [(b"0",), (b"1",), (b"2",), (b"3",)]
+    reader.close()
 
 
 def test_a_queue_may_keep_its_messages_longer_than_the_store(conn: Connection, clock: Clock) -> None:

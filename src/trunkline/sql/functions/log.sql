@@ -366,20 +366,23 @@ begin
             v_hi := upper(v_ids) - 1;
         end if;
         if t.shared then
-            v_rows := 0;
-            if v_ids is null and v_lo >> 30 = v_hi >> 30 then
+            -- one segment at a time: its messages are all there or, since it was emptied after we had read the tick, none
+            if v_lo >> 30 <> v_hi >> 30 then
+                v_ids := coalesce(v_ids, int8multirange(int8range(v_lo, v_hi + 1))) * int8multirange(int8range(null, (v_lo >> 30) + 1 << 30));
+                v_take := trunkline._size(v_ids);
+            end if;
+            if v_ids is null then
                 return query select * from trunkline._store_rows(trunkline._ring(v_lo >> 30), array[v_lo], array[v_hi + 1], array[v_next - v_lo]);
-                get diagnostics v_rows = row_count;
             else
                 return query
                 select m.* from (
-                    select x.lo >> 30 as segment, array_agg(x.lo order by x.lo) as los, array_agg(x.hi order by x.lo) as his, array_agg(v_next + x.before - x.lo order by x.lo) as shifts
-                    from trunkline._runs(coalesce(v_ids, int8multirange(int8range(v_lo, v_hi + 1)))) x group by 1 order by 1 offset 0) g
-                cross join lateral trunkline._store_rows((g.segment & 7)::int, g.los, g.his, g.shifts) m;
-                get diagnostics v_rows = row_count;
+                    select array_agg(x.lo order by x.lo) as los, array_agg(x.hi order by x.lo) as his, array_agg(v_next + x.before - x.lo order by x.lo) as shifts
+                    from trunkline._runs(v_ids) x offset 0) g
+                cross join lateral trunkline._store_rows(trunkline._ring(v_lo >> 30), g.los, g.his, g.shifts) m;
             end if;
+            get diagnostics v_rows = row_count;
             if v_rows = 0 and not v_again then
-                -- the table was emptied after we had read the tick: another tick says where the messages are now
+                -- another tick says where they are now
                 v_again := true;
                 continue;
             end if;

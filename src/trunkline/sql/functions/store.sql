@@ -314,10 +314,11 @@ begin
     with gone as (
         delete from trunkline.ticks k where k.log = p_log and k.first_offset <= v_upto and k.first_offset + k.n > p_from returning k.*
     ), rest as (
+        -- of the longest: while ticks are rotated there may be a copy that stands for several
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, shared)
-        select distinct on (g.first_offset + g.n) (select slot from trunkline.epoch), p_log, v_upto + 1, g.first_offset + g.n - 1 - v_upto,
+        select (select slot from trunkline.epoch), p_log, v_upto + 1, g.first_offset + g.n - 1 - v_upto,
                trunkline._slice(g.ids, v_upto + 1 - g.first_offset, g.first_offset + g.n - 1 - v_upto), g.cut_at, g.shared
-        from gone g where g.first_offset + g.n - 1 > v_upto
+        from gone g where g.first_offset + g.n - 1 > v_upto order by g.first_offset + g.n desc limit 1
     )
     select max(cut_at) into v_at from gone;
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at)
@@ -342,7 +343,9 @@ declare
     r        record;
 begin
     select * into s from trunkline.segments where log = 1 order by segment limit 1;
-    if s.sealed_at is null or s.sealed_at >= trunkline.clock() - v_keep or not pg_try_advisory_xact_lock(778001, 1) then
+    -- Not while ticks are rotated: that copies ticks as they were before, and a copy would still name the messages in this table.
+    if s.sealed_at is null or s.sealed_at >= trunkline.clock() - v_keep
+       or not pg_try_advisory_xact_lock(778004, hashtext('rotate')) or not pg_try_advisory_xact_lock(778001, 1) then
         return 0;
     end if;
     v_end := s.segment + 1 << 30;

@@ -8,6 +8,9 @@ alter table trunkline.topics
 create index on trunkline.topics (topic_id) where not shared;
 -- the ids of this tick are those of the shared store, not of the tables of its log
 alter table trunkline.ticks add column shared boolean not null default false;
+-- rotation copies a tick to the other slot; two in one slot that begin at the same offset would be added up by the next rotation
+drop index trunkline.ticks_log_first_offset_idx;
+create unique index on trunkline.ticks (log, first_offset, slot);
 
 -- A ring of eight tables. The upper bits of an id are the number of its segment, and the segment's place in the ring is that number modulo 8.
 create table trunkline.store (
