@@ -571,6 +571,30 @@ def purge_after_a_rolled_back_claim(world: World) -> None:
     finish_queue(world)
 
 
+def purge_beside_a_pass(world: World) -> None:
+    """The pass has returned a message and is not committed: the purge takes that message as well."""
+    enqueue(world.main, "a", "b")
+    rows = world.main.claim("q", 1, 10.0)
+    assert rows
+    world.main.settle("nack", [rows[0][0]], seconds=0.0, delay=0.0)
+    other = world.session("other")
+    other.connect().execute("begin")
+    other.rows("select trunkline.run_upkeep('pass')")
+    purge(world.main, "q")
+    other.connect().execute("commit")
+    finish_queue(world)
+
+
+def nack_after_a_purge(world: World) -> None:
+    enqueue(world.main, "a")
+    purge(world.main, "q")
+    enqueue(world.main, "b")
+    rows = world.main.claim("q", 1, 10.0)
+    assert rows
+    world.main.settle("nack", [rows[0][0]], seconds=0.0, delay=0.0)
+    finish_queue(world)
+
+
 def claim_of_a_subscription_that_is_rolled_back(world: World) -> None:
     """It drew what does not match, too."""
     for value, key in (("a", "no"), ("b", "yes"), ("c", "no"), ("d", "yes"), ("e", "no")):

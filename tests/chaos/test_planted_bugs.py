@@ -79,7 +79,10 @@ BUGS = {
         ("late_arrival",),
     ),
     "reader does not wait for the sequencer": Bug(
-        (Change("_lock_sequencing", "elsif not p_wait then", "else"),),
+        (
+            Change("_lock_sequencing", "elsif not p_wait then", "else"),
+            Change("_sequence_logs", "                skipped := true;\n", ""),
+        ),
         TOPIC,
         scripts.reader_beside_a_long_look,
         ("late_arrival",),
@@ -244,11 +247,24 @@ BUGS = {
         scripts.claim_of_a_subscription_that_is_rolled_back,
         ("unexpected",),
     ),
+    # a pass that has seen the purge drops it; what one has returned that had not is dropped by the claim
     "hole returned after a purge": Bug(
-        (Change("_return_hole", "c.purged_upto + 1", "0"),),
+        (
+            Change("_return_hole", "c.purged_upto + 1", "0"),
+            Change("_scan_returns", "x.log_offset <= k.purged_upto", "false"),
+        ),
         QUEUE,
         scripts.purge_after_a_rolled_back_claim,
         ("after_purge",),
+    ),
+    "purge leaves what a pass returns meanwhile": Bug(
+        (Change("_scan_returns", "x.purge_no < q.purge_nos[cardinality(q.purge_nos)]", "false"),),
+        QUEUE,
+        scripts.purge_beside_a_pass,
+        ("conservation",),
+    ),
+    "purge takes what was sent back after it": Bug(
+        (Change("_return", "p_ats[i], p_purges[i]", "p_ats[i], 0"),), QUEUE, scripts.nack_after_a_purge, ("conservation",)
     ),
     "lease rotated away before its draw was judged": Bug(
         (Change("_carry", "l.first + l.n - 1 > s.upto or", "false or"),),

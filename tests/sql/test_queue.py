@@ -319,6 +319,69 @@ def test_purge_removes_what_an_open_label_claim_has_passed_over(conn: Connection
     assert settle(conn, "ack", kept.receipt) == ["done"]
 
 
+def send_back(conn: Connection, connect: Connect, *values: object) -> None:
+    """One message returns after a nack, one because its claim was rolled back; both are due in the next pass."""
+    enqueue(conn, "mail", *values)
+    other = connect()
+    other.execute("begin")
+    claim(other, "mail", 1)
+    other.execute("rollback")
+    passes(conn)
+    settle(conn, "nack", *(each.receipt for each in claim(conn, "mail", 1)), p_delay="0")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_purge_removes_what_a_pass_returns_meanwhile(conn: Connection, connect: Connect, end: str) -> None:
+    call(conn, "create_queue", "mail")
+    send_back(conn, connect, 1, 2)
+    other = connect()
+    other.execute("begin")
+    call(other, "run_pass", ["mail"])
+    call(conn, "purge_queue", "mail")
+    enqueue(conn, "mail", 3)
+    other.execute(end)
+    passes(conn)
+    (kept,) = claim(conn, "mail", 10)
+    settle(conn, "nack", kept.receipt, p_delay="0")
+    passes(conn)
+    assert contents(claim(conn, "mail", 10)) == [3]
+    passes(conn)
+    assert_conserved(conn, "mail")
+    stats = queue_stats(conn, "mail")
+    assert (stats.ready, stats.leased, stats.purged) == (0, 1, 2)
+
+
+def test_purge_that_stays_open_takes_what_passes_return_meanwhile(conn: Connection, connect: Connect) -> None:
+    call(conn, "create_queue", "mail")
+    send_back(conn, connect, 1, 2)
+    other = connect()
+    other.execute("begin")
+    call(other, "purge_queue", "mail")
+    passes(conn)
+    other.execute("commit")
+    send_back(conn, connect, 3, 4)
+    passes(conn)
+    assert sorted(contents(claim(conn, "mail", 10))) == [3, 4]
+    passes(conn)
+    assert_conserved(conn, "mail")
+    assert queue_stats(conn, "mail").purged == 2
+
+
+def test_purge_that_stays_open_takes_nothing_that_comes_after_it(conn: Connection, connect: Connect) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", 0)
+    other = connect()
+    other.execute("begin")
+    call(other, "purge_queue", "mail")
+    send_back(conn, connect, 1, 2)
+    passes(conn)
+    other.execute("commit")
+    passes(conn)
+    assert sorted(contents(claim(conn, "mail", 10))) == [1, 2]
+    passes(conn)
+    assert_conserved(conn, "mail")
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_purge_takes_nothing_that_comes_after_it_when_the_clock_is_set_back(
     conn: Connection, clock: Clock, ordered: bool

@@ -104,7 +104,8 @@ begin
 end
 $$;
 
--- The next positions of what came back. What retention or the end of its subscription took has expired.
+-- The next positions of what came back. What retention or the end of its subscription took has expired. What a pass returned that had not seen a purge
+-- is passed over with number 0: the next pass has seen it, and drops that. Such a row ends the scan, or the scan is only for such rows.
 create or replace function trunkline._scan_returns(inout s trunkline.leases, q trunkline.queues, p_head bigint, p_want int, p_labels text[])
 language plpgsql
 as $$
@@ -112,30 +113,34 @@ declare
     v_now    timestamptz := trunkline.clock();
     v_oldest timestamptz := v_now - q.ttl;
     v_purge  bigint := case when p_labels is not null then trunkline._newest_purge() end;
+    v_purged boolean;
 begin
     with r as materialized (
-        select x.pos, x.source_id, x.log_offset, x.attempt, x.why, k.cursor_id is not null and x.log_offset >= l.base_offset as there, k as source
+        select x.pos, x.source_id, x.log_offset, x.attempt, x.why, k.cursor_id is not null and x.log_offset >= l.base_offset as there, k as source,
+               -- a hole of a log has no number: what it was drawn from tells
+               q.purge_xids <> '{}' and coalesce(case when x.purge_no is null then x.log_offset <= k.purged_upto else x.purge_no < q.purge_nos[cardinality(q.purge_nos)] end, false) as purged
         from (select y.*, row_number() over (order by y.pos) as no from trunkline._returns_at(s.cursor_id, s.first, least(p_head, s.first + p_want - 1)) y) x
         left join trunkline.cursors k on k.cursor_id = x.source_id
         left join trunkline.logs l on l.log = k.log
         -- without gaps: if tables were rotated twice since their names were read, only the newer rows are found
         where x.pos = s.first + x.no - 1
     ), m as (
-        select r.pos, r.source_id, r.log_offset, r.attempt, r.why, r.there and not coalesce(x.created_at < v_oldest, false) as alive,
-               p_labels is null or coalesce(x.label = any (p_labels), false) as wanted
+        select r.pos, r.source_id, r.log_offset, r.attempt, r.why, r.purged, r.purged or r.there and not coalesce(x.created_at < v_oldest, false) as alive,
+               not r.purged and (p_labels is null or coalesce(x.label = any (p_labels), false)) as wanted
         from r
         left join lateral (select y.created_at, y.label from trunkline._read_left(r.source, r.log_offset) y where q.ttl is not null or p_labels is not null) x on r.there
+        where r.pos < coalesce((select min(y.pos) from r y where y.purged <> (select z.purged from r z where z.pos = s.first)), 9223372036854775807)
     )
     select count(*), array_agg(m.source_id order by m.pos), array_agg(m.log_offset order by m.pos), array_agg(m.attempt order by m.pos),
            array_agg(m.why order by m.pos),
            coalesce(range_agg(int8range(m.pos, m.pos + 1)) filter (where m.alive and m.wanted), '{}'),
            range_agg(int8range(m.pos, m.pos + 1)) filter (where m.alive and not m.wanted),
-           count(*) filter (where not m.alive)
-      into s.n, s.source_ids, s.offsets, s.attempts, s.whys, s.taken, s.passed, s.expired
+           count(*) filter (where not m.alive), bool_or(m.purged)
+      into s.n, s.source_ids, s.offsets, s.attempts, s.whys, s.taken, s.passed, s.expired, v_purged
       from m;
     s.claimed_at := v_now;
     if s.passed is not null then
-        s.purge_no := v_purge;
+        s.purge_no := case when v_purged then 0 else v_purge end;
     end if;
 end
 $$;

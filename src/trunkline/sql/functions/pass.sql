@@ -129,9 +129,9 @@ begin
 end
 $$;
 
--- Returns messages to a queue: appends them to its returns, or to those of their label.
+-- Returns messages to a queue: appends them to its returns, or to those of their label. p_purges: the number of the newest purge when they were sent back.
 create or replace function trunkline._return(
-    p_queue_id int, p_rotation smallint, p_sources int[], p_offsets bigint[], p_attempts int[], p_whys "char"[], p_errors text[], p_ats timestamptz[])
+    p_queue_id int, p_rotation smallint, p_sources int[], p_offsets bigint[], p_attempts int[], p_whys "char"[], p_errors text[], p_ats timestamptz[], p_purges bigint[])
 returns void
 language plpgsql
 as $$
@@ -159,8 +159,8 @@ begin
         -- Positions follow the newest committed one and what this pass has appended. Those that a claim has appended, drawn and rolled back with its
         -- transaction are left out: drawn is drawn.
         v_head := greatest((trunkline._cursor_state(c)).head, trunkline._drawn(c), (select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1));
-        insert into trunkline.returns (rotation, cursor_id, pos, source_id, log_offset, attempt, why, error, at)
-        select p_rotation, c.cursor_id, v_head + row_number() over (order by i), p_sources[i], p_offsets[i], p_attempts[i], p_whys[i], p_errors[i], p_ats[i]
+        insert into trunkline.returns (rotation, cursor_id, pos, source_id, log_offset, attempt, why, error, at, purge_no)
+        select p_rotation, c.cursor_id, v_head + row_number() over (order by i), p_sources[i], p_offsets[i], p_attempts[i], p_whys[i], p_errors[i], p_ats[i], p_purges[i]
         from generate_subscripts(p_sources, 1) i where v_targets[i] = c.cursor_id;
         -- A claim that finds fewer rows than this says draws only those: so it may be told before they are committed.
         perform setval(c.head_seq, v_head + (select count(*) from unnest(v_targets) x where x = c.cursor_id));
@@ -277,10 +277,10 @@ begin
         p_lost := p_lost - v_skipped;
     end if;
     select array_agg(x.source_id order by x.pos) as sources, array_agg(x.log_offset order by x.pos) as offsets, array_agg(x.attempt order by x.pos) as attempts,
-           array_agg(x.error order by x.pos) as errors, count(*) as n
+           array_agg(x.error order by x.pos) as errors, array_agg(x.purge_no order by x.pos) as purges, count(*) as n
       into e
       from (
-        select p as pos, coalesce(r.source_id, c.cursor_id) as source_id, coalesce(r.log_offset, p) as log_offset, coalesce(r.attempt, 0) as attempt, r.error
+        select p as pos, coalesce(r.source_id, c.cursor_id) as source_id, coalesce(r.log_offset, p) as log_offset, coalesce(r.attempt, 0) as attempt, r.error, r.purge_no
         from unnest(p_lost) u cross join lateral generate_series(lower(u), upper(u) - 1) p
         left join lateral (select * from trunkline.returns x where c.kind <> 'log' and x.cursor_id = c.cursor_id and x.pos = p limit 1) r on true
         where c.kind <> 'log' or p >= (select base_offset from trunkline.logs where log = c.log)
@@ -288,7 +288,7 @@ begin
     returned := e.n;
     expired := trunkline._size(p_lost) - e.n;
     if e.n > 0 then
-        perform trunkline._return(c.queue_id, p_rotation, e.sources, e.offsets, e.attempts, array_fill('h'::"char", array[e.n::int]), e.errors, array_fill(p_now, array[e.n::int]));
+        perform trunkline._return(c.queue_id, p_rotation, e.sources, e.offsets, e.attempts, array_fill('h'::"char", array[e.n::int]), e.errors, array_fill(p_now, array[e.n::int]), e.purges);
     end if;
 end
 $$;
@@ -338,7 +338,7 @@ begin
                   where s.kind = 'x' and c.drawn_seq is not null;
                 if e.n > 0 then
                     perform trunkline._return(c.queue_id, p.rotation, e.sources, e.offsets, e.attempts, array_fill('x'::"char", array[e.n]),
-                                              array_fill(null::text, array[e.n]), array_fill(v_now, array[e.n]));
+                                              array_fill(null::text, array[e.n]), array_fill(v_now, array[e.n]), array_fill(trunkline._newest_purge(), array[e.n]));
                 end if;
             end if;
         end if;
@@ -365,12 +365,12 @@ begin
     for r in
         select d.queue_id, array_agg(d.source_id order by d.due_at, d.no) as sources, array_agg(d.log_offset order by d.due_at, d.no) as offsets,
                array_agg(d.attempt order by d.due_at, d.no) as attempts, array_agg(d.why order by d.due_at, d.no) as whys,
-               array_agg(d.error order by d.due_at, d.no) as errors, array_agg(d.at order by d.due_at, d.no) as ats
+               array_agg(d.error order by d.due_at, d.no) as errors, array_agg(d.at order by d.due_at, d.no) as ats, array_agg(d.purge_no order by d.due_at, d.no) as purges
         from trunkline.later d join trunkline.queues q using (queue_id)
         where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now and not trunkline._is_purged(q, d.purge_no, p)
         group by 1 order by 1
     loop
-        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
+        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats, r.purges);
     end loop;
 end
 $$;
@@ -393,10 +393,10 @@ begin
     for r in
         select y.queue_id, array_agg(y.source_id order by y.due, y.pos) as sources, array_agg(y.log_offset order by y.due, y.pos) as offsets,
                array_agg(y.attempt order by y.due, y.pos) as attempts, array_agg(y.why order by y.due, y.pos) as whys,
-               array_agg(y.error order by y.due, y.pos) as errors, array_agg(y.at order by y.due, y.pos) as ats
+               array_agg(y.error order by y.due, y.pos) as errors, array_agg(y.at order by y.due, y.pos) as ats, array_agg(y.purge_no order by y.due, y.pos) as purges
         from trunkline._new_returns(p) y where y.due <= p.now group by 1 order by 1
     loop
-        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats);
+        perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats, r.purges);
     end loop;
     insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
     select trunkline._history_slot(y.at), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error

@@ -467,8 +467,10 @@ create or replace function trunkline._purge_cursor(c trunkline.cursors) returns 
 language plpgsql
 as $$
 declare
-    s      trunkline.leases := trunkline._new_draw(c);
-    v_head bigint := trunkline._drawable(c);
+    s       trunkline.leases := trunkline._new_draw(c);
+    -- of what came back not what a pass is about to append: if that pass fails, these positions are those of nothing
+    v_head  bigint := case when c.kind = 'log' then trunkline._head(c.log)
+                           else coalesce((select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1), 0) end;
     v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
 begin
     begin

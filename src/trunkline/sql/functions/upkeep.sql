@@ -548,7 +548,7 @@ begin
         update trunkline.rotation set current = v_next, emptied = false, rotated_at = trunkline.clock();
         -- claims read returns from the current partition and the one before it
         insert into trunkline.returns
-        select v_next, x.cursor_id, x.pos, x.source_id, x.log_offset, x.attempt, x.why, x.error, x.at
+        select v_next, x.cursor_id, x.pos, x.source_id, x.log_offset, x.attempt, x.why, x.error, x.at, x.purge_no
         from trunkline.returns x join trunkline.cursors c using (cursor_id) cross join lateral trunkline._cursor_state(c) s
         where x.rotation = (v_next + 1) % 3 and (x.pos > s.upto or s.open @> x.pos);
         v_moved := v_moved + 1;

@@ -114,6 +114,8 @@ create table trunkline.returns (
     why        "char"      not null,
     error      text,
     at         timestamptz not null,
+    -- the newest purge when it was sent back; null: it was drawn from a log and never delivered
+    purge_no   bigint,
     primary key (cursor_id, pos, rotation)
 ) partition by list (rotation);
 
