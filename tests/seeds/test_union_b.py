@@ -49,7 +49,7 @@ def test_row_14_append_to_durable_log(conn: Connection) -> None:
     assert value(conn, "show synchronous_commit") == "off"
     unlogged = "select relname from pg_class where relnamespace = 'trunkline'::regnamespace and relpersistence <> 'p'"
     # counters of passes, which start again after a crash; no message depends on them
-    counters = {"pass_epoch", "pass_ended", "pass_visited", "logs_visited"}
+    counters = {"pass_epoch", "pass_ended", "pass_visited", "logs_visited", "rolled_up_at", "rolled_up_pass"}
     assert {row.relname for row in rows(conn, unlogged)} == counters
     assert contents(read(conn, "t")) == contents(read(conn, "t")) == [1]
 

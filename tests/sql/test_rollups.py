@@ -10,7 +10,21 @@ import pytest
 
 from tests.conftest import Clock, Connection
 from tests.plans import seeding
-from tests.sql.verbs import call, claim, enqueue, fetch, passes, publish, refused, rows, run_upkeep, settle, upkeep, value
+from tests.sql.verbs import (
+    call,
+    claim,
+    enqueue,
+    fetch,
+    passes,
+    publish,
+    refused,
+    rows,
+    run_upkeep,
+    settle,
+    settle_all,
+    upkeep,
+    value,
+)
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -176,16 +190,48 @@ def test_group_lag_and_latencies(conn: Connection, noon: Clock) -> None:
 def test_rows_go_after_25_hours(conn: Connection, noon: Clock) -> None:
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
+    topics = "select count(*) from trunkline.rollups where kind = 'topic'"
     roll_up(conn)
     noon.advance(timedelta(hours=24))
     roll_up(conn)
-    assert value(conn, "select count(*) from trunkline.rollups") == 4
+    assert value(conn, topics) == 2
     noon.advance(timedelta(hours=1, seconds=1))
     roll_up(conn)
-    assert value(conn, "select count(*) from trunkline.rollups") == 4
+    assert value(conn, topics) == 2
     noon.advance(timedelta(days=2))
     roll_up(conn)
-    assert value(conn, "select count(*) from trunkline.rollups") == 2
+    assert value(conn, topics) == 1
+    assert value(conn, "select count(*) from trunkline.rollups where kind = 'queue'") <= 1
+
+
+def test_an_idle_queue_has_a_row_every_ten_minutes(conn: Connection, noon: Clock) -> None:
+    """And its rate after an idle time is that of the last minute, not of the whole time."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", 1)
+    settle_all(conn, "ack", claim(conn, "q"))
+    for _ in range(40):
+        roll_up(conn)
+        noon.advance(60)
+    idle = call(conn, "queue_rollups", "q")
+    assert 4 <= len(idle) <= 7
+    assert idle[1].acked_per_second == 0
+    enqueue(conn, "q", *range(60))
+    run_upkeep(conn, "sequence")
+    roll_up(conn)
+    newest = call(conn, "queue_rollups", "q")[-1]
+    assert newest.ready == 60
+    assert newest.accepted_per_second == pytest.approx(1)
+
+
+def test_a_queue_with_a_backlog_has_a_row_every_minute(conn: Connection, noon: Clock) -> None:
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", 1)
+    run_upkeep(conn, "sequence")
+    for _ in range(8):
+        roll_up(conn)
+        noon.advance(60)
+    ages = [row.oldest_age for row in call(conn, "queue_rollups", "q")]
+    assert len(ages) == 8 and ages == sorted(ages)
 
 
 def test_upkeep_rolls_up_about_once_a_minute(conn: Connection) -> None:

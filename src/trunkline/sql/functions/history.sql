@@ -7,10 +7,6 @@ as $$
                        when 'd' then 'dead' when 'x' then 'expired' when 'g' then 'gone' end
 $$;
 
-create or replace function trunkline._history_slot(p_at timestamptz) returns smallint
-language sql stable
-as $$ select (floor(extract(epoch from p_at) / 86400)::bigint % 32)::smallint $$;
-
 -- Deliveries that are not in the history yet: open ones, and those that were settled since the newest pass.
 create or replace function trunkline._live_deliveries(p_queue_id int)
 returns table (source_id int, first_offset bigint, last_offset bigint, attempt int, consumer text, claimed_at timestamptz,
@@ -90,7 +86,7 @@ $$;
 
 create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
 
--- Empties the days that no queue keeps any more.
+-- Removes what no queue keeps any more.
 create or replace function trunkline._upkeep_history() returns int
 language sql
-as $$ select trunkline._empty_days('history', coalesce(max(history), '0')) from trunkline.queues $$;
+as $$ select trunkline._turn_window('history', coalesce(max(history), '0')) from trunkline.queues $$;

@@ -30,7 +30,7 @@ begin
         from trunkline._settle(case p_verb when 'bury' then 'b' else 'n' end::"char", p_receipts, null, p_error) r;
     end if;
     insert into trunkline.job_results (slot, job_id, state, result, error, at)
-    select trunkline._history_slot(v_now), p_ids[i], case p_verb when 'ack' then 'd' else 'f' end::"char", p_results[i], left(p_error, 10000), v_now
+    select trunkline._window('job_results'), p_ids[i], case p_verb when 'ack' then 'd' else 'f' end::"char", p_results[i], left(p_error, 10000), v_now
     from generate_subscripts(p_ids, 1) i where p_tracked[i] and v_answers[i] = 'done' order by i;
     delete from trunkline.job_unique u using (
         select p_uniques[i] as key, p_ids[i] as id from generate_subscripts(p_ids, 1) i where p_uniques[i] is not null and v_answers[i] = 'done') x
@@ -100,7 +100,7 @@ begin
     delete from trunkline.job_waiting where waiting_id = w.waiting_id;
     if found then
         insert into trunkline.job_results (slot, job_id, state, error, at)
-        values (trunkline._history_slot(trunkline.clock()), w.waiting_id, 'f', p_error, trunkline.clock());
+        values (trunkline._window('job_results'), w.waiting_id, 'f', p_error, trunkline.clock());
     end if;
 end
 $$;
@@ -204,7 +204,7 @@ create or replace function trunkline.store_result(p_id uuid, p_result bytea) ret
 language sql
 as $$
     insert into trunkline.job_results (slot, job_id, state, result, at)
-    select trunkline._history_slot(trunkline.clock()), p_id, 'd', p_result, trunkline.clock()
+    select trunkline._window('job_results'), p_id, 'd', p_result, trunkline.clock()
 $$;
 
 -- Back to the queue until p_delay has passed, as if it had not been delivered: the attempt does not count.
@@ -261,7 +261,7 @@ begin
         return query select 'unknown', null::bytea;
     else
         v_now := trunkline.clock();
-        insert into trunkline.job_once (slot, scope, key, state, at) values (trunkline._history_slot(v_now), p_scope, p_key, 's', v_now);
+        insert into trunkline.job_once (slot, scope, key, state, at) values (trunkline._window('job_once'), p_scope, p_key, 's', v_now);
         return query select 'start', null::bytea;
     end if;
 end
@@ -276,7 +276,7 @@ declare
 begin
     perform trunkline._commit_durably();
     insert into trunkline.job_once (slot, scope, key, state, result, at)
-    values (trunkline._history_slot(v_now), p_scope, p_key, case when p_done then 'd' else 'f' end, p_result, v_now);
+    values (trunkline._window('job_once'), p_scope, p_key, case when p_done then 'd' else 'f' end, p_result, v_now);
 end
 $$;
 
@@ -295,7 +295,7 @@ begin
     delete from trunkline.job_waiting where waiting_id = p_id;
     if found then
         insert into trunkline.job_results (slot, job_id, state, error, at)
-        values (trunkline._history_slot(trunkline.clock()), p_id, 'c', v_reason, trunkline.clock());
+        values (trunkline._window('job_results'), p_id, 'c', v_reason, trunkline.clock());
         return 'cancelled';
     end if;
     select j.state into v_state from trunkline._job(p_id) j;
@@ -657,7 +657,7 @@ begin
     delete from trunkline.job_workers where seen_at < trunkline.clock() - interval '1 hour';
     delete from trunkline.job_slots where until < trunkline.clock() - interval '1 hour';
     delete from trunkline.job_cancels where at < trunkline.clock() - interval '400 days';
-    return v_count + trunkline._empty_days('job_results', trunkline._setting('job_results_keep')::interval)
-                   + trunkline._empty_days('job_once', trunkline._setting('job_once_keep')::interval);
+    return v_count + trunkline._turn_window('job_results', trunkline._setting('job_results_keep')::interval)
+                   + trunkline._turn_window('job_once', trunkline._setting('job_once_keep')::interval);
 end
 $$;

@@ -542,7 +542,7 @@ declare
 begin
     perform trunkline._commit_durably();
     insert into trunkline.attempts (slot, endpoint_id, queue_id, id, attempt, started_at, seconds, status, outcome, error, snippet, dispatcher)
-    select trunkline._history_slot(v_now), u.endpoint_id, u.queue_id, u.id, u.attempt, v_now - u.age * interval '1 second', u.seconds, u.status, u.outcome,
+    select trunkline._window('attempts'), u.endpoint_id, u.queue_id, u.id, u.attempt, v_now - u.age * interval '1 second', u.seconds, u.status, u.outcome,
            left(u.error, 1000), left(u.snippet, 4000), p_dispatcher
     from unnest(p_endpoints, p_queues, p_ids, p_attempts, p_ages, p_seconds, p_statuses, p_outcomes, p_errors, p_snippets)
          u(endpoint_id, queue_id, id, attempt, age, seconds, status, outcome, error, snippet)
@@ -666,13 +666,13 @@ begin
 end
 $$;
 
--- Empties the days of attempts that are not kept any more, and the inbox window that nobody can look into.
+-- Removes attempts that are not kept any more, and empties the inbox window that nobody can read.
 create or replace function trunkline._upkeep_attempts() returns int
 language plpgsql
 as $$
 declare
     v_win bigint := floor(extract(epoch from trunkline.clock()) / extract(epoch from trunkline._setting('inbox_window')::interval));
 begin
-    return trunkline._empty_days('attempts', trunkline._setting('attempts_kept')::interval) + trunkline._empty_slot('inbox_keys_' || (v_win + 2) % 4);
+    return trunkline._turn_window('attempts', trunkline._setting('attempts_kept')::interval) + trunkline._empty_slot('inbox_keys_' || (v_win + 2) % 4);
 end
 $$;

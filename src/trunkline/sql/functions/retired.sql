@@ -32,6 +32,8 @@ drop function if exists trunkline._write_claim(int), trunkline._write_claim(int,
     trunkline._lease_many(int[], bigint[], int8multirange[], bigint[], int, int, int, text), trunkline._open_leases(int),
     trunkline._tick(int, int, int, int), trunkline._tick(int, int, int, int, boolean), trunkline._visible_among(int, int, int, int8multirange),
     trunkline._sequence_logs(int[], int, boolean), trunkline._is_unsequenced(int, uuid), trunkline._has_committed(int, int, int, int), trunkline._set_of(bigint, bigint);
+drop function if exists trunkline._history_slot(timestamptz), trunkline._empty_days(text, interval);
+drop function if exists trunkline._roll_up_queue(trunkline.queues, timestamptz), trunkline._cursor_totals(trunkline.queues);
 drop function if exists trunkline._reserve(int, int, int, int);
 drop function if exists trunkline._roll(int, int, int);
 drop function if exists trunkline._make_staged_segment(int, int, bigint, int);

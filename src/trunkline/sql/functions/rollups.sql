@@ -42,7 +42,8 @@ begin
 end
 $$;
 
-create or replace function trunkline._roll_up_queue(q trunkline.queues, p_now timestamptz) returns void
+-- p_before: when the run before this one was. A queue that was idle has no row of that time: then it gets one, so that rates are those of one interval.
+create or replace function trunkline._roll_up_queue(q trunkline.queues, p_now timestamptz, p_before timestamptz) returns void
 language plpgsql
 as $$
 declare
@@ -52,7 +53,7 @@ declare
     v_late timestamptz;
 begin
     r := row('queue', q.queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
-    for t in select * from trunkline._cursor_totals(q) loop
+    for t in select * from trunkline._cursor_totals(array[q.queue_id]) loop
         r.delivered := r.delivered + t.delivered;
         r.acked := r.acked + t.acked;
         r.returned := r.returned + t.returned;
@@ -72,6 +73,12 @@ begin
     r.lag := r.ready;
     r.oldest_age := coalesce(extract(epoch from p_now - v_late), 0);
     select * into v_last from trunkline.rollups x where x.kind = 'queue' and x.subject = q.queue_id order by x.at desc limit 1;
+    if v_last.at < p_before and (r.head, r.delivered, r.acked, r.returned, r.dead, r.expired)
+                                <> (v_last.head, v_last.delivered, v_last.acked, v_last.returned, v_last.dead, v_last.expired) then
+        insert into trunkline.rollups (kind, subject, at, head, delivered, acked, returned, dead, expired)
+        values (v_last.kind, v_last.subject, p_before, v_last.head, v_last.delivered, v_last.acked, v_last.returned, v_last.dead, v_last.expired)
+        on conflict do nothing;
+    end if;
     r := trunkline._queue_latencies(r, v_last);
     insert into trunkline.rollups select r.* on conflict do nothing;
 end
@@ -123,16 +130,45 @@ begin
 end
 $$;
 
--- One that cannot be looked at (a damaged log) must not keep the others waiting.
+-- Queues that something has happened to since the run before the last one, or that have messages: so the first idle minute has a row, with rates of 0. Of
+-- the others every tenth gets a row in each run, so that they have one every ten minutes.
+create or replace function trunkline._queues_to_roll_up(p_now timestamptz, p_before timestamptz, p_pass bigint) returns setof trunkline.queues
+language sql stable
+as $$
+    select q.* from trunkline.queues q
+    left join lateral (
+        -- totals only grow, so their sum tells whether one did
+        select x.ready, x.leased, x.total is distinct from lag(x.total) over (order by x.at) as moved
+        from (select y.at, y.ready, y.leased, y.head + y.delivered + y.acked + y.returned + y.dead + y.expired as total
+              from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id order by y.at desc limit 2) x
+        order by x.at desc limit 1) r on true
+    where p_before is null or r.ready is null or r.ready > 0 or r.leased > 0 or r.moved
+       or q.queue_id % 10 = floor(extract(epoch from p_now) / 60)::bigint % 10
+       or q.queue_id in (select k.queue_id from trunkline.cursor_states s join trunkline.cursors k using (cursor_id) where s.pass > p_pass)
+       or exists (select from trunkline.cursors k
+                  cross join lateral (select t.cut_at from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t
+                  where k.queue_id = q.queue_id and t.cut_at >= p_before)
+    order by q.queue_id
+$$;
+
+-- One that cannot be read (a damaged log) must not keep the others waiting.
 create or replace function trunkline._upkeep_rollups() returns int
 language plpgsql
 as $$
 declare
-    v_now   timestamptz := trunkline.clock();
-    v_count int;
-    q       trunkline.queues;
-    v_group int;
+    v_now    timestamptz := trunkline.clock();
+    v_before timestamptz := to_timestamp(nullif(pg_sequence_last_value('trunkline.rolled_up_at'), 0) / 1000.0);
+    v_pass   bigint := coalesce(pg_sequence_last_value('trunkline.rolled_up_pass'), 0);
+    v_count  int;
+    q        trunkline.queues;
+    v_group  int;
 begin
+    if v_before >= v_now then
+        -- the clock was set back
+        v_before := null;
+    end if;
+    perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);
+    perform setval('trunkline.rolled_up_pass', (select pass from trunkline.passes order by pass desc limit 1));
     delete from trunkline.rollups where at < v_now - interval '25 hours';
     insert into trunkline.rollups (kind, subject, at, head)
     select 'topic', l.topic_id, v_now, sum(trunkline._head(l.log)) from trunkline.logs l join trunkline.topics t using (topic_id)
@@ -140,9 +176,9 @@ begin
     -- a clock that stands still or goes back adds nothing
     on conflict do nothing;
     get diagnostics v_count = row_count;
-    for q in select * from trunkline.queues order by queue_id loop
+    for q in select * from trunkline._queues_to_roll_up(v_now, v_before, v_pass) loop
         begin
-            perform trunkline._roll_up_queue(q, v_now);
+            perform trunkline._roll_up_queue(q, v_now, v_before);
             v_count := v_count + 1;
         exception when others then
             raise warning 'queue % cannot be rolled up: % (%)', q.name, sqlerrm, sqlstate;

@@ -105,7 +105,7 @@ begin
 end
 $$;
 
--- Per queue. ready: can be claimed now (an upper bound where a subscription filters, since unread messages are not looked at);
+-- Per queue. ready: can be claimed now (an upper bound where a subscription filters, since unread messages are not read);
 -- delayed: waits for its time; leased: out with a consumer; dead: dead letters; oldest_age: seconds since the oldest ready one came.
 create or replace function trunkline.queue_stats(p_queue text default null)
 returns table (queue text, ready bigint, delayed bigint, leased bigint, dead bigint, acked bigint, expired bigint, purged bigint,
@@ -114,61 +114,83 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    q       trunkline.queues;
-    r       record;
-    v_now   timestamptz;
-    v_late  timestamptz;
-    v_at    timestamptz;
-    v_young bigint;
+    v_queues int[];
+    v_stats  trunkline.queue_stat[];
 begin
     if p_queue is not null then
-        perform trunkline._queue(p_queue);
+        return query select * from trunkline._queue_stats(array[(trunkline._queue(p_queue)).queue_id]);
+        return;
     end if;
-    for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
-        v_now := trunkline.clock();
-        queue := q.name;
-        paused := q.paused;
-        ready := 0;
-        leased := 0;
-        acked := 0;
-        expired := 0;
-        purged := 0;
-        v_late := null;
-        select count(*) into dead from (select from trunkline.dead_letters d where d.queue_id = q.queue_id limit 100000) x;
-        select count(*) into delayed from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x;
-        for r in select * from trunkline._cursor_totals(q) loop
-            ready := ready + r.ready;
-            delayed := delayed + r.delayed;
-            leased := leased + r.leased;
-            acked := acked + r.acked;
-            expired := expired + r.expired;
-            purged := purged + r.purged;
-            if (r.cur).kind = 'log' and r.head >= r.next then
-                if q.delivery_delay > '0' then
-                    select greatest(0, r.head + 1 - greatest(r.next, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
-                    from trunkline.topics x where x.topic_id = (r.cur).topic_id;
-                    ready := ready - v_young;
-                    delayed := delayed + v_young;
-                end if;
-                select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.next, r.next) m;
-                v_late := least(v_late, v_at);
-            elsif (r.cur).kind <> 'log' and r.ready > 0 then
-                v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (r.cur).cursor_id and x.pos >= r.next order by x.pos limit 1));
-            end if;
-        end loop;
-        oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
-        return next;
+    v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
+    for i in 1 .. cardinality(v_queues) by 200 loop
+        -- A sequence that is read stays locked until the transaction ends, and the server has room for some thousand locks. So this is a subtransaction that
+        -- is rolled back on purpose.
+        begin
+            v_stats := array(select x from trunkline._queue_stats(v_queues[i : i + 199]) x);
+            raise exception using errcode = 'TLX00';
+        exception when sqlstate 'TLX00' then
+            null;
+        end;
+        return query select * from unnest(v_stats);
     end loop;
 end
 $$;
 
--- The totals of each cursor of a queue: those after the newest pass, and what is new since.
-create or replace function trunkline._cursor_totals(q trunkline.queues)
-returns table (cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint, expired bigint,
-               acked bigint, returned bigint, dead bigint, purged bigint)
+create or replace function trunkline._queue_stats(p_queues int[]) returns setof trunkline.queue_stat
+language plpgsql
+as $$
+declare
+    q       trunkline.queues;
+    t       trunkline.queue_stat;
+    r       record;
+    v_now   timestamptz := trunkline.clock();
+    v_late  timestamptz;
+    v_at    timestamptz;
+    v_young bigint;
+begin
+    for r in select x.*, x.no = max(x.no) over (partition by (x.q).queue_id) as last
+             from (select y.*, row_number() over () as no from trunkline._cursor_totals(p_queues) y) x order by (x.q).name, x.no loop
+        q := r.q;
+        if t.queue is distinct from q.name then
+            t := row(q.name, 0, 0, 0, 0, 0, 0, 0, 0, q.paused)::trunkline.queue_stat;
+            v_late := null;
+        end if;
+        t.ready := t.ready + r.ready;
+        t.delayed := t.delayed + r.delayed;
+        t.leased := t.leased + r.leased;
+        t.acked := t.acked + r.acked;
+        t.expired := t.expired + r.expired;
+        t.purged := t.purged + r.purged;
+        if (r.cur).kind = 'log' and r.head >= r.next then
+            if q.delivery_delay > '0' then
+                select greatest(0, r.head + 1 - greatest(r.next, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
+                from trunkline.topics x where x.topic_id = (r.cur).topic_id;
+                t.ready := t.ready - v_young;
+                t.delayed := t.delayed + v_young;
+            end if;
+            select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.next, r.next) m;
+            v_late := least(v_late, v_at);
+        elsif (r.cur).kind <> 'log' and r.ready > 0 then
+            v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (r.cur).cursor_id and x.pos >= r.next order by x.pos limit 1));
+        end if;
+        if r.last then
+            t.dead := (select count(*) from (select from trunkline.dead_letters d where d.queue_id = q.queue_id limit 100000) x);
+            t.delayed := t.delayed + (select count(*) from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x);
+            t.oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
+            return next t;
+        end if;
+    end loop;
+end
+$$;
+
+-- The totals of each cursor of these queues: those after the newest pass, and what is new since.
+create or replace function trunkline._cursor_totals(p_queues int[])
+returns table (q trunkline.queues, cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint,
+               expired bigint, acked bigint, returned bigint, dead bigint, purged bigint)
 language plpgsql
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_hashjoin = on
 as $$
 #variable_conflict use_column
 declare
@@ -178,25 +200,43 @@ declare
     e     record;
     o     record;
 begin
-    for c in select * from trunkline.cursors x where x.queue_id = q.queue_id order by x.cursor_id loop
+    for e in
+        -- One statement for all that passes write, so that it is of one moment. The sequences are read after it: what was drawn since counts as leased.
+        with p as materialized (
+            select trunkline._since_pass() as run
+        ), k as materialized (
+            select x.cursor_id, x.queue_id, x as cur, y as queue from trunkline.queues y join trunkline.cursors x using (queue_id) where y.queue_id = any (p_queues)
+        ), l as materialized (
+            select z.cursor_id, sum(trunkline._size(trunkline._leased(z)))::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
+                   sum(z.skipped) as skipped, sum(z.expired) as expired,
+                   coalesce(sum(trunkline._size(z.passed)) filter (where z.passed is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0)::bigint as passed_purged
+            from p cross join lateral trunkline._new_leases(p.run) z join k using (cursor_id) group by z.cursor_id
+        ), x as materialized (
+            select z.cursor_id, sum(z.n) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
+                   coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
+                   coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and (k.cur).drawn_seq is not null and trunkline._is_purged(k.queue, z.purge_no, p.run)), 0) as purged
+            from p cross join lateral trunkline._new_settled(p.run) z join k using (cursor_id) group by z.cursor_id
+        ), r as materialized (
+            select z.returns_id, count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
+            from p cross join lateral trunkline._new_returns(p.run) z where z.queue_id = any (p_queues) group by z.returns_id
+        )
+        select k.queue, k.cur, case when s.cursor_id is not null then s end as state,
+               coalesce(l.delivered, 0) as delivered, coalesce(l.passed, 0) as passed, coalesce(l.skipped, 0) as skipped, coalesce(l.expired, 0) as expired,
+               coalesce(l.passed_purged, 0) as passed_purged, coalesce(x.settled, 0) as settled, coalesce(x.acked, 0) as acked, coalesce(x.returned, 0) as returned,
+               coalesce(x.dead, 0) as dead, coalesce(x.gone, 0) as gone, coalesce(x.purged, 0) as purged, coalesce(r.ready, 0) as ready, coalesce(r.delayed, 0) as delayed
+        from k
+        left join lateral (select * from trunkline.cursor_states y where y.cursor_id = k.cursor_id order by y.pass desc limit 1) s on true
+        left join l on l.cursor_id = k.cursor_id left join x on x.cursor_id = k.cursor_id left join r on r.returns_id = k.cursor_id
+        order by k.queue_id, k.cursor_id
+    loop
+        q := e.queue;
+        c := e.cur;
         cur := c;
-        -- One statement for all that passes write, so that it is of one moment. The sequence is read after it: what was drawn since counts as leased.
-        select y.s as state, l.*, x.*, r.* into e
-          from (select trunkline._since_pass() as p, trunkline._cursor_state(c) as s offset 0) y
-          cross join lateral (
-              select coalesce(sum(trunkline._size(trunkline._leased(z))), 0)::bigint as delivered, coalesce(sum(trunkline._size(z.passed)), 0)::bigint as passed,
-                     coalesce(sum(z.skipped), 0) as skipped, coalesce(sum(z.expired), 0) as expired,
-                     coalesce(sum(trunkline._size(z.passed)) filter (where z.passed is not null and trunkline._is_purged(q, z.purge_no, y.p)), 0)::bigint as passed_purged
-              from trunkline._new_leases(y.p) z where z.cursor_id = c.cursor_id) l
-          cross join lateral (
-              select coalesce(sum(z.n), 0) as settled, coalesce(sum(z.n) filter (where z.kind = 'a'), 0) as acked, coalesce(sum(z.n) filter (where z.kind in ('n', 'r', 'x')), 0) as returned,
-                     coalesce(sum(z.n) filter (where z.kind in ('b', 'd')), 0) as dead, coalesce(sum(z.n) filter (where z.kind = 'g'), 0) as gone,
-                     coalesce(sum(z.n) filter (where z.kind = 'p' or z.kind in ('n', 'r') and c.drawn_seq is not null and trunkline._is_purged(q, z.purge_no, y.p)), 0) as purged
-              from trunkline._new_settled(y.p) z where z.cursor_id = c.cursor_id) x
-          cross join lateral (
-              select count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
-              from trunkline._new_returns(y.p) z where z.returns_id = c.cursor_id) r;
-        s := e.state;
+        if e.state is null then
+            s := trunkline._cursor_state(c);
+        else
+            s := e.state;
+        end if;
         delivered := s.delivered + e.delivered;
         skipped := s.skipped + e.skipped;
         expired := s.expired + e.expired + s.gone + e.gone;
@@ -255,7 +295,7 @@ begin
     return query
     select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
            sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
-    from trunkline._cursor_totals(trunkline._queue(p_queue)) t;
+    from trunkline._cursor_totals(array[(trunkline._queue(p_queue)).queue_id]) t;
     if current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
         raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
     end if;

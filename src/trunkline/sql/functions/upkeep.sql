@@ -625,18 +625,36 @@ begin
 end
 $$;
 
--- Empties the days of a table with day slots (see _history_slot) that are older than p_keep; also the one that tomorrow writes to.
-create or replace function trunkline._empty_days(p_table text, p_keep interval) returns int
+-- The partition for new rows of a table that keeps them for some days.
+create or replace function trunkline._window(p_table text) returns smallint
+language sql stable
+as $$ select slot from trunkline.windows where name = p_table $$;
+
+-- Moves on to the next of a table's four partitions when the current one was in use for a third of p_keep: what the next one has is older than p_keep, and
+-- is removed. Returns whether there was something to remove.
+create or replace function trunkline._turn_window(p_table text, p_keep interval) returns int
 language plpgsql
 as $$
 declare
-    v_today bigint := floor(extract(epoch from trunkline.clock()) / 86400);
-    v_count int := 0;
+    v_now  timestamptz := trunkline.clock();
+    v_gone int;
+    v_any  boolean;
+    w      trunkline.windows;
 begin
-    for v_age in least(30, ceil(extract(epoch from p_keep) / 86400)::int) + 1 .. 31 loop
-        v_count := v_count + trunkline._empty_slot(p_table || '_' || (v_today - v_age) % 32);
-    end loop;
-    return v_count;
+    select * into w from trunkline.windows where name = p_table;
+    if w.began_at > v_now then
+        -- the clock was set back
+        update trunkline.windows set began_at = v_now where name = p_table;
+    end if;
+    if v_now < w.began_at + greatest(p_keep / 3, interval '1 hour') then
+        return 0;
+    end if;
+    v_gone := trunkline._empty_slot(p_table || '_' || (w.slot + 1) % 4);
+    execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 4) into v_any;
+    if not v_any then
+        update trunkline.windows set slot = (w.slot + 1) % 4, began_at = v_now where name = p_table;
+    end if;
+    return v_gone;
 end
 $$;
 
