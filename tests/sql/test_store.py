@@ -256,7 +256,9 @@ def test_messages_are_not_copied_out_while_ticks_are_rotated(conn: Connection, c
     assert sorted(row.log_offset for row in claim_all(conn, "q")) == list(range(1, 1004))
 
 
-def test_a_read_of_two_segments_goes_on_where_the_first_was_copied_to(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_a_read_of_two_segments_goes_on_where_the_first_was_copied_to(
+    conn: Connection, connect: Connect, clock: Clock
+) -> None:
     call(conn, "create_queue", "q")
     call(conn, "enqueue_many", "q", [b"0", b"1"])
     value(conn, "select setval('trunkline.store_ids', (1::bigint << 30) - 1)")
