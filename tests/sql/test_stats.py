@@ -163,3 +163,20 @@ def test_none_is_lost_or_doubled_by_any_order_of_verbs(conn: Connection, clock: 
     passes(conn, 3)
     audit = assert_conserved(conn, "q")
     assert (audit.ready, audit.pending, audit.leased) == (0, 0, 0)
+
+
+def test_statistics_of_all_queues_keep_no_lock_on_their_sequences(conn: Connection) -> None:
+    for name in ("a", "b", "c"):
+        call(conn, "create_queue", name)
+        enqueue(conn, name, 1)
+        claim(conn, name)
+    with conn.transaction():
+        assert len(call(conn, "queue_stats")) == 3
+        assert (
+            value(
+                conn,
+                "select count(*) from pg_locks k join pg_class c on c.oid = k.relation"
+                " where k.pid = pg_backend_pid() and c.relname ~ '^cursor_'",
+            )
+            == 0
+        )

@@ -30,7 +30,7 @@ begin
         from trunkline._settle(case p_verb when 'bury' then 'b' else 'n' end::"char", p_receipts, null, p_error) r;
     end if;
     insert into trunkline.job_results (slot, job_id, state, result, error, at)
-    select trunkline._window('job_results'), p_ids[i], case p_verb when 'ack' then 'd' else 'f' end::"char", p_results[i], left(p_error, 10000), v_now
+    select (select trunkline._window('job_results')), p_ids[i], case p_verb when 'ack' then 'd' else 'f' end::"char", p_results[i], left(p_error, 10000), v_now
     from generate_subscripts(p_ids, 1) i where p_tracked[i] and v_answers[i] = 'done' order by i;
     delete from trunkline.job_unique u using (
         select p_uniques[i] as key, p_ids[i] as id from generate_subscripts(p_ids, 1) i where p_uniques[i] is not null and v_answers[i] = 'done') x

@@ -399,7 +399,7 @@ begin
         perform trunkline._return(r.queue_id, p.rotation, r.sources, r.offsets, r.attempts, r.whys, r.errors, r.ats, r.purges);
     end loop;
     insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
-    select trunkline._window('history'), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error
+    select (select trunkline._window('history')), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error
     from (
         -- messages that were settled alike, in one row for each run of offsets
         select e.*, k.queue_id, x.source_id, x.log_offset, x.attempt, (z.l).consumer, (z.l).claimed_at,

@@ -542,7 +542,7 @@ declare
 begin
     perform trunkline._commit_durably();
     insert into trunkline.attempts (slot, endpoint_id, queue_id, id, attempt, started_at, seconds, status, outcome, error, snippet, dispatcher)
-    select trunkline._window('attempts'), u.endpoint_id, u.queue_id, u.id, u.attempt, v_now - u.age * interval '1 second', u.seconds, u.status, u.outcome,
+    select (select trunkline._window('attempts')), u.endpoint_id, u.queue_id, u.id, u.attempt, v_now - u.age * interval '1 second', u.seconds, u.status, u.outcome,
            left(u.error, 1000), left(u.snippet, 4000), p_dispatcher
     from unnest(p_endpoints, p_queues, p_ids, p_attempts, p_ages, p_seconds, p_statuses, p_outcomes, p_errors, p_snippets)
          u(endpoint_id, queue_id, id, attempt, age, seconds, status, outcome, error, snippet)

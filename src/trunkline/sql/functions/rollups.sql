@@ -130,24 +130,25 @@ begin
 end
 $$;
 
--- Queues that something has happened to since the run before the last one, or that have messages: so the first idle minute has a row, with rates of 0. Of
--- the others every tenth gets a row in each run, so that they have one every ten minutes.
+-- Queues that something has happened to since the run before the last one, or that have messages: so the first idle minute has a row, with rates of 0. The
+-- others get a row every six to ten minutes, not all of them in the same run.
 create or replace function trunkline._queues_to_roll_up(p_now timestamptz, p_before timestamptz, p_pass bigint) returns setof trunkline.queues
 language sql stable
 as $$
     select q.* from trunkline.queues q
     left join lateral (
         -- totals only grow, so their sum tells whether one did
-        select x.ready, x.leased, x.total is distinct from lag(x.total) over (order by x.at) as moved
+        select x.at, x.ready, x.leased, x.total is distinct from lag(x.total) over (order by x.at) as moved
         from (select y.at, y.ready, y.leased, y.head + y.delivered + y.acked + y.returned + y.dead + y.expired as total
               from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id order by y.at desc limit 2) x
         order by x.at desc limit 1) r on true
     where p_before is null or r.ready is null or r.ready > 0 or r.leased > 0 or r.moved
-       or q.queue_id % 10 = floor(extract(epoch from p_now) / 60)::bigint % 10
+       or r.at <= p_now - interval '1 minute' * (6 + q.queue_id % 5)
        or q.queue_id in (select k.queue_id from trunkline.cursor_states s join trunkline.cursors k using (cursor_id) where s.pass > p_pass)
        or exists (select from trunkline.cursors k
                   cross join lateral (select t.cut_at from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t
-                  where k.queue_id = q.queue_id and t.cut_at >= p_before)
+                  -- a tick may commit after a run that it was cut before
+                  where k.queue_id = q.queue_id and t.cut_at >= p_before - interval '1 minute')
     order by q.queue_id
 $$;
 
@@ -159,6 +160,7 @@ declare
     v_now    timestamptz := trunkline.clock();
     v_before timestamptz := to_timestamp(nullif(pg_sequence_last_value('trunkline.rolled_up_at'), 0) / 1000.0);
     v_pass   bigint := coalesce(pg_sequence_last_value('trunkline.rolled_up_pass'), 0);
+    v_newest bigint := (select pass from trunkline.passes order by pass desc limit 1);
     v_count  int;
     q        trunkline.queues;
     v_group  int;
@@ -167,8 +169,6 @@ begin
         -- the clock was set back
         v_before := null;
     end if;
-    perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);
-    perform setval('trunkline.rolled_up_pass', (select pass from trunkline.passes order by pass desc limit 1));
     delete from trunkline.rollups where at < v_now - interval '25 hours';
     insert into trunkline.rollups (kind, subject, at, head)
     select 'topic', l.topic_id, v_now, sum(trunkline._head(l.log)) from trunkline.logs l join trunkline.topics t using (topic_id)
@@ -192,6 +192,8 @@ begin
             raise warning 'group number % cannot be rolled up: % (%)', v_group, sqlerrm, sqlstate;
         end;
     end loop;
+    perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);
+    perform setval('trunkline.rolled_up_pass', v_newest);
     return v_count;
 end
 $$;
@@ -212,7 +214,7 @@ begin
     with picked as (
         -- one step more, as the start of the first
         select date_bin(p_step, x.at, 'epoch') as step, x as r from trunkline.rollups x
-        where x.kind = p_kind and x.subject = p_subject and x.at >= v_from - greatest(p_step, interval '5 minutes')
+        where x.kind = p_kind and x.subject = p_subject and x.at >= v_from - greatest(p_step, interval '11 minutes')
     ), steps as (
         select p.step, (array_agg(p.r order by (p.r).at desc))[1] as r,
                percentile_cont(0.5) within group (order by (p.r).wait_p50) as wait_p50, max((p.r).wait_p99) as wait_p99, max((p.r).wait_max) as wait_max,

@@ -123,8 +123,7 @@ begin
     end if;
     v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
     for i in 1 .. cardinality(v_queues) by 200 loop
-        -- A sequence that is read stays locked until the transaction ends, and the server has room for some thousand locks. So this is a subtransaction that
-        -- is rolled back on purpose.
+        -- The server has room for some thousand locks: those on sequences end with this subtransaction, which is rolled back on purpose.
         begin
             v_stats := array(select x from trunkline._queue_stats(v_queues[i : i + 199]) x);
             raise exception using errcode = 'TLX00';
@@ -182,6 +181,38 @@ begin
     end loop;
 end
 $$;
+
+-- As pg_sequence_last_value, whose lock lasts until the transaction ends; this one at most until the subtransaction does.
+do $do$
+begin
+    if current_setting('server_version_num')::int >= 180000 then
+        execute $f$
+            create or replace function trunkline._last_value(p_sequence regclass) returns bigint
+            language plpgsql
+            as $$
+            declare
+                s record := pg_get_sequence_data(p_sequence);
+            begin
+                return case when s.is_called then s.last_value end;
+            end
+            $$
+        $f$;
+    else
+        execute $f$
+            create or replace function trunkline._last_value(p_sequence regclass) returns bigint
+            language plpgsql
+            as $$
+            declare
+                v_last bigint;
+            begin
+                execute format('select last_value from %s where is_called', p_sequence) into v_last;
+                return v_last;
+            end
+            $$
+        $f$;
+    end if;
+end
+$do$;
 
 -- The totals of each cursor of these queues: those after the newest pass, and what is new since.
 create or replace function trunkline._cursor_totals(p_queues int[])
@@ -247,7 +278,7 @@ begin
         if c.drawn_seq is not null then
             head := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
             -- the sequence is the truth of this moment, the rest is of the snapshot
-            next := least(trunkline._drawn(c), head) + 1;
+            next := least(coalesce(trunkline._last_value(c.drawn_seq), c.start_position - 1), head) + 1;
             delayed := s.delayed + e.delayed;
             if c.kind = 'returns' and q.purge_nos <> '{}' then
                 -- purged, and dropped when it is due

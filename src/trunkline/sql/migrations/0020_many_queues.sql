@@ -20,6 +20,8 @@ declare
 begin
     foreach v_table in array '{history,attempts,job_results,job_once}'::text[] loop
         insert into trunkline.windows values (v_table, 0, clock_timestamp());
+        -- what is written meanwhile must not be in a partition that is dropped
+        execute format('lock table trunkline.%I in access exclusive mode', v_table);
         execute format('update trunkline.%I set slot = 0 where slot > 0', v_table);
         for s in 4 .. 31 loop
             execute format('drop table trunkline.%I', v_table || '_' || s);
