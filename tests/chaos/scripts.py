@@ -423,7 +423,7 @@ def claim_that_is_rolled_back(world: World) -> None:
 
 def claim_that_is_frozen_after_its_draw(world: World) -> None:
     """Passes judge the draw of a session that has not shown its mark yet; then the session goes on."""
-    freeze_draws(world, "v_marks := coalesce(")
+    world.change(freeze_at("_show_draw", "if v_marks >= 500"))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a")
     world.sequence()
@@ -441,10 +441,7 @@ def claim_that_is_frozen_after_its_draw(world: World) -> None:
 
 def claim_that_draws_during_a_pass(world: World) -> None:
     """It has the epoch of the pass that reads its draw; the next pass is one too early to judge it."""
-    freeze_draws(world, "v_marks := coalesce(")
-    world.change(
-        Change("_pass", "p.own := pg_current_xact_id();", f"{_IF_FROZEN} p.own := pg_current_xact_id();"),
-    )
+    world.change(freeze_at("_show_draw", "if v_marks >= 500"), freeze_at("_pass", "p.own := pg_current_xact_id();"))
     holder, slow, two, upkeep = (world.session(name) for name in ("holder", "slow", "two", "upkeep"))
     enqueue(world.main, "a", "b")
     world.sequence()
@@ -469,7 +466,7 @@ def claim_that_draws_during_a_pass(world: World) -> None:
 
 def commit_between_leases_and_marks(world: World) -> None:
     """A claim commits after a pass has read the leases and before it reads the marks."""
-    world.change(Change("_judge", "v_marked := trunkline._marked(", f"{_IF_FROZEN} v_marked := trunkline._marked("))
+    world.change(freeze_at("_judge", "v_marked := trunkline._marked("))
     holder, one, two, upkeep = (world.session(name) for name in ("holder", "one", "two", "upkeep"))
     enqueue(world.main, "a")
     world.sequence()
@@ -489,7 +486,7 @@ def commit_between_leases_and_marks(world: World) -> None:
 
 def draws_at_once(world: World) -> None:
     """A session stops between reading a position and moving it, while another one claims."""
-    freeze_draws(world, "perform setval(c.drawn_seq")
+    world.change(freeze_at("_claim_drawn", "v_last := setval("))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a", "b")
     world.sequence()
@@ -650,8 +647,8 @@ _IF_FROZEN = (
 )
 
 
-def freeze_draws(world: World, place: str) -> None:
-    world.change(Change("_draw", place, f"{_IF_FROZEN} {place}"))
+def freeze_at(function: str, place: str) -> Change:
+    return Change(function, place, f"{_IF_FROZEN} {place}")
 
 
 def freeze(world: World, session: Session, call: Callable[[], object], waiters: int = 1) -> Background:

@@ -33,8 +33,8 @@ class Bug:
 _WAIT = "perform pg_advisory_xact_lock(2);"
 _READ_LEASES = "            v_left := trunkline._unleased(c.cursor_id, v_left);\n"
 _LOCK = (
-    "if not pg_try_advisory_xact_lock(778005, c.cursor_id) then\n"
-    "                perform trunkline._lock_cursor(c.cursor_id);\n            end if;"
+    "if not pg_try_advisory_xact_lock(778005, k.cursor_id) then\n"
+    "                    perform trunkline._lock_cursor(k.cursor_id);\n                end if;"
 )
 # what was open at the scan or pass before, and what is open now
 _OPEN_BEFORE = (
@@ -179,7 +179,7 @@ BUGS = {
         ("double_lease", "error"),
     ),
     "draw judged although its claim had no time to show its mark": Bug(
-        (Change("_draw", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch + 1 then", " then"),),
+        (Change("_show_draw", " and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= p_epoch + 1;", ";"),),
         QUEUE,
         scripts.claim_that_is_frozen_after_its_draw,
         ("double_lease",),
@@ -215,7 +215,9 @@ BUGS = {
         ("attempts",),
     ),
     # the key of the lease stops the second of them
-    "draw without the lock": Bug((Change("_draw", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")),
+    "draw without the lock": Bug(
+        (Change("_claim_drawn", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")
+    ),
     "lease registered behind the watermark": Bug(
         (
             Change(

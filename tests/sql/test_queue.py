@@ -119,6 +119,21 @@ def test_an_open_ack_wins_over_expiry(conn: Connection, connect: Connect, clock:
     assert queue_stats(conn, "mail").acked == 1
 
 
+def test_receipts_of_one_lease_are_settled_as_those_of_many(conn: Connection) -> None:
+    call(conn, "create_queue", "mail")
+    enqueue(conn, "mail", *range(6))
+    first, *rest = (delivery.receipt for delivery in claim(conn, "mail", 5))
+    [other] = claim(conn, "mail")
+    tail = first.partition(".")[2]
+    assert settle(conn, "ack", rest[2], first) == ["done", "done"]
+    assert settle(conn, "ack", f"77.{tail}", *rest, f"0{first}") == ["unknown", *["done"] * 5]
+    assert settle(conn, "ack", first, rest[0], other.receipt) == ["done", "done", "done"]
+    # a comma in a receipt must not hide that one is missing
+    with refused("TL001", "a receipt is null"):
+        conn.execute("select trunkline.ack(%s)", ([first, f"{rest[0]},{rest[1]}", None],))
+    assert value(conn, "select trunkline.ack_lease(%s, %s)", tail, [2**63 - 1, 1]) == ["unknown", "done"]
+
+
 def test_answers_are_per_receipt_and_in_input_order(conn: Connection) -> None:
     call(conn, "create_queue", "mail")
     enqueue(conn, "mail", *range(4))

@@ -21,6 +21,7 @@ from tests.sql.verbs import (
     queue_stats,
     refused,
     rows,
+    sequence,
     settle,
     value,
 )
@@ -293,3 +294,18 @@ def test_ten_subscriptions_each_get_everything_once(conn: Connection) -> None:
     for n in range(10):
         assert contents(claim(conn, f"q{n}")) == list(range(5))
     assert value(conn, "select count(*) from trunkline.topic_1") == 5
+
+
+def test_one_claim_draws_from_a_hundred_partitions_at_most(conn: Connection) -> None:
+    """Each draw is shown in the lock table until the transaction ends."""
+    call(conn, "create_queue", "q")
+    for topic in ("a", "b"):
+        call(conn, "create_topic", topic, p_partitions=64)
+        call(conn, "subscribe", "q", topic)
+        for number in range(400):
+            publish(conn, topic, number, p_key=str(number))
+    sequence(conn)
+    first = claim(conn, "q", 1000)
+    assert len({(row.topic, row.partition) for row in first}) == 100
+    rest = claim(conn, "q", 1000)
+    assert len(first) + len(rest) == 800

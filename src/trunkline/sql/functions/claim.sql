@@ -161,11 +161,26 @@ begin
 end
 $$;
 
--- Draws positions of a cursor for the caller; n is 0 when there are none.
---   * The epoch was read before the heads, and is read again once the mark is in the lock table: if two passes have begun since, one of them
---     may have judged these positions without seeing the mark. Then they are left to be found as a hole, and others are drawn.
---   * The draw is a subtransaction that is rolled back on purpose: its lock ends with it, whatever error or cancel ends it; the sequence stays moved.
---   * The mark belongs to the caller's transaction: it goes when the lease is visible, or will never be.
+-- Shows in the lock table what was drawn, and returns whether it is leased now. The epoch was read before the heads, and is read again once the mark is
+-- in the lock table: if two passes have begun since, one of them may have judged these positions without seeing the mark. Then they are left to be
+-- found as a hole. The mark belongs to the caller's transaction: it goes when the lease is visible, or will never be.
+create or replace function trunkline._show_draw(p_cursor_id int, p_first bigint, p_n bigint, p_epoch bigint) returns boolean
+language plpgsql
+as $$
+declare
+    v_marks int := coalesce(nullif(current_setting('trunkline.marks', true), ''), '0');
+    v_set   text;
+begin
+    if v_marks >= 500 then
+        perform trunkline._fail('TL004', 'more than 500 claims in one transaction', 'commit, and claim again');
+    end if;
+    v_set := set_config('trunkline.marks', (v_marks + 1)::text, true);
+    return pg_try_advisory_xact_lock_shared(trunkline._mark(p_cursor_id, p_first, p_n)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= p_epoch + 1;
+end
+$$;
+
+-- Draws positions of a cursor for the caller; n is 0 when there are none. The draw is a subtransaction that is rolled back on purpose: its lock ends with
+-- it, whatever error or cancel ends it; the sequence stays moved. What another claim may not get is shown afterwards (_show_draw).
 -- p_skip: only move over these positions, of which the caller has read that none is for the queue; n is 0 when another claim was faster.
 create or replace function trunkline._draw(
     c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null) returns trunkline.leases
@@ -175,9 +190,7 @@ declare
     s       trunkline.leases;
     v_base  bigint;
     v_from  bigint;
-    v_marks int;
     v_epoch bigint := p_epoch;
-    v_plain boolean := c.kind = 'log' and c.pattern_regex is null and c.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0';
 begin
     if c.kind = 'log' then
         v_base := (select base_offset from trunkline.logs where log = c.log);
@@ -185,18 +198,14 @@ begin
     for i in 1 .. 3 loop
         s := trunkline._new_draw(c);
         begin
-            if not pg_try_advisory_xact_lock(778005, c.cursor_id) then
-                perform trunkline._lock_cursor(c.cursor_id);
-            end if;
-            v_from := coalesce(pg_sequence_last_value(c.drawn_seq), c.start_position - 1) + 1;
+            perform trunkline._lock_cursor(c.cursor_id);
+            v_from := trunkline._drawn(c) + 1;
             s.first := greatest(v_from, v_base);
             if p_head >= s.first and (p_skip is null or s.first = lower(p_skip)) then
                 if p_skip is not null then
                     s.n := upper(p_skip) - s.first;
                     s.taken := '{}';
                     s.skipped := s.n;
-                elsif v_plain then
-                    s.n := least(p_want, p_head - s.first + 1);
                 elsif c.kind = 'log' then
                     s := trunkline._scan_log(s, c, q, p_head, p_want, p_labels);
                 else
@@ -217,15 +226,7 @@ begin
         exception when sqlstate 'TLX00' then
             null;
         end;
-        exit when s.n = 0;
-        v_marks := coalesce(nullif(current_setting('trunkline.marks', true), ''), '0')::int;
-        if v_marks >= 500 then
-            perform trunkline._fail('TL004', 'more than 500 claims in one transaction', 'commit, and claim again');
-        end if;
-        perform set_config('trunkline.marks', (v_marks + 1)::text, true);
-        if pg_try_advisory_xact_lock_shared(trunkline._mark(c.cursor_id, s.first, s.n)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch + 1 then
-            return s;
-        end if;
+        exit when s.n = 0 or trunkline._show_draw(c.cursor_id, s.first, s.n, v_epoch);
         s.n := 0;
         v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
     end loop;
@@ -238,39 +239,19 @@ create or replace function trunkline._lease(s trunkline.leases, c trunkline.curs
 language plpgsql
 as $$
 declare
-    v_tail  text;
-    v_count int;
-    t       record;
+    v_tail text;
 begin
     s.token := gen_random_uuid();
     s.rotation := (select current from trunkline.rotation);
     s.claimed_at := coalesce(s.claimed_at, trunkline.clock());
     s.deadline := s.claimed_at + p_lease;
     v_tail := '.' || s.cursor_id || '.' || s.first || '.' || s.rotation || '.' || s.token;
-    if s.offsets is null and s.taken is null then
-        insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-        values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, 0, 0, s.token, p_consumer, s.claimed_at, s.deadline);
-        -- as _read, which costs more than the rest, for what is mostly so: one run of ids in one table of the store
-        select k.shared and upper(k.ids) - lower(k.ids) = k.n and s.first + s.n <= k.first_offset + k.n as in_run, lower(k.ids) + s.first - k.first_offset as lo
-          into t from trunkline.ticks k where k.log = c.log and k.first_offset <= s.first order by k.first_offset desc limit 1;
-        if t.in_run and t.lo >> 30 = t.lo + s.n - 1 >> 30 then
-            return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.*
-                         from trunkline._store_rows(trunkline._ring(t.lo >> 30), array[t.lo], array[t.lo + s.n], array[s.first - t.lo]) r;
-            get diagnostics v_count = row_count;
-            if v_count = s.n then
-                return;
-            end if;
-        end if;
-        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.*
-                     from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.first, s.first + s.n - 1) r;
-        return;
-    end if;
     insert into trunkline.leases (rotation, xid, cursor_id, first, n, taken, passed, skipped, expired, source_ids, offsets, attempts, whys, token, consumer,
                                   claimed_at, deadline, next_offset, held_offsets, held_attempts, held_dues, held_errors, purge_no)
     values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.taken, s.passed, s.skipped, s.expired, s.source_ids, s.offsets, s.attempts, s.whys, s.token, p_consumer,
             s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors, s.purge_no);
     if s.offsets is null then
-        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, s.taken) r;
+        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, trunkline._leased(s)) r;
     else
         return query
         with e as materialized (
@@ -292,47 +273,117 @@ create or replace function trunkline._weight(p_priority int, p_priorities int) r
 language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
--- Claims what can be drawn now from the cursors of a queue. p_levels: how many priorities its messages have, or null.
-create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_want int, p_lease interval, p_labels text[], p_consumer text)
+-- Cursors of a queue with something to draw, in the order in which a claim tries them. plain: all that comes next is for the queue. p_levels: how many
+-- priorities its messages have, or null. Stable, so that it is expanded in place.
+create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
+returns table (cur trunkline.cursors, head bigint, plain boolean)
+language sql stable
+as $$
+    select k, x.head,
+           k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' and x.drawn + 1 >= l.base_offset
+    from trunkline.cursors k left join trunkline.logs l on l.log = k.log
+    -- as _drawable and _drawn, which cost more than all the rest of an empty claim
+    cross join lateral (
+        select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
+                    else pg_sequence_last_value(k.head_seq) end as head,
+               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
+    where k.queue_id = q.queue_id and x.head > x.drawn
+      and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
+    -- What came back goes first, three times of four: a message that is returned without a delay must not run ahead of new ones for ever.
+    -- With priorities, the logs in a random order in which the higher level is more often the first.
+    order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end,
+             case when k.kind <> 'log' then k.cursor_id
+                  else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
+$$;
+
+-- Claims what can be drawn now from the cursors of a queue. Most claims take the next messages of one log, all of which are for the queue: for these it does
+-- what _draw and _lease do in as few statements as it takes.
+create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_rotation smallint, p_want int, p_lease interval, p_labels text[], p_consumer text)
 returns setof trunkline.delivery
 language plpgsql
 as $$
 declare
-    c        record;
-    s        trunkline.leases;
-    v_want   int := p_want;
-    v_count  int;
-    v_draws  int := 0;
+    c       record;
+    k       trunkline.cursors;
+    s       trunkline.leases;
+    t       record;
+    v_want  int := p_want;
+    v_count int;
+    v_draws int := 0;
     -- before the heads
-    v_epoch  bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
+    v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
+    v_first bigint;
+    v_n     int;
+    v_last  bigint;
+    v_token uuid;
+    v_now   timestamptz;
+    v_until timestamptz;
+    v_tail  text;
 begin
-    for c in
-        select k as cur, x.head, x.drawn
-        from trunkline.cursors k
-        -- as _drawable and _drawn, which cost more than all the rest of an empty claim
-        cross join lateral (
-            select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
-                        else pg_sequence_last_value(k.head_seq) end as head,
-                   coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
-        where k.queue_id = q.queue_id and x.head > x.drawn
-          and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
-        -- What came back goes first, three times of four: a message that is returned without a delay must not run ahead of new ones for ever.
-        -- With priorities, the logs in a random order in which the higher level is more often the first.
-        order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end,
-                 case when k.kind <> 'log' then k.cursor_id
-                      else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
-    loop
+    for c in select * from trunkline._drawable_cursors(q, p_levels, p_labels) loop
         -- a filter may need several draws of a thousand messages: no more than twenty per cursor, and a hundred per claim
         exit when v_want <= 0 or v_draws >= 100;
-        for i in 1 .. 20 loop
-            s := trunkline._draw(c.cur, q, c.head, v_want, p_labels, v_epoch);
-            exit when s.n = 0;
-            v_draws := v_draws + 1;
-            return query select * from trunkline._lease(s, c.cur, p_lease, p_consumer);
-            get diagnostics v_count = row_count;
-            v_want := v_want - v_count;
-            exit when v_want <= 0 or s.first + s.n > c.head;
+        k := c.cur;
+        if not c.plain then
+            for i in 1 .. 20 loop
+                s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
+                exit when s.n = 0;
+                v_draws := v_draws + 1;
+                return query select * from trunkline._lease(s, k, p_lease, p_consumer);
+                get diagnostics v_count = row_count;
+                v_want := v_want - v_count;
+                exit when v_want <= 0 or s.first + s.n > c.head;
+            end loop;
+            continue;
+        end if;
+        for i in 1 .. 3 loop
+            begin
+                if not pg_try_advisory_xact_lock(778005, k.cursor_id) then
+                    perform trunkline._lock_cursor(k.cursor_id);
+                end if;
+                v_first := coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) + 1;
+                v_n := least(v_want, c.head - v_first + 1);
+                if v_n > 0 then
+                    v_last := setval(k.drawn_seq, v_first + v_n - 1);
+                end if;
+                raise exception using errcode = 'TLX00';
+            exception when sqlstate 'TLX00' then
+                null;
+            end;
+            exit when v_n <= 0 or trunkline._show_draw(k.cursor_id, v_first, v_n, v_epoch);
+            v_n := 0;
+            v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
         end loop;
+        continue when v_n <= 0;
+        v_draws := v_draws + 1;
+        v_token := gen_random_uuid();
+        v_now := trunkline.clock();
+        v_until := v_now + p_lease;
+        v_tail := '.' || k.cursor_id || '.' || v_first || '.' || p_rotation || '.' || v_token;
+        -- by name: to find the partition costs more than the row
+        case p_rotation
+            when 0 then
+                insert into trunkline.leases_0 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+                values (0, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
+            when 1 then
+                insert into trunkline.leases_1 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+                values (1, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
+            else
+                insert into trunkline.leases_2 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+                values (2, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
+        end case;
+        v_want := v_want - v_n;
+        -- as _read, which costs more than the rest, for what is mostly so: one run of ids in one table of the store
+        select x.shared and upper(x.ids) - lower(x.ids) = x.n and v_first + v_n <= x.first_offset + x.n as in_run, lower(x.ids) + v_first - x.first_offset as lo
+          into t from trunkline.ticks x where x.log = k.log and x.first_offset <= v_first order by x.first_offset desc limit 1;
+        if t.in_run and t.lo >> 30 = t.lo + v_n - 1 >> 30 then
+            return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.*
+                         from trunkline._store_rows(trunkline._ring(t.lo >> 30), array[t.lo], array[t.lo + v_n], array[v_first - t.lo]) r;
+            get diagnostics v_count = row_count;
+            continue when v_count = v_n;
+        end if;
+        return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.*
+                     from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
     end loop;
 end
 $$;
@@ -349,8 +400,8 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    q        trunkline.queues;
-    v_levels int;
+    c record;
+    q trunkline.queues;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
@@ -361,10 +412,12 @@ begin
     if p_lease is not null then
         perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
     end if;
-    select * into q from trunkline.queues where name = p_queue;
+    select x as queue, t.priorities as levels, g.current as rotation into c
+      from trunkline.queues x join trunkline.topics t on t.topic_id = x.inbox_id cross join trunkline.rotation g where x.name = p_queue;
     if not found then
         perform trunkline._queue(p_queue);
     end if;
+    q := c.queue;
     if p_labels = '{}' then
         perform trunkline._fail('TL001', 'labels is an empty array', 'give at least one label, or null for all messages');
     end if;
@@ -377,8 +430,7 @@ begin
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    select priorities into v_levels from trunkline.topics where topic_id = q.inbox_id;
-    if v_levels is not null then
+    if c.levels is not null then
         -- a new message may be more urgent than those that have an offset
         perform trunkline._sequence_alone(array[q.queue_id], null, 0);
     end if;
@@ -386,7 +438,7 @@ begin
         if q.ordered then
             return query select * from trunkline._claim_ordered(q, p_max, coalesce(p_lease, q.lease), p_consumer);
         else
-            return query select * from trunkline._claim_drawn(q, v_levels, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
+            return query select * from trunkline._claim_drawn(q, c.levels, c.rotation, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
         end if;
         -- found nothing: perhaps because no pass has run
         exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, case when p_relaxed then 0 else 1 end);

@@ -347,9 +347,16 @@ begin
     else
         v_done := not exists (select from trunkline.settled_2 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
     end if;
-    if v_done then
-        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
-        values (p_rotation::smallint, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+    if not v_done then
+        null;
+    elsif p_rotation = '0' then
+        insert into trunkline.settled_0 (rotation, xid, cursor_id, pos, n, first, kind, at) values (0, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+        v_done := found;
+    elsif p_rotation = '1' then
+        insert into trunkline.settled_1 (rotation, xid, cursor_id, pos, n, first, kind, at) values (1, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+        v_done := found;
+    else
+        insert into trunkline.settled_2 (rotation, xid, cursor_id, pos, n, first, kind, at) values (2, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
         v_done := found;
     end if;
     perform trunkline._wait_as_before(v_waits);
@@ -363,8 +370,11 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    r text[];
-    v trunkline.settlement;
+    r           text[];
+    v           trunkline.settlement;
+    v_all       text;
+    v_tail      text;
+    v_positions bigint[];
 begin
     if cardinality(p_receipts) = 1 and p_receipts[1] ~ '^[0-9]{1,18}\.[0-9]{1,9}\.[0-9]{1,18}\.[012]\.[0-9a-f-]{36}$' and current_setting('transaction_isolation') = 'read committed' then
         r := string_to_array(p_receipts[1], '.');
@@ -372,6 +382,18 @@ begin
             v := row(1, p_receipts[1], 'done');
             return next v;
             return;
+        end if;
+    elsif cardinality(p_receipts) between 2 and 10000 and array_ndims(p_receipts) = 1 and array_position(p_receipts, null) is null then
+        -- mostly they are of one lease: to take them apart one by one costs more than the rest
+        v_all := array_to_string(p_receipts, ',');
+        v_tail := substr(p_receipts[1], strpos(p_receipts[1], '.'));
+        if replace(v_all, v_tail, '') ~ '^[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*$' then
+            v_positions := string_to_array(replace(v_all, v_tail, ''), ',');
+            if cardinality(v_positions) = cardinality(p_receipts) and array_to_string(v_positions, v_tail || ',') || v_tail = v_all then
+                r := trunkline.ack_lease(substr(v_tail, 2), v_positions);
+                return query select x.ord::int, x.receipt, coalesce(r[x.ord], 'done') from unnest(p_receipts) with ordinality x(receipt, ord);
+                return;
+            end if;
         end if;
     end if;
     return query select * from trunkline._settle('a', p_receipts) order by ord;
@@ -391,7 +413,11 @@ begin
     if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_positions) = 1 and cardinality(p_positions) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
         -- null when a position is null or not one that can be: then all goes the long way
-        v_set := (select case when bool_and(coalesce(p > 0 and p < 1000000000000000000, false)) then range_agg(int8range(p, p + 1)) end from unnest(p_positions) p);
+        if p_positions[1] between 1 and 999999999999990000 and p_positions = array(select generate_series(p_positions[1], p_positions[1] + cardinality(p_positions) - 1)) then
+            v_set := int8multirange(int8range(p_positions[1], p_positions[1] + cardinality(p_positions)));
+        else
+            v_set := (select case when bool_and(coalesce(p > 0 and p < 1000000000000000000, false)) then range_agg(int8range(p, p + 1)) filter (where p < 1000000000000000000) end from unnest(p_positions) p);
+        end if;
         if v_set is not null then
             perform trunkline._commit_durably();
             r := trunkline._settle_one('a', '.' || p_lease, v_set, null, null);
