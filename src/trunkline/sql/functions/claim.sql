@@ -161,7 +161,7 @@ begin
 end
 $$;
 
--- Shows in the lock table what was drawn, and returns whether it is leased now. The epoch was read before the heads, and is read again once the mark is
+-- Shows in the lock table what was drawn, and returns whether the caller may lease it. The epoch was read before the heads, and is read again once the mark is
 -- in the lock table: if two passes have begun since, one of them may have judged these positions without seeing the mark. Then they are left to be
 -- found as a hole. The mark belongs to the caller's transaction: it goes when the lease is visible, or will never be.
 create or replace function trunkline._show_draw(p_cursor_id int, p_first bigint, p_n bigint, p_epoch bigint) returns boolean
@@ -360,18 +360,8 @@ begin
         v_now := trunkline.clock();
         v_until := v_now + p_lease;
         v_tail := '.' || k.cursor_id || '.' || v_first || '.' || p_rotation || '.' || v_token;
-        -- by name: to find the partition costs more than the row
-        case p_rotation
-            when 0 then
-                insert into trunkline.leases_0 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-                values (0, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
-            when 1 then
-                insert into trunkline.leases_1 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-                values (1, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
-            else
-                insert into trunkline.leases_2 (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-                values (2, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
-        end case;
+        insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+        values (p_rotation, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
         v_want := v_want - v_n;
         -- as _read, which costs more than the rest, for what is mostly so: one run of ids in one table of the store
         select x.shared and upper(x.ids) - lower(x.ids) = x.n and v_first + v_n <= x.first_offset + x.n as in_run, lower(x.ids) + v_first - x.first_offset as lo

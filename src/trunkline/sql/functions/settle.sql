@@ -347,16 +347,9 @@ begin
     else
         v_done := not exists (select from trunkline.settled_2 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
     end if;
-    if not v_done then
-        null;
-    elsif p_rotation = '0' then
-        insert into trunkline.settled_0 (rotation, xid, cursor_id, pos, n, first, kind, at) values (0, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
-        v_done := found;
-    elsif p_rotation = '1' then
-        insert into trunkline.settled_1 (rotation, xid, cursor_id, pos, n, first, kind, at) values (1, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
-        v_done := found;
-    else
-        insert into trunkline.settled_2 (rotation, xid, cursor_id, pos, n, first, kind, at) values (2, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+    if v_done then
+        insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
+        values (p_rotation::smallint, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
         v_done := found;
     end if;
     perform trunkline._wait_as_before(v_waits);
