@@ -15,7 +15,7 @@ from tests.chaos.report import Report
 
 # Times go through floats: a microsecond of the database is not exact.
 _EPSILON = 1e-5
-# A relaxed claim may be forgotten by a crash that follows it so soon (three rounds of the WAL writer, with room).
+# A relaxed claim may be forgotten by a crash so soon after its answer (three rounds of the WAL writer, with room).
 _FORGETTABLE = 2.0
 # How long after its start a claim without an answer may still have taken effect.
 _LINGER = 30.0
@@ -48,6 +48,8 @@ class Grant:
     offset: int
     relaxed: bool
     proc: str
+    # when the client had it: its commit was shortly before
+    answered: float
     settles: list[Settle] = field(default_factory=list)
 
     @property
@@ -123,7 +125,7 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
             continue
         for receipt, attempt, deadline, value, place, offset in op.result["rows"]:
             claimed = deadline - op.args["lease"]
-            grant = Grant(value, receipt, attempt, claimed, deadline, place, offset, op.args["relaxed"], op.proc)
+            grant = Grant(value, receipt, attempt, claimed, deadline, place, offset, op.args["relaxed"], op.proc, op.end)
             grants[receipt] = grant
             queue.grants[place, offset].append(grant)
             queue.leases[grant.lease].append(grant)
@@ -194,7 +196,7 @@ def _end_at_latest(grant: Grant) -> float:
 def _forgotten(queue: Queue, grant: Grant) -> float:
     if grant.relaxed:
         at = bisect_left(queue.crashes, grant.claimed)
-        if at < len(queue.crashes) and queue.crashes[at] < grant.claimed + _FORGETTABLE:
+        if at < len(queue.crashes) and queue.crashes[at] < grant.answered + _FORGETTABLE:
             return queue.crashes[at]
     return float("inf")
 

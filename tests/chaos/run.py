@@ -166,26 +166,29 @@ def _drain(workload: Workload, stage: Stage, main: Session, services: Services |
         stage.start(f"drain.{topic}", HttpTailReaderSpec(topic, partitions, to_the_end=True))
         for topic, partitions in (workload.topics.items() if workload.http else ())
     ]
-    limit = time.monotonic() + _DRAIN_SECONDS
-    quiet_since = None
-    while time.monotonic() < limit and (quiet_since is None or time.monotonic() - quiet_since < _QUIET_SECONDS):
+    left, changed_at = None, time.monotonic()
+    # until it is empty and quiet; or, if something is stuck, until nothing has changed for long
+    while time.monotonic() - changed_at < (_DRAIN_SECONDS if left != (0, 0) else _QUIET_SECONDS):
         if services:
             services.look()
-        quiet_since = (quiet_since or time.monotonic()) if _is_empty(main) else None
+        before, left = left, _left(main)
+        if left != before:
+            changed_at = time.monotonic()
         time.sleep(0.1)
     for tail in tails:
         tail.process.wait(60)
     stage.stop(list(stage.actors))
 
 
-def _is_empty(session: Session) -> bool:
+def _left(session: Session) -> tuple[int, int] | None:
+    """Messages that queues have not finished, and those that groups have not read; None while that cannot be asked."""
     try:
-        open_messages = session.rows("select coalesce(sum(ready + delayed + leased), 0) from trunkline.queue_stats()")[0][0]
-        lag = session.rows("select coalesce(sum(lag), 0) from trunkline.group_stats()")[0][0]
+        queues = session.rows("select coalesce(sum(ready + delayed + leased), 0) from trunkline.queue_stats()")[0][0]
+        groups = session.rows("select coalesce(sum(lag), 0) from trunkline.group_stats()")[0][0]
     except psycopg.Error as error:
         session.settle_outcome(session.recorder.invoke("stats"), error)
-        return False
-    return not open_messages and not lag
+        return None
+    return int(queues), int(groups)
 
 
 def read_everything(session: Session, workload: Workload) -> None:
