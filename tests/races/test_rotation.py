@@ -127,6 +127,33 @@ def test_rotation_does_not_wait_for_an_open_claim(main: Session, session: MakeSe
     assert len(main.run("select * from trunkline.claim('q', 10)")) == 5
 
 
+def test_transactions_that_overlap_do_not_hold_rotation_back(main: Session, session: MakeSession) -> None:
+    """Claims, acks, commits and reads in transactions, one of which is open at any time."""
+    main.run("select trunkline.create_queue('q'), trunkline.create_topic('t', 2)")
+    main.run("select trunkline.create_group('t', 'g', 'earliest')")
+    rotate_bytes(main)
+    places = set()
+    sessions = [session(), session()]
+    for turn in range(12):
+        main.run("select trunkline.enqueue('q', '1'), trunkline.publish('t', '1')")
+        main.run("call trunkline.sequence()")
+        ours = sessions[turn % 2]
+        ours.run("begin")
+        [(receipt,)] = ours.run("select receipt from trunkline.claim('q', 1)")
+        ours.run("select trunkline.ack(array[%s])", receipt)
+        batch = ours.run("select partition, generation, log_offset from trunkline.fetch('t', 'g', %s)", f"m{turn % 2}")
+        if batch:
+            ours.run("select trunkline.commit('t', 'g', %s, %s, %s)", *batch[-1])
+        ours.run("select trunkline.read('t', 0, 1), trunkline.queue_stats(), trunkline.group_stats()")
+        ours.run("select trunkline.explain_message(gen_random_uuid())")
+        main.run("select trunkline.run_upkeep('rotate')")
+        places.add(main.run("select e.rotated_at, r.rotated_at from trunkline.epoch e, trunkline.rotation r")[0])
+        if turn > 0:
+            sessions[(turn + 1) % 2].run("commit")
+    assert len({ticks for ticks, _ in places}) >= 5
+    assert len({leases for _, leases in places}) >= 3
+
+
 def test_rolled_back_rotation_changes_nothing(main: Session, session: MakeSession) -> None:
     main.run("select trunkline.create_queue('q')")
     main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[10]))")

@@ -14,6 +14,7 @@ FUNCTION_FILES = (
     "retired.sql",
     "clock.sql",
     "checks.sql",
+    "reads.sql",
     "topics.sql",
     "store.sql",
     "publish.sql",

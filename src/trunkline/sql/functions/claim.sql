@@ -22,7 +22,7 @@ language plpgsql
 as $$
 begin
     if c.kind = 'log' then
-        return coalesce((select first_offset + n - 1 from trunkline.ticks where log = c.log order by first_offset desc limit 1), 0);
+        return trunkline._head(c.log);
     end if;
     return coalesce(pg_sequence_last_value(c.head_seq), 0);
 end
@@ -276,17 +276,21 @@ as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 -- Cursors of a queue with something to draw, in the order in which a claim tries them. plain: all that comes next is for the queue. p_levels: how many
 -- priorities its messages have, or null. Stable, so that it is expanded in place.
 create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
-returns table (cur trunkline.cursors, head bigint, plain boolean)
+returns setof trunkline.drawable
 language sql stable
 as $$
     select k, x.head,
-           k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' and x.drawn + 1 >= l.base_offset
+           k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' and x.drawn + 1 >= l.base_offset,
+           x.run_offset, x.run_id
     from trunkline.cursors k left join trunkline.logs l on l.log = k.log
+    left join lateral (
+        select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
+        from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
     -- as _drawable and _drawn, which cost more than all the rest of an empty claim
     cross join lateral (
-        select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
-                    else pg_sequence_last_value(k.head_seq) end as head,
-               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
+        select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
+               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
+               case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
     where k.queue_id = q.queue_id and x.head > x.drawn
       and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
     -- What came back goes first, three times of four: a message that is returned without a delay must not run ahead of new ones for ever.
@@ -303,10 +307,11 @@ returns setof trunkline.delivery
 language plpgsql
 as $$
 declare
-    c       record;
+    c       trunkline.drawable;
+    v_found trunkline.drawable[];
     k       trunkline.cursors;
     s       trunkline.leases;
-    t       record;
+    t       trunkline.ticks;
     v_want  int := p_want;
     v_count int;
     v_draws int := 0;
@@ -315,12 +320,19 @@ declare
     v_first bigint;
     v_n     int;
     v_last  bigint;
+    v_id    bigint;
     v_token uuid;
     v_now   timestamptz;
     v_until timestamptz;
     v_tail  text;
 begin
-    for c in select * from trunkline._drawable_cursors(q, p_levels, p_labels) loop
+    begin
+        v_found := array(select x from trunkline._drawable_cursors(q, p_levels, p_labels) x);
+        raise exception using errcode = 'TLX00';
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    foreach c in array v_found loop
         -- a filter may need several draws of a thousand messages: no more than twenty per cursor, and a hundred per claim
         exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
@@ -364,11 +376,15 @@ begin
         values (p_rotation, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
         v_want := v_want - v_n;
         -- as _read, which costs more than the rest, for what is mostly so: one run of ids in one table of the store
-        select x.shared and upper(x.ids) - lower(x.ids) = x.n and v_first + v_n <= x.first_offset + x.n as in_run, lower(x.ids) + v_first - x.first_offset as lo
-          into t from trunkline.ticks x where x.log = k.log and x.first_offset <= v_first order by x.first_offset desc limit 1;
-        if t.in_run and t.lo >> 30 = t.lo + v_n - 1 >> 30 then
+        if v_first >= c.run_offset then
+            v_id := c.run_id + v_first - c.run_offset;
+        else
+            t := trunkline._tick_of(k.log, v_first);
+            v_id := case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end;
+        end if;
+        if v_id >> 30 = v_id + v_n - 1 >> 30 then
             return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.*
-                         from trunkline._store_rows(trunkline._ring(t.lo >> 30), array[t.lo], array[t.lo + v_n], array[v_first - t.lo]) r;
+                         from trunkline._store_rows(trunkline._ring(v_id >> 30), array[v_id], array[v_id + v_n], array[v_first - v_id]) r;
             get diagnostics v_count = row_count;
             continue when v_count = v_n;
         end if;

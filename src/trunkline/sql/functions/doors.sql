@@ -107,7 +107,7 @@ begin
     select p.generation into v_generation
     from trunkline.subscriptions g
     join trunkline.cursors c using (subscription_id)
-    cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
+    cross join lateral trunkline._position(c) p
     where g.kind = 'group' and g.topic_id = t.topic_id and g.name = p_group and p.member = p_member and p.deadline > trunkline.clock();
     return query select * from trunkline.fetch(p_topic, p_group, p_member, p_max, p_lease, true, false, v_generation);
 end

@@ -404,8 +404,7 @@ begin
 end
 $$;
 
--- Tells where the message at an offset is, for each reader of its topic.
-create or replace function trunkline.explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
+create or replace function trunkline._explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -424,6 +423,24 @@ begin
 end
 $$;
 
+-- Tells where the message at an offset is, for each reader of its topic.
+create or replace function trunkline.explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
+language plpgsql
+as $$
+declare
+    v_found jsonb;
+begin
+    begin
+        perform trunkline._begin_read();
+        v_found := trunkline._explain_offset(p_topic, p_partition, p_offset);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_found;
+end
+$$;
+
 create or replace function trunkline._explain_unsequenced(p_log int, p_id uuid) returns jsonb
 language sql stable
 as $$
@@ -433,9 +450,7 @@ as $$
     from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = p_log
 $$;
 
--- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that
--- Trunkline makes) wherever they are in the log; of other ids only the newest 20,000 messages of each log are looked at.
-create or replace function trunkline.explain_message(p_id uuid) returns jsonb
+create or replace function trunkline._explain_message(p_id uuid) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -488,5 +503,24 @@ begin
     return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
         'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of any log; if you know its topic and offset, ask explain_offset'
                        else 'no such message: not committed (yet), or removed by retention' end);
+end
+$$;
+
+-- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that
+-- Trunkline makes) wherever they are in the log; of other ids only the newest 20,000 messages of each log are looked at.
+create or replace function trunkline.explain_message(p_id uuid) returns jsonb
+language plpgsql
+as $$
+declare
+    v_found jsonb;
+begin
+    begin
+        perform trunkline._begin_read();
+        v_found := trunkline._explain_message(p_id);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_found;
 end
 $$;

@@ -120,20 +120,6 @@ as $$
     order by t.name, s.name limit trunkline._limit(p_limit)
 $$;
 
-create or replace function trunkline._position(c trunkline.cursors) returns trunkline.positions
-language plpgsql
-as $$
-declare
-    v_row trunkline.positions;
-begin
-    select * into v_row from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1;
-    if not found then
-        v_row := row(null, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, null, null, null, null, null)::trunkline.positions;
-    end if;
-    return v_row;
-end
-$$;
-
 create or replace function trunkline._move(s trunkline.positions) returns void
 language plpgsql
 as $$
@@ -162,6 +148,7 @@ declare
     c        trunkline.cursors;
     s        trunkline.positions;
     v_now    timestamptz := trunkline.clock();
+    v_until  timestamptz;
     v_mine   int[];
     v_free   int[];
     v_share  int;
@@ -209,7 +196,7 @@ begin
         select k.cursor_id, random() as rank, coalesce(p.member = p_member and p.deadline > v_now, false) as owned,
                p.deadline is null or p.deadline <= v_now as available
         from trunkline.cursors k
-        left join lateral (select member, deadline from trunkline.positions where cursor_id = k.cursor_id order by state_no desc limit 1) p on true
+        cross join lateral trunkline._position(k) p
         where k.subscription_id = g.subscription_id
       ) x;
     select ceil(t.partitions::numeric / greatest(1, count(*))) into v_share
@@ -236,6 +223,7 @@ begin
             select * into c from trunkline.cursors where cursor_id = v_try;
             continue when not found;
             s := trunkline._position(c);
+            v_until := s.deadline;
             v_now := trunkline.clock();
             s.last_match := null;
             continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
@@ -282,7 +270,7 @@ begin
                 return;
             end if;
             -- nothing new: keep what is ours, but do not write a row for each idle poll
-            if (select deadline from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1) < v_now + p_lease * 0.66 then
+            if v_until < v_now + p_lease * 0.66 then
                 perform trunkline._move(s);
             end if;
         end loop;

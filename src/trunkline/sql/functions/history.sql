@@ -45,20 +45,26 @@ begin
     if p_queue is not null then
         perform trunkline._queue(p_queue);
     end if;
-    return query
-    select q.name, c.topic, c.partition, d.first_offset, d.last_offset, d.last_offset - d.first_offset + 1, d.attempt, d.consumer,
-           d.claimed_at, d.settled_at, trunkline._outcome(d.kind), d.error
-    from trunkline.queues q
-    cross join lateral (
-        select h.source_id, h.first_offset, h.last_offset, h.attempt, h.consumer, h.claimed_at, h.settled_at, h.kind, h.error
-        from trunkline.history h where h.queue_id = q.queue_id and h.settled_at > greatest(v_since, trunkline.clock() - q.history)
-        union all
-        select l.source_id, l.first_offset, l.last_offset, l.attempt, l.consumer, l.claimed_at, l.settled_at, l.kind, l.error
-        from trunkline._live_deliveries(q.queue_id) l where coalesce(l.settled_at, l.claimed_at) > v_since
-    ) d
-    left join trunkline.cursors c on c.cursor_id = d.source_id
-    where p_queue is null or q.name = p_queue
-    order by coalesce(d.settled_at, d.claimed_at) desc, d.first_offset desc limit p_limit;
+    begin
+        perform trunkline._begin_read();
+        return query
+        select q.name, c.topic, c.partition, d.first_offset, d.last_offset, d.last_offset - d.first_offset + 1, d.attempt, d.consumer,
+               d.claimed_at, d.settled_at, trunkline._outcome(d.kind), d.error || ''
+        from trunkline.queues q
+        cross join lateral (
+            select h.source_id, h.first_offset, h.last_offset, h.attempt, h.consumer, h.claimed_at, h.settled_at, h.kind, h.error
+            from trunkline.history h where h.queue_id = q.queue_id and h.settled_at > greatest(v_since, trunkline.clock() - q.history)
+            union all
+            select l.source_id, l.first_offset, l.last_offset, l.attempt, l.consumer, l.claimed_at, l.settled_at, l.kind, l.error
+            from trunkline._live_deliveries(q.queue_id) l where coalesce(l.settled_at, l.claimed_at) > v_since
+        ) d
+        left join trunkline.cursors c on c.cursor_id = d.source_id
+        where p_queue is null or q.name = p_queue
+        order by coalesce(d.settled_at, d.claimed_at) desc, d.first_offset desc limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 

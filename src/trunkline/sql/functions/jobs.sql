@@ -105,6 +105,24 @@ begin
 end
 $$;
 
+-- A job that waits no longer waits for those that are done.
+create or replace function trunkline._forget_done_parents(p_waiting_id uuid) returns void
+language plpgsql
+as $$
+declare
+    v_done uuid[];
+begin
+    begin
+        v_done := array(select p.parent_id from trunkline.job_parents p
+                        where p.waiting_id = p_waiting_id and exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd'));
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    delete from trunkline.job_parents where waiting_id = p_waiting_id and parent_id = any (v_done);
+end
+$$;
+
 -- Enqueues a job when all of p_after are done; at once if they are. They must be jobs whose results are kept.
 create or replace function trunkline.enqueue_after(
     p_queue text, p_after uuid[], p_payload bytea, p_label text, p_key text default null, p_headers jsonb default null, p_id uuid default null,
@@ -132,8 +150,7 @@ begin
     end if;
     insert into trunkline.job_parents (parent_id, waiting_id) select distinct x, w.waiting_id from unnest(p_after) x;
     -- a later statement than the insert: what ends from now on finds us, unless it looked a moment ago; for that there is upkeep
-    delete from trunkline.job_parents p where p.waiting_id = w.waiting_id
-       and exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd');
+    perform trunkline._forget_done_parents(w.waiting_id);
     perform trunkline._start_if_free(w);
     return row(1, w.waiting_id, false)::trunkline.published;
 end
@@ -145,15 +162,20 @@ language plpgsql
 as $$
 declare
     w       trunkline.job_waiting;
+    v_free  uuid[];
     v_count int := 0;
 begin
-    for w in
-        select * from trunkline.job_waiting x
-        where exists (select from trunkline.job_parents p join trunkline.job_results r on r.job_id = p.parent_id and r.state = 'd' where p.waiting_id = x.waiting_id)
-        order by waiting_id limit p_limit for update skip locked
-    loop
-        delete from trunkline.job_parents p where p.waiting_id = w.waiting_id
-           and exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd');
+    begin
+        v_free := array(
+            select x.waiting_id from trunkline.job_waiting x
+            where exists (select from trunkline.job_parents p join trunkline.job_results r on r.job_id = p.parent_id and r.state = 'd' where p.waiting_id = x.waiting_id)
+            order by x.waiting_id limit p_limit);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    for w in select * from trunkline.job_waiting x where x.waiting_id = any (v_free) order by x.waiting_id for update skip locked loop
+        perform trunkline._forget_done_parents(w.waiting_id);
         v_count := v_count + trunkline._start_if_free(w);
     end loop;
     return v_count;
@@ -192,11 +214,20 @@ $$;
 
 -- What these jobs answered, as far as they have ended and their results are kept: done or failed.
 create or replace function trunkline.job_results(p_ids uuid[]) returns table (job_id uuid, state text, result bytea, error text, at timestamptz)
-language sql stable
+language plpgsql
 as $$
-    select r.job_id, case r.state when 'd' then 'done' else 'failed' end, r.result, r.error, r.at
-    from unnest(p_ids) i(id)
-    cross join lateral (select * from trunkline.job_results x where x.job_id = i.id order by x.n desc limit 1) r
+#variable_conflict use_column
+begin
+    begin
+        return query
+        select r.job_id, case r.state when 'd' then 'done' else 'failed' end, r.result || '', r.error || '', r.at
+        from unnest(p_ids) i(id)
+        cross join lateral (select * from trunkline.job_results x where x.job_id = i.id order by x.n desc limit 1) r;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+end
 $$;
 
 -- Writes down what a job answered after it was settled elsewhere.
@@ -220,22 +251,33 @@ $$;
 -- For each delivery, whether the attempt before it ended without an answer: then its worker may have died of it. Looks as far back as
 -- the events of leases go, which is far enough: what nobody answered comes again at once.
 create or replace function trunkline.lost_before(p_receipts text[]) returns boolean[]
-language sql stable
+language plpgsql
 as $$
-    select array_agg(coalesce(l.whys[r.pos - l.first + 1] = 'x', false)
-           -- released, passed over or rolled back since: the same attempt
-           or l.whys[r.pos - l.first + 1] in ('r', 'l', 'h') and exists (
-               select from trunkline.returns b where b.source_id = l.source_ids[r.pos - l.first + 1] and b.log_offset = l.offsets[r.pos - l.first + 1]
-                  and b.attempt = l.attempts[r.pos - l.first + 1] and b.why = 'x')
-           or exists (
-               select from trunkline.leases b join trunkline.settled e on e.rotation = b.rotation and e.cursor_id = b.cursor_id and e.first = b.first and e.kind = 'x'
-               where l.next_offset is not null and b.cursor_id = l.cursor_id and b.first < l.first and b.first > l.first - 10000
-                 and l.offsets[r.pos - l.first + 1] = b.offsets[e.pos - b.first + 1] and b.attempts[e.pos - b.first + 1] = l.attempts[r.pos - l.first + 1] - 1) order by r.ord)
-    from (select x.ord, case when y.good then split_part(x.receipt, '.', 1)::bigint end as pos,
-                 case when y.good then split_part(x.receipt, '.', 2)::int end as cursor_id, case when y.good then split_part(x.receipt, '.', 3)::bigint end as first
-          from unnest(p_receipts) with ordinality x(receipt, ord)
-          cross join lateral (select trunkline._names_a_lease(substr(x.receipt, strpos(x.receipt, '.'))) and split_part(x.receipt, '.', 1) ~ '^[0-9]{1,18}$' as good) y) r
-    left join trunkline.leases l on l.cursor_id = r.cursor_id and l.first = r.first
+declare
+    v_lost boolean[];
+begin
+    begin
+        v_lost := (
+            select array_agg(coalesce(l.whys[r.pos - l.first + 1] = 'x', false)
+                   -- released, passed over or rolled back since: the same attempt
+                   or l.whys[r.pos - l.first + 1] in ('r', 'l', 'h') and exists (
+                       select from trunkline.returns b where b.source_id = l.source_ids[r.pos - l.first + 1] and b.log_offset = l.offsets[r.pos - l.first + 1]
+                          and b.attempt = l.attempts[r.pos - l.first + 1] and b.why = 'x')
+                   or exists (
+                       select from trunkline.leases b join trunkline.settled e on e.rotation = b.rotation and e.cursor_id = b.cursor_id and e.first = b.first and e.kind = 'x'
+                       where l.next_offset is not null and b.cursor_id = l.cursor_id and b.first < l.first and b.first > l.first - 10000
+                         and l.offsets[r.pos - l.first + 1] = b.offsets[e.pos - b.first + 1] and b.attempts[e.pos - b.first + 1] = l.attempts[r.pos - l.first + 1] - 1) order by r.ord)
+            from (select x.ord, case when y.good then split_part(x.receipt, '.', 1)::bigint end as pos,
+                         case when y.good then split_part(x.receipt, '.', 2)::int end as cursor_id, case when y.good then split_part(x.receipt, '.', 3)::bigint end as first
+                  from unnest(p_receipts) with ordinality x(receipt, ord)
+                  cross join lateral (select trunkline._names_a_lease(substr(x.receipt, strpos(x.receipt, '.'))) and split_part(x.receipt, '.', 1) ~ '^[0-9]{1,18}$' as good) y) r
+            left join trunkline.leases l on l.cursor_id = r.cursor_id and l.first = r.first);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_lost;
+end
 $$;
 
 -- Effects that must not happen twice. Answers 'start' (it is the caller's to run, and that is on disk when this transaction commits), 'done' with
@@ -244,7 +286,7 @@ create or replace function trunkline.begin_once(p_scope text, p_key text, p_reru
 language plpgsql
 as $$
 declare
-    o     record;
+    o     trunkline.job_once;
     v_now timestamptz;
 begin
     if p_key is null or p_scope is null or length(p_key) not between 1 and 500 or length(p_scope) not between 1 and 500 then
@@ -254,7 +296,12 @@ begin
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778009, hashtext(p_scope || ' ' || p_key));
     -- a statement of its own: it must see what was written while we waited for the lock
-    select x.state, x.result into o from trunkline.job_once x where x.scope = p_scope and x.key = p_key order by x.n desc limit 1;
+    begin
+        o := (select x from trunkline.job_once x where x.scope = p_scope and x.key = p_key order by x.n desc limit 1);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
     if o.state = 'd' then
         return query select 'done', o.result;
     elsif o.state = 's' and not p_rerun then
@@ -298,7 +345,7 @@ begin
         values (trunkline._window('job_results'), p_id, 'c', v_reason, trunkline.clock());
         return 'cancelled';
     end if;
-    select j.state into v_state from trunkline._job(p_id) j;
+    v_state := trunkline._job_state(p_id);
     if v_state in ('done', 'dead', 'cancelled', 'failed', 'gone') then
         return v_state;
     elsif v_state is null and trunkline._uuid_time(p_id) is not null then
@@ -325,7 +372,7 @@ declare
 begin
     select q.name into v_queue from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.id = p_id order by d.dead_id desc limit 1;
     if not found then
-        v_state := (select j.state from trunkline._job(p_id) j);
+        v_state := trunkline._job_state(p_id);
         if v_state is null and trunkline._uuid_time(p_id) is not null then
             perform trunkline._fail_job(p_id);
         end if;
@@ -477,52 +524,58 @@ begin
     elsif p_queue is not null then
         perform trunkline._queue(p_queue);
     end if;
-    for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
-        if p_state is null or p_state = 'running' then
-            return query
-            select m.id, q.name, m.label, 'running', d.attempt, null::timestamptz, d.consumer, null::text, m.created_at
-            from (select * from trunkline._live_deliveries(q.queue_id) l where l.kind is null order by l.claimed_at limit p_limit) d
-            join trunkline.cursors c on c.cursor_id = d.source_id
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, least(d.last_offset, d.first_offset + p_limit - 1)) m
-            where m.label is not null
-            limit p_limit;
-        end if;
-        if p_state is null or p_state in ('waiting', 'delayed') then
-            return query
-            select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error, m.created_at
-            from (select * from trunkline._returned(q.queue_id) x where p_state is null or (x.due_at > v_now) = (p_state = 'delayed') order by x.due_at) p
-            join trunkline.cursors c on c.cursor_id = p.source_id
-            cross join lateral trunkline._read_left(c, p.log_offset) m where m.label is not null
-            limit p_limit;
-        end if;
-        if p_state is null or p_state in ('waiting', 'delayed') then
-            return query
-            select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.created_at + q.delivery_delay end, null::text, null::text, m.created_at
-            from trunkline.cursors c
-            cross join lateral (select trunkline._next_offset(c) as position) s
-            cross join lateral (select trunkline._head(c.log) as head offset 0) h
-            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
-                                               least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
-            cross join lateral (select case when m.created_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
-            where c.queue_id = q.queue_id and c.kind = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
-            limit p_limit;
-        end if;
-        if p_state is null or p_state = 'delayed' then
-            return query
-            select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
-            from trunkline.scheduled s where s.topic_id = q.inbox_id and s.label is not null order by s.due_at limit p_limit;
-        end if;
-        if p_state is null or p_state = 'blocked' then
-            return query
-            select w.waiting_id, q.name, w.label, 'blocked', 0, null::timestamptz, null::text, null::text, w.created_at
-            from trunkline.job_waiting w where w.queue = q.name order by w.created_at limit p_limit;
-        end if;
-        if p_state is null or p_state = 'dead' then
-            return query
-            select d.id, q.name, d.label, 'dead', d.attempts, null::timestamptz, null::text, d.error, d.created_at
-            from trunkline.dead_letters d where d.queue_id = q.queue_id and d.label is not null order by d.dead_id limit p_limit;
-        end if;
-    end loop;
+    begin
+        perform trunkline._begin_read();
+        for q in select * from trunkline.queues x where p_queue is null or x.name = p_queue order by x.name loop
+            if p_state is null or p_state = 'running' then
+                return query
+                select m.id, q.name, m.label, 'running', d.attempt, null::timestamptz, d.consumer, null::text, m.created_at
+                from (select * from trunkline._live_deliveries(q.queue_id) l where l.kind is null order by l.claimed_at limit p_limit) d
+                join trunkline.cursors c on c.cursor_id = d.source_id
+                cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, d.first_offset, least(d.last_offset, d.first_offset + p_limit - 1)) m
+                where m.label is not null
+                limit p_limit;
+            end if;
+            if p_state is null or p_state in ('waiting', 'delayed') then
+                return query
+                select m.id, q.name, m.label, case when p.due_at > v_now then 'delayed' else 'waiting' end, p.attempt, p.due_at, null::text, p.error || '', m.created_at
+                from (select * from trunkline._returned(q.queue_id) x where p_state is null or (x.due_at > v_now) = (p_state = 'delayed') order by x.due_at) p
+                join trunkline.cursors c on c.cursor_id = p.source_id
+                cross join lateral trunkline._read_left(c, p.log_offset) m where m.label is not null
+                limit p_limit;
+            end if;
+            if p_state is null or p_state in ('waiting', 'delayed') then
+                return query
+                select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.created_at + q.delivery_delay end, null::text, null::text, m.created_at
+                from trunkline.cursors c
+                cross join lateral (select trunkline._next_offset(c) as position) s
+                cross join lateral (select trunkline._head(c.log) as head offset 0) h
+                cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
+                                                   least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
+                cross join lateral (select case when m.created_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
+                where c.queue_id = q.queue_id and c.kind = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
+                limit p_limit;
+            end if;
+            if p_state is null or p_state = 'delayed' then
+                return query
+                select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
+                from trunkline.scheduled s where s.topic_id = q.inbox_id and s.label is not null order by s.due_at limit p_limit;
+            end if;
+            if p_state is null or p_state = 'blocked' then
+                return query
+                select w.waiting_id, q.name, w.label, 'blocked', 0, null::timestamptz, null::text, null::text, w.created_at
+                from trunkline.job_waiting w where w.queue = q.name order by w.created_at limit p_limit;
+            end if;
+            if p_state is null or p_state = 'dead' then
+                return query
+                select d.id, q.name, d.label, 'dead', d.attempts, null::timestamptz, null::text, d.error, d.created_at
+                from trunkline.dead_letters d where d.queue_id = q.queue_id and d.label is not null order by d.dead_id limit p_limit;
+            end if;
+        end loop;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
@@ -530,13 +583,42 @@ $$;
 create or replace function trunkline.get_job(p_id uuid)
 returns table (id uuid, queue text, kind text, state text, reason text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz,
                ended_at timestamptz, key text, headers jsonb, payload bytea, result bytea, history jsonb, waits_for uuid[], cancel text)
-language plpgsql stable
+language plpgsql
 as $$
+declare
+    v_found boolean;
 begin
-    return query select * from trunkline._job(p_id);
-    if not found then
+    begin
+        perform trunkline._begin_read();
+        return query
+        select j.id, j.queue, j.kind, j.state, j.reason, j.attempt, j.due_at, j.worker, j.error || '', j.created_at, j.ended_at, j.key, j.headers || '{}', j.payload || '', j.result || '',
+               j.history, j.waits_for, j.cancel
+        from trunkline._job(p_id) j;
+        v_found := found;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    if not v_found then
         perform trunkline._fail_job(p_id);
     end if;
+end
+$$;
+
+create or replace function trunkline._job_state(p_id uuid) returns text
+language plpgsql
+as $$
+declare
+    v_state text;
+begin
+    begin
+        perform trunkline._begin_read();
+        v_state := (select j.state from trunkline._job(p_id) j);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_state;
 end
 $$;
 

@@ -1,14 +1,5 @@
 -- The log: sequencing (ids become offsets), reading, and finding places in it.
 
--- Highest offset given so far; 0 for none. Not everything committed has an offset yet: see tick().
-create or replace function trunkline._head(p_log int) returns bigint
-language plpgsql
-as $$
-begin
-    return coalesce((select first_offset + n - 1 from trunkline.ticks where log = p_log order by first_offset desc limit 1), 0);
-end
-$$;
-
 -- Ids from here on are those of rows that Spark's tasks stage (docs/adr/0018). The sequence of a log does not get there, so the sequencer
 -- never looks at them; the numbers of their segments still are integers.
 create or replace function trunkline._staged_from(p_segment_rows int) returns bigint
@@ -183,7 +174,7 @@ begin
         perform trunkline._tick_store(p_wait);
         return trunkline._head(v_log);
     end if;
-    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
+    t := trunkline._tick_of(v_log, null);
     -- a standby answers from what its primary has sequenced: a contiguous prefix
     if pg_is_in_recovery() or not trunkline._has_unsequenced(v_log, p_topic_id, p_partition) then
         return coalesce(t.first_offset + t.n - 1, 0);
@@ -193,7 +184,7 @@ begin
     end if;
     perform trunkline._catch_up();
     perform trunkline._adopt_logs();
-    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
+    t := trunkline._tick_of(v_log, null);
     -- In this order, each in a statement of its own: ids up to v_last_id that nobody owns when we look for owners were committed before the snapshot, or never.
     v_last_id := trunkline._last_id(p_topic_id, p_partition);
     v_whole := not trunkline._has_owner(p_topic_id, p_partition);
@@ -282,7 +273,7 @@ begin
     v_own := pg_current_xact_id();
     for l in select * from trunkline.logs where not trunkline._is_shared(topic_id) order by log loop
         perform pg_advisory_xact_lock(778001, l.log);
-        select * into t from trunkline.ticks where log = l.log order by first_offset desc limit 1;
+        t := trunkline._tick_of(l.log, null);
         v_tables := array(select trunkline._segment_table(l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
         -- one statement, so that the snapshot has seen exactly these
         execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), range_agg(int8range(id, id + 1)) filter (where xid = $1), trunkline._without(pg_current_snapshot(), $1) from ('
@@ -325,7 +316,7 @@ begin
     if v_logs is not null then
         perform trunkline._write_store_ticks(v_logs, v_ids);
     end if;
-    select * into t from trunkline.ticks where log = 1 order by first_offset desc limit 1;
+    t := trunkline._tick_of(1, null);
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
     values ((select slot from trunkline.epoch), 1, coalesce(t.first_offset + t.n, 1), 1, '{}', trunkline.clock(), p_now, 0, false,
             case when p_own_ids is not null then v_own end, p_own_ids, true);
@@ -351,8 +342,8 @@ declare
     v_again  boolean := false;
 begin
     while v_next <= p_last loop
-        select * into t from trunkline.ticks where log = v_log and first_offset <= v_next order by first_offset desc limit 1;
-        if not found or v_next >= t.first_offset + t.n then
+        t := trunkline._tick_of(v_log, v_next);
+        if t.log is null or v_next >= t.first_offset + t.n then
             perform trunkline._below_base(p_topic_id, p_partition, v_next);
         end if;
         v_take := least(p_last, t.first_offset + t.n - 1) - v_next + 1;
@@ -455,6 +446,8 @@ begin
     elsif p_offset < v_base then
         perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s', p_offset, p_partition, v_base),
                                 format('retention removed it; go on from offset %s', v_base));
+    elsif current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
+        perform trunkline._fail('40001', 'the snapshot of this transaction is older than the place of the offset', 'retry in a new transaction, or read at read committed');
     end if;
     perform trunkline._fail('XX001', format('offset %s of partition %s of topic number %s cannot be read', p_offset, p_partition, p_topic_id),
                             'the log is damaged: keep the data directory and report this');
@@ -522,7 +515,7 @@ begin
     -- cut times grow with offsets, and no message is younger than its tick: find the first tick cut at p_at or later
     while v_lo < v_hi loop
         v_mid := (v_lo + v_hi) / 2;
-        select * into v_tick from trunkline.ticks where log = v_log and first_offset <= v_mid order by first_offset desc limit 1;
+        v_tick := trunkline._tick_of(v_log, v_mid);
         if v_tick.cut_at >= p_at then
             v_hi := greatest(v_tick.first_offset, v_lo);
         else
@@ -530,7 +523,7 @@ begin
         end if;
     end loop;
     while v_lo <= v_head loop
-        select * into v_tick from trunkline.ticks where log = v_log and first_offset <= v_lo order by first_offset desc limit 1;
+        v_tick := trunkline._tick_of(v_log, v_lo);
         v_hi := v_tick.first_offset + v_tick.n - 1;
         select min(log_offset) into v_found from trunkline._read(t.topic_id, p_partition, t.segment_rows, v_lo, v_hi) where created_at >= p_at;
         if v_found is not null then

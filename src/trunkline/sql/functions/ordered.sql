@@ -4,40 +4,57 @@
 -- The state of a partition: what it has leased, what came back and when it is due, and the next new offset.
 create or replace function trunkline._ordered_state(
     c trunkline.cursors, out l trunkline.leases, out is_open boolean, out offsets bigint[], out attempts int[], out dues timestamptz[], out errors text[], out next_offset bigint)
-language plpgsql stable
+language plpgsql
 as $$
 begin
-    select * into l from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1;
-    if not found then
-        is_open := false;
-        next_offset := c.start_position;
-        return;
-    end if;
-    next_offset := l.next_offset;
-    with positions as (
-        select l.offsets[i] as log_offset, l.attempts[i] as attempt, s.kind, s.due, s.error
-        from generate_series(1, coalesce(cardinality(l.offsets), 0)) i
-        left join trunkline.settled s on s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.first = l.first
-                                     -- the index has positions: without a lower bound it reads the whole past of the partition
-                                     and s.pos >= l.first and s.pos <= l.first + i - 1 and s.pos + s.n > l.first + i - 1
-        where l.taken is null or l.taken @> l.first + i - 1
-    ), back as (
-        select p.log_offset, case p.kind when 'r' then p.attempt else p.attempt + 1 end as attempt, p.due, p.error from positions p where p.kind in ('n', 'r', 'x')
-        union all
-        select h.log_offset, h.attempt, h.due, h.error from unnest(l.held_offsets, l.held_attempts, l.held_dues, l.held_errors) h(log_offset, attempt, due, error)
-    )
-    select (select coalesce(bool_or(p.kind is null), false) from positions p), array_agg(b.log_offset order by b.log_offset), array_agg(b.attempt order by b.log_offset),
-           array_agg(b.due order by b.log_offset), array_agg(b.error order by b.log_offset)
-      into is_open, offsets, attempts, dues, errors
-      from back b;
+    begin
+        perform trunkline._begin_read();
+        l := (select x from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1);
+        if l.cursor_id is null then
+            is_open := false;
+            next_offset := c.start_position;
+            perform trunkline._end_read();
+            return;
+        end if;
+        next_offset := l.next_offset;
+        with positions as (
+            select l.offsets[i] as log_offset, l.attempts[i] as attempt, s.kind, s.due, s.error
+            from generate_series(1, coalesce(cardinality(l.offsets), 0)) i
+            left join trunkline.settled s on s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.first = l.first
+                                         -- the index has positions: without a lower bound it reads the whole past of the partition
+                                         and s.pos >= l.first and s.pos <= l.first + i - 1 and s.pos + s.n > l.first + i - 1
+            where l.taken is null or l.taken @> l.first + i - 1
+        ), back as (
+            select p.log_offset, case p.kind when 'r' then p.attempt else p.attempt + 1 end as attempt, p.due, p.error from positions p where p.kind in ('n', 'r', 'x')
+            union all
+            select h.log_offset, h.attempt, h.due, h.error from unnest(l.held_offsets, l.held_attempts, l.held_dues, l.held_errors) h(log_offset, attempt, due, error)
+        )
+        select (select coalesce(bool_or(p.kind is null), false) from positions p), array_agg(b.log_offset order by b.log_offset), array_agg(b.attempt order by b.log_offset),
+               array_agg(b.due order by b.log_offset), array_agg(b.error order by b.log_offset)
+          into is_open, offsets, attempts, dues, errors
+          from back b;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
 -- When the lease of a partition ends: its deadline, or the latest extension of it.
 create or replace function trunkline._ends_at(l trunkline.leases) returns timestamptz
-language sql stable
+language plpgsql
 as $$
-    select greatest(l.deadline, (select max(e.until) from trunkline.extensions e where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first))
+declare
+    v_until timestamptz;
+begin
+    begin
+        v_until := (select max(e.until) from trunkline.extensions e where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return greatest(l.deadline, v_until);
+end
 $$;
 
 -- The next lease of one partition, whose lock the caller holds; n is 0 when there is nothing to deliver now.

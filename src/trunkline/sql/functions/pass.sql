@@ -645,9 +645,8 @@ create or replace function trunkline._has_unsequenced(p_log int, p_topic_id int,
 language plpgsql
 as $$
 declare
-    t record;
+    t trunkline.ticks := trunkline._tick_of(p_log, null);
 begin
-    select whole, last_id into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
     return not coalesce(t.whole, true) or trunkline._last_id(p_topic_id, p_partition) > coalesce(t.last_id, 0);
 end
 $$;
@@ -715,7 +714,7 @@ begin
     if not trunkline._has_unsequenced(p_log, p_topic_id, p_partition) then
         return false;
     end if;
-    select * into t from trunkline.ticks where log = p_log order by first_offset desc limit 1;
+    t := trunkline._tick_of(p_log, null);
     return not isempty((trunkline._unsequenced(t, p_topic_id, p_partition, trunkline._snapshot_of_others())).ids);
 end
 $$;
@@ -725,7 +724,8 @@ create or replace function trunkline._has_work(p_queues int[], p_logs int[]) ret
 language plpgsql
 as $$
 declare
-    p trunkline.pass_run;
+    p      trunkline.pass_run;
+    v_work boolean;
 begin
     if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
                where l.log = any (p_logs) and case when t.shared then false else trunkline._has_committed(l.log, l.topic_id, l.partition) end)
@@ -734,9 +734,16 @@ begin
     elsif p_queues is null then
         return false;
     end if;
-    p := trunkline._since_pass();
-    return exists (select from trunkline.later d where d.queue_id = any (p_queues) and d.due > (p.before).walked and d.due <= p.now)
-        or exists (select from trunkline._new_returns(p) y where y.queue_id = any (p_queues) and y.due <= p.now);
+    begin
+        perform trunkline._begin_read();
+        p := trunkline._since_pass();
+        v_work := exists (select from trunkline.later d where d.queue_id = any (p_queues) and d.due > (p.before).walked and d.due <= p.now)
+               or exists (select from trunkline._new_returns(p) y where y.queue_id = any (p_queues) and y.due <= p.now);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_work;
 end
 $$;
 

@@ -16,62 +16,68 @@ declare
     v_next  timestamptz;
     v_soon  timestamptz;
 begin
-    for q in
-        select x.*, u.labels, array(select jsonb_array_elements_text(u.labels::jsonb)) as wanted
-        from unnest(p_queues, p_labels) u(name, labels) join trunkline.queues x using (name) where not x.paused order by x.queue_id
-    loop
-        v_ready := exists (
-            select from trunkline.cursors x where x.queue_id = q.queue_id and (x.kind <> 'label' or q.labels is null or x.label = any (q.wanted))
-               and case when x.drawn_seq is not null then trunkline._drawable(x) > trunkline._drawn(x) else trunkline._ordered_ready(x, v_now) end);
-        if v_ready then
-            return query select 'queue', q.name, null::text, q.labels, null::bigint, null::float8;
-        end if;
-        select min(x.at) into v_next from (
-            select (select d.due from trunkline.later d where d.queue_id = q.queue_id and d.due > v_now order by d.due limit 1) as at
-            union all
-            select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1)
-            from (select distinct k.topic_id from trunkline.cursors k where k.queue_id = q.queue_id and k.kind = 'log') t
-            union all
-            select (select min(u.due) from unnest(o.dues) u(due)) from trunkline.cursors k cross join lateral trunkline._ordered_state(k) o
-            where q.ordered and k.queue_id = q.queue_id
-        ) x where x.at > v_now;
-        v_soon := least(v_soon, v_next);
-    end loop;
+    begin
+        perform trunkline._begin_read();
+        for q in
+            select x.*, u.labels, array(select jsonb_array_elements_text(u.labels::jsonb)) as wanted
+            from unnest(p_queues, p_labels) u(name, labels) join trunkline.queues x using (name) where not x.paused order by x.queue_id
+        loop
+            v_ready := exists (
+                select from trunkline.cursors x where x.queue_id = q.queue_id and (x.kind <> 'label' or q.labels is null or x.label = any (q.wanted))
+                   and case when x.drawn_seq is not null then trunkline._drawable(x) > trunkline._drawn(x) else trunkline._ordered_ready(x, v_now) end);
+            if v_ready then
+                return query select 'queue', q.name, null::text, q.labels, null::bigint, null::float8;
+            end if;
+            select min(x.at) into v_next from (
+                select (select d.due from trunkline.later d where d.queue_id = q.queue_id and d.due > v_now order by d.due limit 1) as at
+                union all
+                select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1)
+                from (select distinct k.topic_id from trunkline.cursors k where k.queue_id = q.queue_id and k.kind = 'log') t
+                union all
+                select (select min(u.due) from unnest(o.dues) u(due)) from trunkline.cursors k cross join lateral trunkline._ordered_state(k) o
+                where q.ordered and k.queue_id = q.queue_id
+            ) x where x.at > v_now;
+            v_soon := least(v_soon, v_next);
+        end loop;
 
-    return query
-    select 'group', g.topic, g.name, g.member, null::bigint, null::float8
-    from unnest(p_topics, p_groups, p_members) g(topic, name, member)
-    join trunkline.topics t on t.kind = 'topic' and t.name = g.topic
-    join trunkline.subscriptions s on s.topic_id = t.topic_id and s.kind = 'group' and s.name = g.name
-    where exists (
-        select from trunkline.cursors c
-        left join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p on true
-        where c.subscription_id = s.subscription_id
-          -- free, ended, or this member's own and all of it committed
-          and case when p.deadline is null or p.deadline <= v_now or p.member = g.member and p.fetched = p.committed
-                   then trunkline._head(c.log) >= coalesce(p.committed + 1, c.start_position)
-                   else false end);
-
-    return query
-    select 'topic', t.name, null::text, null::text, sum(trunkline._head(l.log))::bigint, null::float8
-    from trunkline.topics t join trunkline.logs l using (topic_id)
-    where t.kind = 'topic' and t.name = any (p_tails) group by t.name;
-
-    -- what a group waits for besides new messages: delayed ones, and the end of another member's lease
-    select min(x.at) into v_next from (
-        select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1) as at
-        from trunkline.topics t where t.kind = 'topic' and t.name = any (p_topics || p_tails)
-        union all
-        select p.deadline
-        from unnest(p_topics, p_groups) g(topic, name)
+        return query
+        select 'group', g.topic, g.name, g.member, null::bigint, null::float8
+        from unnest(p_topics, p_groups, p_members) g(topic, name, member)
         join trunkline.topics t on t.kind = 'topic' and t.name = g.topic
         join trunkline.subscriptions s on s.topic_id = t.topic_id and s.kind = 'group' and s.name = g.name
-        join trunkline.cursors c on c.subscription_id = s.subscription_id
-        cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
-        where p.fetched > p.committed
-    ) x where x.at > v_now;
-    v_soon := least(v_soon, v_next);
-    return query select 'wait', null::text, null::text, null::text, null::bigint, extract(epoch from v_soon - trunkline.clock())::float8 where v_soon is not null;
+        where exists (
+            select from trunkline.cursors c
+            cross join lateral trunkline._position(c) p
+            where c.subscription_id = s.subscription_id
+              -- free, ended, or this member's own and all of it committed
+              and case when p.deadline is null or p.deadline <= v_now or p.member = g.member and p.fetched = p.committed
+                       then trunkline._head(c.log) > p.committed
+                       else false end);
+
+        return query
+        select 'topic', t.name, null::text, null::text, sum(trunkline._head(l.log))::bigint, null::float8
+        from trunkline.topics t join trunkline.logs l using (topic_id)
+        where t.kind = 'topic' and t.name = any (p_tails) group by t.name;
+
+        -- what a group waits for besides new messages: delayed ones, and the end of another member's lease
+        select min(x.at) into v_next from (
+            select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1) as at
+            from trunkline.topics t where t.kind = 'topic' and t.name = any (p_topics || p_tails)
+            union all
+            select p.deadline
+            from unnest(p_topics, p_groups) g(topic, name)
+            join trunkline.topics t on t.kind = 'topic' and t.name = g.topic
+            join trunkline.subscriptions s on s.topic_id = t.topic_id and s.kind = 'group' and s.name = g.name
+            join trunkline.cursors c on c.subscription_id = s.subscription_id
+            cross join lateral trunkline._position(c) p
+            where p.fetched > p.committed
+        ) x where x.at > v_now;
+        v_soon := least(v_soon, v_next);
+        return query select 'wait', null::text, null::text, null::text, null::bigint, extract(epoch from v_soon - trunkline.clock())::float8 where v_soon is not null;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 

@@ -313,19 +313,24 @@ begin
     if p_endpoint is not null then
         v_endpoint := (trunkline._endpoint(p_endpoint)).endpoint_id;
     end if;
-    return query
-    select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error, a.snippet, a.dispatcher
-    from trunkline.endpoints e
-    cross join lateral (
-        select * from trunkline.attempts x where x.endpoint_id = e.endpoint_id and x.started_at > v_since and p_id is null order by x.started_at desc limit p_limit) a
-    left join trunkline.queues q on q.queue_id = a.queue_id
-    where p_id is null and (v_endpoint is null or e.endpoint_id = v_endpoint)
-    union all
-    select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error, a.snippet, a.dispatcher
-    -- by the id alone, or all requests of an endpoint would be looked through
-    from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
-    where a.started_at > v_since and (v_endpoint is null or e.endpoint_id = v_endpoint)
-    order by started_at desc, id limit p_limit;
+    begin
+        return query
+        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher
+        from trunkline.endpoints e
+        cross join lateral (
+            select * from trunkline.attempts x where x.endpoint_id = e.endpoint_id and x.started_at > v_since and p_id is null order by x.started_at desc limit p_limit) a
+        left join trunkline.queues q on q.queue_id = a.queue_id
+        where p_id is null and (v_endpoint is null or e.endpoint_id = v_endpoint)
+        union all
+        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher
+        -- by the id alone, or all requests of an endpoint would be looked through
+        from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
+        where a.started_at > v_since and (v_endpoint is null or e.endpoint_id = v_endpoint)
+        order by started_at desc, id limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
@@ -334,24 +339,33 @@ $$;
 create or replace function trunkline.endpoint_stats(p_limit int default 500)
 returns table (endpoint text, state text, breaker text, queues text[], acked int, nacked int, buried int, released int, tested int, per_second float8,
                seconds_p50 float8, seconds_p99 float8)
-language sql
+language plpgsql
 as $$
-    select e.name, e.state, case when e.openings = 0 then 'closed' when e.open_until > trunkline.clock() then 'open' else 'half-open' end,
-           array(select q.name from trunkline.bindings b join trunkline.queues q on q.queue_id = b.queue_id where b.endpoint_id = e.endpoint_id order by 1),
-           a.acked, a.nacked, a.buried, a.released, a.tested,
-           a.n / greatest(0.001, case when a.n < 1000 then 60 else extract(epoch from trunkline.clock() - a.first) end)::float8,
-           a.times[1], a.times[2]
-    from (select * from trunkline.endpoints x order by x.name limit trunkline._limit(p_limit)) e
-    cross join lateral (
-        select count(*)::int as n, min(x.started_at) as first, count(*) filter (where x.outcome = 'acked')::int as acked,
-               count(*) filter (where x.outcome = 'nacked')::int as nacked, count(*) filter (where x.outcome = 'buried')::int as buried,
-               count(*) filter (where x.outcome = 'released')::int as released, count(*) filter (where x.outcome = 'tested')::int as tested,
-               percentile_cont(array[0.5, 0.99]) within group (order by x.seconds) as times
-        -- the time in a query of its own: looked up once, it bounds the range of the index
-        from (select * from trunkline.attempts y
-              where y.endpoint_id = e.endpoint_id and y.started_at > (select trunkline.clock() - interval '1 minute')
-              order by y.started_at desc limit 1000) x) a
-    order by e.name
+#variable_conflict use_column
+begin
+    begin
+        return query
+        select e.name, e.state, case when e.openings = 0 then 'closed' when e.open_until > trunkline.clock() then 'open' else 'half-open' end,
+               array(select q.name from trunkline.bindings b join trunkline.queues q on q.queue_id = b.queue_id where b.endpoint_id = e.endpoint_id order by 1),
+               a.acked, a.nacked, a.buried, a.released, a.tested,
+               a.n / greatest(0.001, case when a.n < 1000 then 60 else extract(epoch from trunkline.clock() - a.first) end)::float8,
+               a.times[1], a.times[2]
+        from (select * from trunkline.endpoints x order by x.name limit trunkline._limit(p_limit)) e
+        cross join lateral (
+            select count(*)::int as n, min(x.started_at) as first, count(*) filter (where x.outcome = 'acked')::int as acked,
+                   count(*) filter (where x.outcome = 'nacked')::int as nacked, count(*) filter (where x.outcome = 'buried')::int as buried,
+                   count(*) filter (where x.outcome = 'released')::int as released, count(*) filter (where x.outcome = 'tested')::int as tested,
+                   percentile_cont(array[0.5, 0.99]) within group (order by x.seconds) as times
+            -- the time in a query of its own: looked up once, it bounds the range of the index
+            from (select * from trunkline.attempts y
+                  where y.endpoint_id = e.endpoint_id and y.started_at > (select trunkline.clock() - interval '1 minute')
+                  order by y.started_at desc limit 1000) x) a
+        order by e.name;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+end
 $$;
 
 -- Who would get a message with this routing key and these headers, and where it would be sent. Publishes nothing.

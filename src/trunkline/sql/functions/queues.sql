@@ -261,25 +261,31 @@ declare
     q trunkline.queues := trunkline._queue(p_queue);
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
-    return query
-    with again as (
-        select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
-        from (select * from trunkline._returned(q.queue_id) order by due_at limit p_limit) p
-        join trunkline.cursors c on c.cursor_id = p.source_id
-        cross join lateral trunkline._read_left(c, p.log_offset) r
-    ), fresh as (
-        select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
-        from trunkline.cursors c
-        cross join lateral (select trunkline._next_offset(c) as next, trunkline._head(c.log) as head offset 0) s
-        cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.next, least(s.head, s.next + greatest(p_limit, 1000) - 1)) r
-        where c.queue_id = q.queue_id and c.kind = 'log'
-          and (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
-          and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}')))
-    )
-    select x.topic, x.partition, x.log_offset, x.id, x.key, x.routing_key, x.label, x.headers, x.payload, x.content_type, x.occurred_at, x.created_at,
-           x.attempt, x.due_at, x.error
-    from (select * from again union all select * from fresh) x
-    order by x.round, x.due_at, x.created_at, x.log_offset limit p_limit;
+    begin
+        perform trunkline._begin_read();
+        return query
+        with again as (
+            select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
+            from (select * from trunkline._returned(q.queue_id) order by due_at limit p_limit) p
+            join trunkline.cursors c on c.cursor_id = p.source_id
+            cross join lateral trunkline._read_left(c, p.log_offset) r
+        ), fresh as (
+            select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
+            from trunkline.cursors c
+            cross join lateral (select trunkline._next_offset(c) as next, trunkline._head(c.log) as head offset 0) s
+            cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.next, least(s.head, s.next + greatest(p_limit, 1000) - 1)) r
+            where c.queue_id = q.queue_id and c.kind = 'log'
+              and (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
+              and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}')))
+        )
+        select x.topic, x.partition, x.log_offset, x.id, x.key, x.routing_key, x.label, x.headers || '{}', x.payload || '', x.content_type, x.occurred_at, x.created_at,
+               x.attempt, x.due_at, x.error || ''
+        from (select * from again union all select * from fresh) x
+        order by x.round, x.due_at, x.created_at, x.log_offset limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
@@ -427,6 +433,7 @@ declare
     q       trunkline.queues := trunkline._queue(p_name);
     c       trunkline.cursors;
     v_total bigint := 0;
+    v_seen  int;
 begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
@@ -441,11 +448,16 @@ begin
             v_total := v_total + trunkline._purge_ordered(c);
         end if;
     end loop;
-    -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
-    v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
-    update trunkline.queues
-       set purge_xids = purge_xids[trunkline._newest_seen(purge_xids):] || pg_current_xact_id(),
-           purge_nos = purge_nos[trunkline._newest_seen(purge_xids):] || nextval('trunkline.purge_no')
+    begin
+        perform trunkline._begin_read();
+        -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
+        v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
+        v_seen := (select trunkline._newest_seen(x.purge_xids) from trunkline.queues x where x.queue_id = q.queue_id);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    update trunkline.queues set purge_xids = purge_xids[v_seen:] || pg_current_xact_id(), purge_nos = purge_nos[v_seen:] || nextval('trunkline.purge_no')
      where queue_id = q.queue_id;
     with gone as (
         delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
@@ -468,12 +480,13 @@ language plpgsql
 as $$
 declare
     s       trunkline.leases := trunkline._new_draw(c);
-    -- of what came back not what a pass is about to append: if that pass fails, these positions are those of nothing
-    v_head  bigint := case when c.kind = 'log' then trunkline._head(c.log)
-                           else coalesce((select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1), 0) end;
+    v_head  bigint;
     v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
 begin
     begin
+        -- of what came back not what a pass is about to append: if that pass fails, these positions are those of nothing
+        v_head := case when c.kind = 'log' then trunkline._head(c.log)
+                       else coalesce((select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1), 0) end;
         perform trunkline._lock_cursor(c.cursor_id);
         s.first := trunkline._drawn(c) + 1;
         if v_head >= s.first then

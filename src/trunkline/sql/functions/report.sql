@@ -11,22 +11,28 @@ declare
     v_since timestamptz := trunkline.clock() - p_since;
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000000);
-    return query
-    select x.name, c.topic, c.partition, x.first_offset, x.last_offset, x.attempt, x.consumer, x.claimed_at, x.settled_at, trunkline._outcome(x.kind), x.error,
-           case when c.topic is null then trunkline._published_at(x.source_id, x.first_offset) end,
-           case when c.topic is null then trunkline._published_at(x.source_id, x.last_offset) end
-    from (
-        select q.name, d.* from trunkline.queues q
-        cross join lateral (
-            select h.source_id, h.first_offset, h.last_offset, h.attempt, h.consumer, h.claimed_at, h.settled_at, h.kind, h.error
-            from trunkline.history h where h.queue_id = q.queue_id and h.settled_at > v_since
-            union all
-            select l.source_id, l.first_offset, l.last_offset, l.attempt, l.consumer, l.claimed_at, l.settled_at, l.kind, l.error
-            from trunkline._live_deliveries(q.queue_id) l where coalesce(l.settled_at, l.claimed_at) > v_since
-        ) d
-        order by d.claimed_at desc limit p_limit
-    ) x
-    left join trunkline.cursors c on c.cursor_id = x.source_id;
+    begin
+        perform trunkline._begin_read();
+        return query
+        select x.name, c.topic, c.partition, x.first_offset, x.last_offset, x.attempt, x.consumer, x.claimed_at, x.settled_at, trunkline._outcome(x.kind), x.error || '',
+               case when c.topic is null then trunkline._published_at(x.source_id, x.first_offset) end,
+               case when c.topic is null then trunkline._published_at(x.source_id, x.last_offset) end
+        from (
+            select q.name, d.* from trunkline.queues q
+            cross join lateral (
+                select h.source_id, h.first_offset, h.last_offset, h.attempt, h.consumer, h.claimed_at, h.settled_at, h.kind, h.error
+                from trunkline.history h where h.queue_id = q.queue_id and h.settled_at > v_since
+                union all
+                select l.source_id, l.first_offset, l.last_offset, l.attempt, l.consumer, l.claimed_at, l.settled_at, l.kind, l.error
+                from trunkline._live_deliveries(q.queue_id) l where coalesce(l.settled_at, l.claimed_at) > v_since
+            ) d
+            order by d.claimed_at desc limit p_limit
+        ) x
+        left join trunkline.cursors c on c.cursor_id = x.source_id;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 

@@ -50,8 +50,8 @@ begin
     end if;
     n := 0;
     while v_next < p_until loop
-        select * into t from trunkline.ticks k where k.log = v_log and k.first_offset <= v_next order by k.first_offset desc limit 1;
-        if not found or v_next >= t.first_offset + t.n then
+        t := trunkline._tick_of(v_log, v_next);
+        if t.log is null or v_next >= t.first_offset + t.n then
             if v_next > trunkline._head(v_log) then
                 perform trunkline._fail('TL007', format('offset %s of partition %s of topic %L is beyond the head', v_next, p_partition, p_topic),
                                         'a standby may be behind: wait for it, or read from the primary');
@@ -479,7 +479,7 @@ begin
     perform trunkline._wait_as_before(v_waits);
     perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
     perform set_config('trunkline.sequencing', v_log::text, true);
-    select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1;
+    t := trunkline._tick_of(v_log, null);
     -- only the newest tick of a log says where the sequencer goes on; what it knew before stays as it was
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
     select (select slot from trunkline.epoch), v_log, coalesce(t.first_offset + t.n, 1) + x.before + k, least(1000, x.n - k),

@@ -26,20 +26,26 @@ begin
     if p_topic is not null then
         perform trunkline._topic('topic', p_topic);
     end if;
-    for t in select * from trunkline.topics x where x.kind = 'topic' and (p_topic is null or x.name = p_topic) order by x.name loop
-        for p in 0 .. t.partitions - 1 loop
-            topic := t.name;
-            partition := p;
-            head := trunkline._head_now(t.topic_id, p, t.segment_rows);
-            exit when head is null;
-            select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
-            select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
-              into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
-            rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
-            select count(*) into scheduled from (select from trunkline.scheduled c where c.topic_id = t.topic_id limit 100000) x;
-            return next;
+    begin
+        perform trunkline._begin_read();
+        for t in select * from trunkline.topics x where x.kind = 'topic' and (p_topic is null or x.name = p_topic) order by x.name loop
+            for p in 0 .. t.partitions - 1 loop
+                topic := t.name;
+                partition := p;
+                head := trunkline._head_now(t.topic_id, p, t.segment_rows);
+                exit when head is null;
+                select l.base_offset into lowest_offset from trunkline.logs l where l.topic_id = t.topic_id and l.partition = p;
+                select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
+                  into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
+                rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
+                select count(*) into scheduled from (select from trunkline.scheduled c where c.topic_id = t.topic_id limit 100000) x;
+                return next;
+            end loop;
         end loop;
-    end loop;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
@@ -71,37 +77,43 @@ begin
             perform trunkline._group((trunkline._topic('topic', p_topic)).topic_id, p_topic, p_group);
         end if;
     end if;
-    for r in
-        select t.name as topic_name, g.name, t.segment_rows as rows, c as cur
-        from trunkline.subscriptions g join trunkline.topics t on t.topic_id = g.topic_id join trunkline.cursors c on c.subscription_id = g.subscription_id
-        where g.kind = 'group' and (p_topic is null or t.name = p_topic) and (p_group is null or g.name = p_group)
-        order by t.name, g.name, c.partition
-    loop
-        s := trunkline._position(r.cur);
-        topic := r.topic_name;
-        group_name := r.name;
-        partition := (r.cur).partition;
-        next_offset := s.committed + 1;
-        fetched := s.fetched;
-        head := trunkline._head_now((r.cur).topic_id, partition, r.rows);
-        continue when head is null;
-        lag := head - s.committed;
-        lag_seconds := 0;
-        if lag > 0 then
-            -- below retention: at least as old as the lowest one left, or as the last tick when none is left
-            select greatest(next_offset, l.base_offset) into v_from from trunkline.logs l where l.log = (r.cur).log;
-            if v_from <= head then
-                select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
-                from trunkline._read((r.cur).topic_id, partition, r.rows, v_from, v_from) m;
-            else
-                select extract(epoch from trunkline.clock() - k.cut_at) into lag_seconds
-                from trunkline.ticks k where k.log = (r.cur).log order by k.first_offset desc limit 1;
+    begin
+        perform trunkline._begin_read();
+        for r in
+            select t.name as topic_name, g.name, t.segment_rows as rows, c as cur
+            from trunkline.subscriptions g join trunkline.topics t on t.topic_id = g.topic_id join trunkline.cursors c on c.subscription_id = g.subscription_id
+            where g.kind = 'group' and (p_topic is null or t.name = p_topic) and (p_group is null or g.name = p_group)
+            order by t.name, g.name, c.partition
+        loop
+            s := trunkline._position(r.cur);
+            topic := r.topic_name;
+            group_name := r.name;
+            partition := (r.cur).partition;
+            next_offset := s.committed + 1;
+            fetched := s.fetched;
+            head := trunkline._head_now((r.cur).topic_id, partition, r.rows);
+            continue when head is null;
+            lag := head - s.committed;
+            lag_seconds := 0;
+            if lag > 0 then
+                -- below retention: at least as old as the lowest one left, or as the last tick when none is left
+                select greatest(next_offset, l.base_offset) into v_from from trunkline.logs l where l.log = (r.cur).log;
+                if v_from <= head then
+                    select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
+                    from trunkline._read((r.cur).topic_id, partition, r.rows, v_from, v_from) m;
+                else
+                    select extract(epoch from trunkline.clock() - k.cut_at) into lag_seconds
+                    from trunkline.ticks k where k.log = (r.cur).log order by k.first_offset desc limit 1;
+                end if;
             end if;
-        end if;
-        member := case when s.deadline > trunkline.clock() then s.member end;
-        deadline := s.deadline;
-        return next;
-    end loop;
+            member := case when s.deadline > trunkline.clock() then s.member end;
+            deadline := s.deadline;
+            return next;
+        end loop;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
 end
 $$;
 
@@ -115,22 +127,21 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_queues int[];
-    v_stats  trunkline.queue_stat[];
 begin
     if p_queue is not null then
-        return query select * from trunkline._queue_stats(array[(trunkline._queue(p_queue)).queue_id]);
-        return;
+        v_queues := array[(trunkline._queue(p_queue)).queue_id];
+    else
+        v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
     end if;
-    v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
     for i in 1 .. cardinality(v_queues) by 200 loop
-        -- The server has room for some thousand locks: those on sequences end with this subtransaction, which is rolled back on purpose.
+        -- rolled back at every isolation level: the server has room for some thousand locks, and each sequence takes one
         begin
-            v_stats := array(select x from trunkline._queue_stats(v_queues[i : i + 199]) x);
+            perform trunkline._begin_read();
+            return query select * from trunkline._queue_stats(v_queues[i : i + 199]);
             raise exception using errcode = 'TLX00';
         exception when sqlstate 'TLX00' then
             null;
         end;
-        return query select * from unnest(v_stats);
     end loop;
 end
 $$;
@@ -323,10 +334,16 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-    return query
-    select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
-           sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
-    from trunkline._cursor_totals(array[(trunkline._queue(p_queue)).queue_id]) t;
+    begin
+        perform trunkline._begin_read();
+        return query
+        select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
+               sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
+        from trunkline._cursor_totals(array[(trunkline._queue(p_queue)).queue_id]) t;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
     if current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
         raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
     end if;

@@ -201,7 +201,7 @@ declare
     t trunkline.ticks;
 begin
     if trunkline._has_unsequenced(1, 0, 1) then
-        select * into t from trunkline.ticks k where k.log = 1 order by k.first_offset desc limit 1;
+        t := trunkline._tick_of(1, null);
         return query select distinct n.log from trunkline._store_unsequenced(t, trunkline._snapshot_of_others()) n;
     end if;
 end
@@ -224,7 +224,7 @@ begin
         return false;
     end if;
     perform trunkline._adopt_logs();
-    select * into t from trunkline.ticks where log = 1 order by first_offset desc limit 1;
+    t := trunkline._tick_of(1, null);
     -- in this order, as in _tick
     v_last_id := trunkline._last_id(0, 1);
     v_whole := not trunkline._has_owner(0, 1);

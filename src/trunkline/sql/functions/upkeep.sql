@@ -115,7 +115,7 @@ declare
 begin
     for c in select * from trunkline.cursors where log = p_log loop
         if c.queue_id is null then
-            v_needed := least(v_needed, coalesce((select p.committed + 1 from trunkline.positions p where p.cursor_id = c.cursor_id order by p.state_no desc limit 1), c.start_position));
+            v_needed := least(v_needed, (trunkline._position(c)).committed + 1);
             continue;
         end if;
         if c.drawn_seq is not null then
