@@ -186,11 +186,8 @@ def test_a_spawned_process(db: str) -> None:
 async def test_a_schema_one_version_apart_works(
     kind: str, db: str, conn: psycopg.Connection[Any], apart: int, fine: bool
 ) -> None:
-    if apart > 0:
-        for number in range(apart):
-            conn.execute("insert into trunkline.migrations values (%s, 'x', 'x')", (latest_version() + number + 1,))
-    else:
-        conn.execute("delete from trunkline.migrations where version > %s", (latest_version() + apart,))
+    conn.execute("delete from trunkline.migrations")
+    conn.execute("insert into trunkline.migrations values (%s, 'x', 'x')", (latest_version() + apart,))
     async with twins.client(kind, db) as mq:
         if fine:
             assert await mq.topics.list() == []

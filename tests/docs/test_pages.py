@@ -27,7 +27,7 @@ NOT_RUN = {
     "docs/jobs/guide.md": ["a test module; tests/jobs/test_plugin.py runs one"],
     "docs/jobs/tutorial.md": ["the test has the package and a database"],
     "docs/howto/upgrade.md": [
-        "an installation over the one that runs the test; tests/migration upgrades from every earlier version"
+        "an installation over the one that runs the test; tests/migration upgrades from earlier versions"
     ],
     "docs/tutorial.md": ["the test has the package, and starts `trunkline up` itself"],
 }

@@ -48,10 +48,8 @@ def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
 def _plan(session: Session) -> None:
     import psycopg
 
-    from trunkline.sql.catalog import migrations
-    from trunkline.sql.migrate import installed_version
+    from trunkline.sql.migrate import installed_version, pending_migrations
 
     with psycopg.connect(session.url, autocommit=True, connect_timeout=10) as conn:
-        installed = installed_version(conn) or 0
-    pending = [each.name for each in migrations() if each.number > installed]
+        installed, pending = installed_version(conn) or 0, pending_migrations(conn)
     session.out.one({"pending": pending, "version": installed})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 import msgspec
 
@@ -49,11 +50,11 @@ FUNCTION_FILES = (
 )
 # Compatibility schemas: applied when asked for, and again with every upgrade where they are.
 OPTIONAL = ("pgmb",)
-_MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
+_MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+(?:\.sql)?$")
 
 
 class SqlFile(msgspec.Struct, frozen=True):
-    """One file, with the number that its name starts with (0 for function files)."""
+    """One file, or a directory that is applied as one, with the number that its name starts with (0: functions)."""
 
     number: int
     name: str
@@ -65,12 +66,20 @@ class SqlFile(msgspec.Struct, frozen=True):
 
 
 def migrations() -> list[SqlFile]:
-    """All numbered migrations, oldest first."""
+    """All numbered migrations, oldest first: files `0021_name.sql`, or directories of files that are one migration."""
     files = []
     for entry in (resources.files(__package__) / "migrations").iterdir():
         if match := _MIGRATION.match(entry.name):
-            files.append(SqlFile(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
+            files.append(SqlFile(int(match[1]), entry.name, _text(entry)))
     return sorted(files, key=lambda file: file.number)
+
+
+def _text(entry: Traversable) -> str:
+    """The text of a file, or of the files of a directory in the order of their names."""
+    if not entry.is_dir():
+        return entry.read_text(encoding="utf-8")
+    parts = sorted((part for part in entry.iterdir() if part.name.endswith(".sql")), key=lambda part: part.name)
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def functions() -> list[SqlFile]:

@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 
 from trunkline.errors import SchemaVersion, from_psycopg
-from trunkline.sql import catalog
+from trunkline.sql import baseline, catalog
 
 _LOCK = (778000, 0)
 _OLDEST_SERVER = 150000
@@ -40,6 +40,17 @@ def installed_version(conn: psycopg.Connection[Any]) -> int | None:
         return None
     newest = conn.execute("select max(version) from trunkline.migrations").fetchone()
     return None if newest is None else newest[0]
+
+
+def pending_migrations(conn: psycopg.Connection[Any]) -> list[str]:
+    """The names of the migrations that a run would apply. Raises SchemaVersion if it would refuse an old schema."""
+    installed = installed_version(conn)
+    if installed is None:
+        return [file.name for file in catalog.migrations()]
+    before = baseline.is_before(conn)
+    return [
+        file.name for file in catalog.migrations() if file.number > installed or (before and file.number == baseline.NUMBER)
+    ]
 
 
 def migrate(conninfo: str, *, upto: int | None = None, extra: Sequence[str] = ()) -> MigrationReport:
@@ -106,6 +117,9 @@ def _lock(conn: psycopg.Connection[Any]) -> None:
 
 
 def _apply_migration(conn: psycopg.Connection[Any], file: catalog.SqlFile) -> bool:
+    if file.number == baseline.NUMBER and baseline.is_before(conn):
+        baseline.adopt(conn, file)
+        return True
     row = conn.execute("select checksum from trunkline.migrations where version = %s", (file.number,)).fetchone()
     if row is not None:
         if row[0] != file.checksum:
