@@ -391,7 +391,7 @@ HINTS: dict[type[TrunklineError], str] = {
     Timeout: "try again, or raise statement_timeout",
     RetryableConflict: "run the transaction again",
     PermissionDenied: "grant the role the privilege, or connect as the owner of schema trunkline",
-    OutcomeUnknown: "retry with the same ids; a repeat is recognised",
+    OutcomeUnknown: "retry with the same idempotency key; duplicates are detected",
 }
 
 

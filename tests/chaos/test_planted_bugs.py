@@ -420,7 +420,7 @@ BUGS = {
         ("conservation",),
     ),
     "ttl not looked at": Bug(
-        (Change("_scan_log", "coalesce(r.created_at < v_oldest, false) or", "false or"),),
+        (Change("_scan_log", "coalesce(r.entered_at < v_oldest, false) or", "false or"),),
         BRIEF,
         scripts.message_past_its_ttl,
         ("after_ttl",),

@@ -44,3 +44,25 @@ def test_unknown(cli: Cli) -> None:
     cli("message", "explain", "00000000-0000-7000-8000-000000000000", code=3)
     cli("message", "explain", "nonsense", code=2)
     cli("message", "explain", "missing/0@1", code=3)
+
+
+def test_trace_of_a_redriven_message(cli: Cli) -> None:
+    """Its first place, the deliveries before the redrive, and the redrive itself."""
+    cli("topic", "create", "orders")
+    cli("queue", "create", "q")
+    cli("subscription", "add", "q", "orders")
+    id = cli("topic", "publish", "orders", "1").json["id"]
+    cli("queue", "peek", "q")
+    [receipt] = [row["receipt"] for row in cli("queue", "claim", "q", "--consumer", "me").json]
+    cli("queue", "bury", receipt, "--error", "broken")
+    cli("dead", "redrive", "q")
+    cli("queue", "peek", "q")
+    events = cli("message", "trace", id).json
+    assert [(row["event"], row["where"], row["detail"]) for row in events[:4]] == [
+        ("published", "topic orders", "partition 0, offset 1"),
+        ("claimed", "queue q", "attempt 1"),
+        ("buried", "queue q", "broken"),
+        ("redriven", "queue q", "broken"),
+    ]
+    assert [row["event"] for row in events[4:]] == ["now waiting"]
+    assert [row["at"] for row in events[:4]] == sorted(row["at"] for row in events[:4])

@@ -79,24 +79,24 @@ def trace(session: Session, id: str) -> None:
 
 
 def _events(found: Explanation) -> Iterator[dict[str, Any]]:
-    """What happened, and last how it stands with each reader, which has no time."""
-    home = f"topic {found['topic']}" if found.get("topic") else f"queue {found.get('queue')}"
-    detail = None if found.get("offset") is None else f"partition {found.get('partition')}, offset {found['offset']}"
+    """What happened, and last the state of each reader, which has no time."""
+    redrives = found.get("redrives") or []
+    first = next((step for step in redrives if step.get("offset") is not None), found)
+    home = _home(first)
+    detail = None if first.get("offset") is None else f"partition {first.get('partition')}, offset {first['offset']}"
     yield {"at": found.get("published_at"), "event": "published", "where": home, "who": None, "detail": detail}
+    for step in redrives:
+        yield from _deliveries(f"queue {step.get('queue')}", step.get("history") or [])
+        yield {
+            "at": step["at"],
+            "event": "redriven",
+            "where": _home(found),
+            "who": None,
+            "detail": step.get("error") or step.get("reason"),
+        }
     for reader in found.readers:
         where = f"{reader['kind']} {reader['name']}"
-        for step in reader.get("history") or []:
-            who, attempt = step.get("consumer"), f"attempt {step.get('attempt')}"
-            yield {"at": step.get("claimed_at"), "event": "claimed", "where": where, "who": who, "detail": attempt}
-            if step.get("settled_at") is not None:
-                error = step.get("error")
-                yield {
-                    "at": step["settled_at"],
-                    "event": step["outcome"],
-                    "where": where,
-                    "who": who,
-                    "detail": error or attempt,
-                }
+        yield from _deliveries(where, reader.get("history") or [])
         yield {
             "at": None,
             "event": f"now {reader['state']}",
@@ -105,4 +105,22 @@ def _events(found: Explanation) -> Iterator[dict[str, Any]]:
             "detail": reader.get("reason"),
         }
     if not found.readers:
-        yield {"at": None, "event": f"now {found.state}", "where": home, "who": None, "detail": found.reason}
+        yield {"at": None, "event": f"now {found.state}", "where": _home(found), "who": None, "detail": found.reason}
+
+
+def _home(place: dict[str, Any]) -> str:
+    return f"topic {place['topic']}" if place.get("topic") else f"queue {place.get('queue')}"
+
+
+def _deliveries(where: str, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for step in history:
+        who, attempt = step.get("consumer"), f"attempt {step.get('attempt')}"
+        yield {"at": step.get("claimed_at"), "event": "claimed", "where": where, "who": who, "detail": attempt}
+        if step.get("settled_at") is not None:
+            yield {
+                "at": step["settled_at"],
+                "event": step["outcome"],
+                "where": where,
+                "who": who,
+                "detail": step.get("error") or attempt,
+            }

@@ -62,7 +62,7 @@ class Transport:
             if method == "GET":
                 raise DatabaseUnavailable(f"the server did not answer: {exc}") from exc
             raise OutcomeUnknown(
-                f"the server did not answer: {exc}", hint="a repeat with the same ids is recognised"
+                f"the server did not answer: {exc}", hint="retry with the same idempotency key; duplicates are detected"
             ) from exc
         if answer.status_code >= 400:
             raise _error(answer.status_code, answer.content)

@@ -153,7 +153,7 @@ def _ended(seconds: float, *, writing: bool) -> Exception:
     if writing:
         return OutcomeUnknown(
             f"the database did not finish within {seconds:g} s",
-            hint="check whether it happened, or repeat it with the same ids",
+            hint="check whether it happened, or retry with the same idempotency key",
         )
     return Timeout(
         f"the database did not finish within {seconds:g} s", hint="try again; trunkline doctor names long transactions"

@@ -81,9 +81,9 @@ begin
                (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
                  and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}'))) as hit,
                -- an ordered queue was purged while a delivery was out: the rest of it goes as it comes up
-               coalesce(r.created_at < v_oldest, false) or q.ordered and r.log_offset <= c.purged_upto as old,
+               coalesce(r.entered_at < v_oldest, false) or q.ordered and r.log_offset <= c.purged_upto as old,
                p_labels is null or coalesce(r.label = any (p_labels), false) as wanted,
-               coalesce(r.created_at > v_youngest, false) as young
+               coalesce(r.entered_at > v_youngest, false) as young
         from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.first, least(p_head, s.first + 1022)) r
     ), cut as (
         select least((select min(log_offset) - 1 from m where young),
@@ -125,10 +125,10 @@ begin
         -- without gaps: if tables were rotated twice since their names were read, only the newer rows are found
         where x.pos = s.first + x.no - 1
     ), m as (
-        select r.pos, r.source_id, r.log_offset, r.attempt, r.why, r.purged, r.purged or r.there and not coalesce(x.created_at < v_oldest, false) as alive,
+        select r.pos, r.source_id, r.log_offset, r.attempt, r.why, r.purged, r.purged or r.there and not coalesce(x.entered_at < v_oldest, false) as alive,
                not r.purged and (p_labels is null or coalesce(x.label = any (p_labels), false)) as wanted
         from r
-        left join lateral (select y.created_at, y.label from trunkline._read_left(r.source, r.log_offset) y where q.ttl is not null or p_labels is not null) x on r.there
+        left join lateral (select y.entered_at, y.label from trunkline._read_left(r.source, r.log_offset) y where q.ttl is not null or p_labels is not null) x on r.there
         where r.pos < coalesce((select min(y.pos) from r y where y.purged <> (select z.purged from r z where z.pos = s.first)), 9223372036854775807)
     )
     select count(*), array_agg(m.source_id order by m.pos), array_agg(m.log_offset order by m.pos), array_agg(m.attempt order by m.pos),
@@ -251,14 +251,15 @@ begin
     values (s.rotation, pg_current_xact_id(), s.cursor_id, s.first, s.n, s.taken, s.passed, s.skipped, s.expired, s.source_ids, s.offsets, s.attempts, s.whys, s.token, p_consumer,
             s.claimed_at, s.deadline, s.next_offset, s.held_offsets, s.held_attempts, s.held_dues, s.held_errors, s.purge_no);
     if s.offsets is null then
-        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.* from trunkline._read_set(c, trunkline._leased(s)) r;
+        return query select r.log_offset || v_tail, 1, s.deadline, c.topic, c.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
+                     from trunkline._read_set(c, trunkline._leased(s)) r;
     else
         return query
         with e as materialized (
             select s.first + i - 1 as pos, s.source_ids[i] as source_id, s.offsets[i] as log_offset, s.attempts[i] as attempt from generate_series(1, s.n) i
             where s.taken is null or s.taken @> s.first + i - 1
         )
-        select e.pos || v_tail, e.attempt + 1, s.deadline, k.topic, k.partition, r.*
+        select e.pos || v_tail, e.attempt + 1, s.deadline, k.topic, k.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
         from (select source_id, range_agg(int8range(log_offset, log_offset + 1)) as offsets from e group by source_id) g
         join trunkline.cursors k on k.cursor_id = g.source_id
         cross join lateral trunkline._read_set(k, g.offsets) r
@@ -383,12 +384,12 @@ begin
             v_id := case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end;
         end if;
         if v_id >> 30 = v_id + v_n - 1 >> 30 then
-            return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.*
+            return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                          from trunkline._store_rows(trunkline._ring(v_id >> 30), array[v_id], array[v_id + v_n], array[v_first - v_id]) r;
             get diagnostics v_count = row_count;
             continue when v_count = v_n;
         end if;
-        return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.*
+        return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                      from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
     end loop;
 end

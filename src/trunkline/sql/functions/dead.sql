@@ -65,26 +65,49 @@ begin
                array_agg(headers order by dead_id) as headers, array_agg(content_type order by dead_id) as content_types,
                array_agg(occurred_at order by dead_id) as occurred_ats,
                -- in a queue with priorities the partition is the priority
-               case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities
+               case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities,
+               array_agg(row(created_at, coalesce(nullif(topic, ''), (select r.topic from trunkline.redriven r where r.id = taken.id and r.topic is not null order by r.at desc limit 1))
+                         )::trunkline.origin order by dead_id) as origins
         from taken),
     places as (
-        insert into trunkline.redriven (id, topic_id, at) select id, t.topic_id, trunkline.clock() from taken)
+        insert into trunkline.redriven (id, topic_id, at, cursor_id, topic, partition, log_offset, dead_at, reason, error)
+        select id, t.topic_id, trunkline.clock(), cursor_id, nullif(topic, ''), partition, log_offset, dead_at, reason, error from taken)
     select count(p.*) into v_count
-    from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities) p
+    from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities, origins) p
     where payloads is not null;
     return v_count;
 end
 $$;
 
--- Appends messages that were checked when they were first accepted.
+-- Appends messages that were checked when they were first accepted. p_origins: what they were before, where that is not null.
 create or replace function trunkline._append(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
-    p_content_types text[], p_occurred_ats timestamptz[], p_priorities int[] default null)
+    p_content_types text[], p_occurred_ats timestamptz[], p_priorities int[] default null, p_origins trunkline.origin[] default null)
 returns setof uuid
 language plpgsql
 as $$
+declare
+    v_places int[];
+    v_rows   bigint[];
 begin
     perform trunkline._commit_durably();
+    if p_origins is not null then
+        if t.shared then
+            select d.logs, d.ids into v_places, v_rows from trunkline._draw_shared(t, cardinality(p_payloads), p_keys, p_priorities) d;
+        else
+            execute format('select d.partitions, d.ids from trunkline.topic_%s_draw($1, $2, $3) d', t.topic_id)
+                into v_places, v_rows using cardinality(p_payloads), p_keys, p_priorities;
+        end if;
+        return query execute format('
+            insert into trunkline.%s as m (%s, id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at, origin)
+            select coalesce(u.place, 0), u.row_id, coalesce(u.id, trunkline.new_id()), u.key, u.routing_key, u.label, u.headers, u.payload,
+                   coalesce(u.content_type, ''application/json''), u.occurred_at, trunkline.clock(), $11[u.ord]
+            from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+                 with ordinality u(place, row_id, id, key, routing_key, label, headers, payload, content_type, occurred_at, ord)
+            returning m.message_id', case when t.shared then 'store' else 'topic_' || t.topic_id end, case when t.shared then 'log' else 'partition' end)
+            using v_places, v_rows, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_payloads, p_content_types, p_occurred_ats, p_origins;
+        return;
+    end if;
     if t.shared then
         return query select * from trunkline._append_shared(t, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, 'application/json', p_occurred_ats, p_priorities);
         return;

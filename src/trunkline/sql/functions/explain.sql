@@ -156,7 +156,8 @@ declare
 begin
     for v_table in select trunkline._segment_table(l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = v_store and s.sealed_at is null loop
         return query execute format('
-            select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
+            select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at,
+                   coalesce((m.origin).published_at, m.created_at), m.created_at, (m.origin).topic
             from unnest($1 || $3, $2 || trunkline._next_xid($3)) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
             where m.message_id = $4 %s', v_table, case when v_store = 1 then 'and m.log = ' || p_log end) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
     end loop;
@@ -201,6 +202,27 @@ as $$
                  and h.claimed_at = (x.l).claimed_at and h.kind = e.kind))
     ) d(attempt, consumer, claimed_at, deadline, settled_at, kind, error)
     order by d.claimed_at
+$$;
+
+-- One delivery in the history of a message.
+create or replace function trunkline._delivery_step(p_attempt int, p_consumer text, p_claimed_at timestamptz, p_settled_at timestamptz, p_kind "char", p_error text) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object('attempt', p_attempt, 'consumer', p_consumer, 'claimed_at', p_claimed_at, 'settled_at', p_settled_at,
+                              'outcome', trunkline._outcome(p_kind), 'error', p_error)
+$$;
+
+-- Each redrive or replay of a message, oldest first, with the place and the deliveries that it had before.
+create or replace function trunkline._redrives(p_id uuid) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object('redriven_at', max(r.at), 'redrives', jsonb_agg(jsonb_build_object(
+               'at', r.at, 'queue', q.name, 'topic', case when c.cursor_id is null then r.topic else c.topic end, 'partition', r.partition, 'offset', r.log_offset,
+               'dead_at', r.dead_at, 'reason', r.reason, 'error', r.error,
+               'history', coalesce((select jsonb_agg(trunkline._delivery_step(d.attempt, d.consumer, d.claimed_at, d.settled_at, d.kind, d.error) order by d.claimed_at)
+                                    from trunkline._deliveries_of(c, r.log_offset) d where c.cursor_id is not null), '[]')) order by r.at))
+    from trunkline.redriven r left join trunkline.cursors c on c.cursor_id = r.cursor_id left join trunkline.queues q on q.queue_id = c.queue_id
+    where r.id = p_id
 $$;
 
 -- When the lease of one position ends.
@@ -286,8 +308,7 @@ begin
     select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
     -- afterwards x is the newest delivery
     for x in select * from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at loop
-        v_history := v_history || jsonb_build_object('attempt', x.attempt, 'consumer', x.consumer, 'claimed_at', x.claimed_at, 'settled_at', x.settled_at,
-                                                     'outcome', trunkline._outcome(x.kind), 'error', x.error);
+        v_history := v_history || trunkline._delivery_step(x.attempt, x.consumer, x.claimed_at, x.settled_at, x.kind, x.error);
     end loop;
     -- the open lease of an ordered queue's partition
     select y.consumer, y.deadline into v_holder from trunkline._live_deliveries(c.queue_id) y
@@ -309,15 +330,15 @@ begin
         if p_mismatch is not null then
             v_state := 'not_matched';
             v_why := p_mismatch;
-        elsif q.ttl is not null and m.created_at < v_now - q.ttl then
+        elsif q.ttl is not null and m.entered_at < v_now - q.ttl then
             v_state := 'expired';
             v_why := format('older than the ttl of %s', q.ttl);
         elsif q.paused then
             v_state := 'paused';
             v_why := 'the queue is paused';
-        elsif m.created_at + q.delivery_delay > v_now then
+        elsif m.entered_at + q.delivery_delay > v_now then
             v_state := 'delayed';
-            v_until := m.created_at + q.delivery_delay;
+            v_until := m.entered_at + q.delivery_delay;
             v_why := format('the queue delivers after %s', q.delivery_delay);
         elsif v_holder is not null then
             v_state := 'blocked';
@@ -356,7 +377,7 @@ begin
         v_purged := exists (select from trunkline._leases_of(c, m.log_offset) y join trunkline.settled e
                             on e.rotation = (y.l).rotation and e.cursor_id = (y.l).cursor_id and e.first = (y.l).first and e.kind = 'p');
         if v_purged or v_lease.first + v_lease.n > m.log_offset and not trunkline._leased(v_lease) @> m.log_offset then
-            v_state := case when not v_purged and q.ttl is not null and m.created_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
+            v_state := case when not v_purged and q.ttl is not null and m.entered_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
             v_why := case v_state when 'expired' then format('older than the ttl of %s when its turn came', q.ttl) else 'purged' end;
         else
             v_state := 'gone';
@@ -467,11 +488,11 @@ begin
     -- redriven: what counts is its newest place
     for l in select x.log, r.at from (select * from trunkline.redriven where id = p_id order by at desc limit 1) r join trunkline.logs x using (topic_id) loop
         if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
-            return trunkline._explain_unsequenced(l.log, p_id);
+            return trunkline._explain_unsequenced(l.log, p_id) || trunkline._redrives(p_id);
         end if;
         v_offset := trunkline._find_in_ticks(l.log, trunkline._tick_at(l.log, l.at), 200, p_id);
         if v_offset is not null then
-            return trunkline._explain_at(l.log, v_offset) || jsonb_build_object('redriven_at', l.at);
+            return trunkline._explain_at(l.log, v_offset) || trunkline._redrives(p_id);
         end if;
     end loop;
     -- three looks, each through all logs: where it is in general, not sequenced yet, and anywhere else

@@ -244,7 +244,8 @@ begin
                 if not isempty(v_found.taken) then
                     s.committed := lower(v_found.taken) - 1;
                     s.last_match := upper(v_found.taken) - 1;
-                    return query select c.partition, s.generation, s.deadline, r.* from trunkline._read_set(c, v_found.taken) r;
+                    return query select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
+                                 from trunkline._read_set(c, v_found.taken) r;
                     perform trunkline._move(s);
                     return;
                 end if;
@@ -263,7 +264,7 @@ begin
             end if;
             if v_last > s.fetched then
                 return query
-                select c.partition, s.generation, s.deadline, r.*
+                select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                 from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
                 s.fetched := v_last;
                 perform trunkline._move(s);

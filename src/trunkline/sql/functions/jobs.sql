@@ -546,13 +546,13 @@ begin
             end if;
             if p_state is null or p_state in ('waiting', 'delayed') then
                 return query
-                select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.created_at + q.delivery_delay end, null::text, null::text, m.created_at
+                select m.id, q.name, m.label, x.state, 0, case x.state when 'delayed' then m.entered_at + q.delivery_delay end, null::text, null::text, m.created_at
                 from trunkline.cursors c
                 cross join lateral (select trunkline._next_offset(c) as position) s
                 cross join lateral (select trunkline._head(c.log) as head offset 0) h
                 cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.position,
                                                    least(h.head, s.position + greatest(p_limit, 1000) - 1)) m
-                cross join lateral (select case when m.created_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
+                cross join lateral (select case when m.entered_at + q.delivery_delay > v_now then 'delayed' else 'waiting' end as state) x
                 where c.queue_id = q.queue_id and c.kind = 'log' and c.topic_id = q.inbox_id and m.label is not null and (p_state is null or x.state = p_state)
                 limit p_limit;
             end if;

@@ -78,12 +78,9 @@ begin
         return v_ids;
     end if;
     for s in select segment from trunkline.segments where log = p_topic_id * 64 + p_partition and sealed_at is null order by segment loop
-        -- its maker may have committed a moment ago (see _make_segment)
-        for i in 1 .. 50 loop
-            exit when to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s.segment)) is not null;
-            perform trunkline._catch_up();
-            perform pg_sleep(0.001);
-        end loop;
+        if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s.segment)) is null then
+            perform trunkline._await_makers(p_topic_id);
+        end if;
         execute format('select * from trunkline.topic_%s_scan($1, $2, $3, $4)', p_topic_id) into v_part using p_partition, s.segment, p_from, p_upto;
         v_ids := v_ids + coalesce(v_part, '{}');
     end loop;
@@ -392,18 +389,26 @@ begin
                     perform trunkline._below_base(p_topic_id, p_partition, v_next);
                 end if;
             end if;
-            if v_ids is null then
-                return query execute format('select * from trunkline.topic_%s_read($1, $2, $3, $4, $5)', p_topic_id)
-                    using p_partition, s::bigint, v_lo, v_hi, v_next - v_lo;
-                get diagnostics v_rows = row_count;
-            else
-                return query execute format(
-                    'select $3 + row_number() over (order by id) - 1, message_id, key, routing_key, label, headers, payload,
-                            content_type, occurred_at, created_at
-                     from trunkline.topic_%s_%s_%s where id >= lower($1) and id < upper($1) and id <@ $1 order by id', p_topic_id, p_partition, s)
-                    using v_part, null, v_next + trunkline._size(v_ids * int8multirange(int8range(null, s::bigint * p_segment_rows)));
-                get diagnostics v_rows = row_count;
-            end if;
+            begin
+                if v_ids is null then
+                    return query execute format('select * from trunkline.topic_%s_read($1, $2, $3, $4, $5)', p_topic_id)
+                        using p_partition, s::bigint, v_lo, v_hi, v_next - v_lo;
+                    get diagnostics v_rows = row_count;
+                else
+                    return query execute format(
+                        'select $3 + row_number() over (order by id) - 1, message_id, key, routing_key, label, headers, payload,
+                                content_type, occurred_at, coalesce((origin).published_at, created_at), created_at, (origin).topic
+                         from trunkline.topic_%s_%s_%s where id >= lower($1) and id < upper($1) and id <@ $1 order by id', p_topic_id, p_partition, s)
+                        using v_part, null, v_next + trunkline._size(v_ids * int8multirange(int8range(null, s::bigint * p_segment_rows)));
+                    get diagnostics v_rows = row_count;
+                end if;
+            exception when undefined_table or internal_error then
+                -- retention may have dropped the segment since it was looked up
+                if v_next >= (select base_offset from trunkline.logs where log = v_log) then
+                    raise;
+                end if;
+                perform trunkline._below_base(p_topic_id, p_partition, v_next);
+            end;
             v_got := v_got + v_rows;
         end loop;
         v_next := v_next + v_take;
@@ -492,7 +497,7 @@ begin
     v_head := trunkline._head(t.topic_id * 64 + p_partition);
     if p_from <= v_head then
         return query
-        select t.name, p_partition, r.*
+        select t.name, p_partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
         from trunkline._read(t.topic_id, p_partition, t.segment_rows, p_from, least(v_head, p_from - 1 + least(p_limit, v_head - p_from + 1))) r;
     end if;
 end
@@ -525,7 +530,7 @@ begin
     while v_lo <= v_head loop
         v_tick := trunkline._tick_of(v_log, v_lo);
         v_hi := v_tick.first_offset + v_tick.n - 1;
-        select min(log_offset) into v_found from trunkline._read(t.topic_id, p_partition, t.segment_rows, v_lo, v_hi) where created_at >= p_at;
+        select min(log_offset) into v_found from trunkline._read(t.topic_id, p_partition, t.segment_rows, v_lo, v_hi) where entered_at >= p_at;
         if v_found is not null then
             return v_found;
         end if;

@@ -95,9 +95,9 @@ begin
         s.held_attempts := o.attempts[v_take + 1:];
         s.held_dues := o.dues[v_take + 1:];
         s.held_errors := o.errors[v_take + 1:];
-        select array_agg(x.log_offset < g.base_offset or x.log_offset <= c.purged_upto or coalesce(m.created_at < v_now - q.ttl, false) order by x.log_offset) into v_gone
+        select array_agg(x.log_offset < g.base_offset or x.log_offset <= c.purged_upto or coalesce(m.entered_at < v_now - q.ttl, false) order by x.log_offset) into v_gone
         from unnest(s.offsets) x(log_offset) cross join (select base_offset from trunkline.logs where log = c.log) g
-        left join lateral (select r.created_at from trunkline._read_left(c, x.log_offset) r where q.ttl is not null) m on true;
+        left join lateral (select r.entered_at from trunkline._read_left(c, x.log_offset) r where q.ttl is not null) m on true;
         if true = any (v_gone) then
             s.taken := (select coalesce(range_agg(int8range(s.first + i - 1, s.first + i)), '{}') from generate_series(1, v_take) i where not v_gone[i]);
             s.expired := (select count(*) from unnest(v_gone) x where x);

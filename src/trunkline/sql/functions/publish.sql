@@ -208,9 +208,9 @@ begin
     if exists (select from unnest(v_due) d where d > v_now) then
         perform trunkline._pin_topic(t);
     end if;
-    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority)
+    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority, published_at)
     select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
-           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i]
+           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i], v_now
     from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and v_due[i] > v_now;
 

@@ -399,9 +399,10 @@ begin
     select count(*)::int as n, array_agg(payload order by created_at, id) as payloads, array_agg(id order by created_at, id) as ids,
            array_agg(key order by created_at, id) as keys, array_agg(routing_key order by created_at, id) as routing_keys,
            array_agg(label order by created_at, id) as labels, array_agg(headers order by created_at, id) as headers,
-           array_agg(content_type order by created_at, id) as content_types, array_agg(occurred_at order by created_at, id) as occurred_ats
+           array_agg(content_type order by created_at, id) as content_types, array_agg(occurred_at order by created_at, id) as occurred_ats,
+           array_agg(row(created_at, origin_topic)::trunkline.origin order by created_at, id) as origins
       into m
-      from (select distinct on (a.id) a.*, r.occurred_at from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
+      from (select distinct on (a.id) a.*, r.occurred_at, coalesce(r.topic, a.topic) as origin_topic from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
             join trunkline.cursors c on c.queue_id = (trunkline._queue(p_queue)).queue_id and c.kind = 'log' and c.topic is not distinct from a.topic and c.partition = a.partition
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, a.log_offset, a.log_offset) r
             where (p_ids is null or a.id = any (p_ids)) and a.processed_at >= v_from and (p_to is null or a.processed_at < p_to)
@@ -411,7 +412,7 @@ begin
     end if;
     if m.n > 0 then
         insert into trunkline.redriven (id, topic_id, at) select i, t.topic_id, trunkline.clock() from unnest(m.ids) i;
-        perform trunkline._append(t, m.payloads, m.ids, m.keys, m.routing_keys, m.labels, m.headers, m.content_types, m.occurred_ats);
+        perform trunkline._append(t, m.payloads, m.ids, m.keys, m.routing_keys, m.labels, m.headers, m.content_types, m.occurred_ats, null, m.origins);
     end if;
     return m.n;
 end

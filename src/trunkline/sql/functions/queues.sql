@@ -265,12 +265,12 @@ begin
         perform trunkline._begin_read();
         return query
         with again as (
-            select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.*
+            select 0 as round, p.due_at, p.attempt, p.error, c.topic, c.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at, r.entered_at
             from (select * from trunkline._returned(q.queue_id) order by due_at limit p_limit) p
             join trunkline.cursors c on c.cursor_id = p.source_id
             cross join lateral trunkline._read_left(c, p.log_offset) r
         ), fresh as (
-            select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.*
+            select 1 as round, null::timestamptz as due_at, 0 as attempt, null::text as error, c.topic, c.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at, r.entered_at
             from trunkline.cursors c
             cross join lateral (select trunkline._next_offset(c) as next, trunkline._head(c.log) as head offset 0) s
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, s.next, least(s.head, s.next + greatest(p_limit, 1000) - 1)) r
@@ -281,7 +281,7 @@ begin
         select x.topic, x.partition, x.log_offset, x.id, x.key, x.routing_key, x.label, x.headers || '{}', x.payload || '', x.content_type, x.occurred_at, x.created_at,
                x.attempt, x.due_at, x.error || ''
         from (select * from again union all select * from fresh) x
-        order by x.round, x.due_at, x.created_at, x.log_offset limit p_limit;
+        order by x.round, x.due_at, x.entered_at, x.log_offset limit p_limit;
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;
@@ -430,10 +430,11 @@ create or replace function trunkline.purge_queue(p_name text, p_limit int defaul
 language plpgsql
 as $$
 declare
-    q       trunkline.queues := trunkline._queue(p_name);
-    c       trunkline.cursors;
-    v_total bigint := 0;
-    v_seen  int;
+    q         trunkline.queues := trunkline._queue(p_name);
+    c         trunkline.cursors;
+    v_total   bigint := 0;
+    v_delayed bigint;
+    v_seen    int;
 begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
@@ -461,8 +462,11 @@ begin
      where queue_id = q.queue_id;
     with gone as (
         delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
-    select v_total + count(*) into v_total from gone;
-    return v_total;
+    select count(*) into v_delayed from gone;
+    if v_delayed > 0 then
+        update trunkline.queues set purged_delayed = purged_delayed + v_delayed where queue_id = q.queue_id;
+    end if;
+    return v_total + v_delayed;
 end
 $$;
 

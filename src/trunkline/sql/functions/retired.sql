@@ -1,2 +1,14 @@
 -- Signatures that a later version of this schema replaced: `drop function if exists ...`. Applied in the transaction that
 -- creates their successors, so that callers always find one of the two.
+drop function if exists trunkline._append(trunkline.topics, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[], int[]);
+drop function if exists trunkline._drawable_cursors(trunkline.queues, int, text[]);
+
+-- Not in a migration, since functions that return the type must change in the same transaction. created_at is the time of the publish, entered_at the time at
+-- which the message entered the log, topic the one that a redriven message came from.
+do $do$
+begin
+    if not exists (select from pg_attribute where attrelid = 'trunkline.log_row'::regclass and attname = 'entered_at') then
+        alter type trunkline.log_row add attribute entered_at timestamptz, add attribute topic text;
+    end if;
+end
+$do$;

@@ -14,7 +14,7 @@ begin
     if c.log is null or p_offset < (select base_offset from trunkline.logs where log = c.log) then
         return null;
     end if;
-    select m.created_at into v_at from trunkline._read(c.topic_id, c.partition, c.segment_rows, p_offset, p_offset) m;
+    select m.entered_at into v_at from trunkline._read(c.topic_id, c.partition, c.segment_rows, p_offset, p_offset) m;
     return v_at;
 end
 $$;

@@ -297,7 +297,7 @@ begin
     execute format('alter table trunkline.%I alter partition set default %s, alter content_type set default %L, add primary key (id)',
                    v_name, p_partition, 'application/json');
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
-                   v_parent, v_name, p_partition, v_segment * p_rows, p_partition, (v_segment + 1) * p_rows);
+                   trunkline._block(p_topic_id, p_partition, v_segment, p_rows), v_name, p_partition, v_segment * p_rows, p_partition, (v_segment + 1) * p_rows);
     for v_role in select rolname from pg_roles where rolname in (p_role, 'trunkline_owner') loop
         execute format('grant insert on trunkline.%I to %I', v_name, v_role);
     end loop;

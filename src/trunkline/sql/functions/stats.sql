@@ -99,7 +99,7 @@ begin
                 -- below retention: at least as old as the lowest one left, or as the last tick when none is left
                 select greatest(next_offset, l.base_offset) into v_from from trunkline.logs l where l.log = (r.cur).log;
                 if v_from <= head then
-                    select extract(epoch from trunkline.clock() - m.created_at) into lag_seconds
+                    select extract(epoch from trunkline.clock() - m.entered_at) into lag_seconds
                     from trunkline._read((r.cur).topic_id, partition, r.rows, v_from, v_from) m;
                 else
                     select extract(epoch from trunkline.clock() - k.cut_at) into lag_seconds
@@ -162,7 +162,7 @@ begin
              from (select y.*, row_number() over () as no from trunkline._cursor_totals(p_queues) y) x order by (x.q).name, x.no loop
         q := r.q;
         if t.queue is distinct from q.name then
-            t := row(q.name, 0, 0, 0, 0, 0, 0, 0, 0, q.paused)::trunkline.queue_stat;
+            t := row(q.name, 0, 0, 0, 0, 0, 0, q.purged_delayed, 0, q.paused)::trunkline.queue_stat;
             v_late := null;
         end if;
         t.ready := t.ready + r.ready;
@@ -178,7 +178,7 @@ begin
                 t.ready := t.ready - v_young;
                 t.delayed := t.delayed + v_young;
             end if;
-            select m.created_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.next, r.next) m;
+            select m.entered_at into v_at from trunkline._read((r.cur).topic_id, (r.cur).partition, (r.cur).segment_rows, r.next, r.next) m;
             v_late := least(v_late, v_at);
         elsif (r.cur).kind <> 'log' and r.ready > 0 then
             v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (r.cur).cursor_id and x.pos >= r.next order by x.pos limit 1));
@@ -337,9 +337,13 @@ begin
     begin
         perform trunkline._begin_read();
         return query
-        select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint,
-               sum(t.ready)::bigint, sum(t.delayed)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint, sum(t.purged)::bigint
-        from trunkline._cursor_totals(array[(trunkline._queue(p_queue)).queue_id]) t;
+        select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint + x.waiting + q.purged_delayed,
+               sum(t.ready)::bigint, sum(t.delayed)::bigint + x.waiting, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint,
+               sum(t.purged)::bigint + q.purged_delayed
+        from trunkline._queue(p_queue) q
+        cross join lateral (select count(*) as waiting from trunkline.scheduled s where s.topic_id = q.inbox_id) x
+        cross join lateral trunkline._cursor_totals(array[q.queue_id]) t
+        group by x.waiting, q.purged_delayed;
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;

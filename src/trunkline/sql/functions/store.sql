@@ -129,7 +129,8 @@ declare
     v_scan text;
 begin
     select string_agg(format($x$when %1$s then
-            return query select u.shift + m.id, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
+            return query select u.shift + m.id, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at,
+                                coalesce((m.origin).published_at, m.created_at), m.created_at, (m.origin).topic
                          from unnest(p_los, p_his, p_shifts) u(lo, hi, shift)
                          cross join lateral (select * from trunkline.store_%1$s x where x.id >= u.lo and x.id < u.hi order by x.id offset 0) m;$x$, r), E'\n        ' order by r),
            string_agg(format($x$when %1$s then
@@ -305,8 +306,9 @@ begin
     perform trunkline._make_segments(t.topic_id);
     execute format('
         with copied as (
-            insert into trunkline.topic_%1$s as m
-            select $1, nextval(%2$L), x.id, x.key, x.routing_key, x.label, x.headers, x.payload, x.content_type, x.occurred_at, x.created_at
+            insert into trunkline.topic_%1$s as m (partition, id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at, origin)
+            select $1, nextval(%2$L), x.id, x.key, x.routing_key, x.label, x.headers, x.payload, x.content_type, x.occurred_at, x.entered_at,
+                   case when x.created_at < x.entered_at or x.topic is not null then row(x.created_at, x.topic)::trunkline.origin end
             from (select * from trunkline._read($2, $1, $3, $4, $5) order by log_offset) x
             returning m.id)
         select min(id) as first_id, count(*) as n from copied', t.topic_id, format('trunkline.topic_%s_%s_ids', t.topic_id, p_log % 64))

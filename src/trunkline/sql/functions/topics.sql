@@ -85,6 +85,69 @@ begin
 end
 $$;
 
+-- Whether a transaction that held the topic's lock has committed and not released it. Its tables are visible, and other sessions may not have heard of them:
+-- Postgres sends messages about tables after a commit is visible, and releases locks after that. Open transactions do not count.
+create or replace function trunkline._is_committing(p_topic_id int) returns boolean
+language sql volatile
+as $$
+    -- read once: a transaction that is being prepared changes its name in between
+    with held as materialized (select * from pg_locks where pid is distinct from pg_backend_pid() and granted)
+    select exists (
+        select from held m join held x on x.virtualtransaction = m.virtualtransaction and x.locktype = 'transactionid'
+        where m.locktype = 'advisory' and m.classid = 778003 and m.objid = p_topic_id and m.objsubid = 2
+          and m.database = (select oid from pg_database where datname = current_database())
+          and pg_xact_status(trunkline._full_xid(x.transactionid)) = 'committed')
+$$;
+
+-- The full number of a transaction that is open or ended a moment ago.
+create or replace function trunkline._full_xid(p_xid xid) returns xid8
+language sql volatile
+as $$
+    select (p_xid::text::bigint + (newest - p_xid::text::bigint + 2147483648 >> 32 << 32))::text::xid8
+    from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) x(newest)
+$$;
+
+-- Makes this session know the tables of every transaction whose commit it can see, after it has seen one of them.
+create or replace function trunkline._await_makers(p_topic_id int) returns void
+language plpgsql
+as $$
+begin
+    loop
+        -- mostly it is free
+        if pg_try_advisory_lock_shared(778003, p_topic_id) then
+            perform pg_advisory_unlock_shared(778003, p_topic_id);
+            exit;
+        end if;
+        exit when not trunkline._is_committing(p_topic_id);
+        perform pg_sleep(0.001);
+    end loop;
+    perform trunkline._catch_up();
+end
+$$;
+
+-- The table that a segment is attached to, made if it is missing: blocks of 32 segments are between a topic's table and its segments. To drop a segment takes a
+-- lock on its block, which publishers hold only while they write to that block; on the topic's table there may always be a publisher.
+-- Where an earlier release has attached segments to the topic's table, their block is not made. The caller holds the lock 778003.
+create or replace function trunkline._block(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
+language plpgsql
+as $$
+declare
+    v_first  bigint := p_segment / 32 * 32;
+    v_parent text := format('topic_%s', p_topic_id);
+    v_name   text := format('topic_%s_%s_block_%s', p_topic_id, p_partition, v_first / 32);
+begin
+    if to_regclass('trunkline.' || v_name) is not null then
+        return v_name;
+    elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_first + 31) then
+        return v_parent;
+    end if;
+    execute format('create table trunkline.%I (like trunkline.%I including defaults) partition by range (partition, id)', v_name, v_parent);
+    execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
+                   v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_first + 32) * p_rows);
+    return v_name;
+end
+$$;
+
 -- Makes the segment that id p_id belongs to. Runs ahead of need in upkeep and in ticks; a publisher does it only
 -- when nobody did (then others who need the same new segment wait for that publisher).
 create or replace function trunkline._make_segment(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns boolean
@@ -96,17 +159,7 @@ declare
 begin
     perform trunkline._catch_up();
     if to_regclass('trunkline.' || v_name) is not null then
-        -- A commit can be seen before its messages about tables are sent; locks are released after them. So we wait until whoever
-        -- made the segment has let go of its lock, and then know the parent's new list of partitions. That takes a moment: who holds the lock
-        -- for longer has come after it and changes something else.
-        for i in 1 .. 50 loop
-            if pg_try_advisory_lock_shared(778003, p_topic_id) then
-                perform pg_advisory_unlock_shared(778003, p_topic_id);
-                exit;
-            end if;
-            perform pg_sleep(0.001);
-        end loop;
-        perform trunkline._catch_up();
+        perform trunkline._await_makers(p_topic_id);
         return false;
     end if;
     perform pg_advisory_xact_lock(778003, p_topic_id);
@@ -123,7 +176,7 @@ begin
         execute format('create index on trunkline.%I (xid, id)', v_name);
     end if;
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
-                   v_parent, v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
+                   trunkline._block(p_topic_id, p_partition, p_segment, p_rows), v_name, p_partition, p_segment * p_rows, p_partition, (p_segment + 1) * p_rows);
     insert into trunkline.segments (log, segment) values (p_topic_id * 64 + p_partition, p_segment);
     return true;
 end
@@ -369,13 +422,14 @@ as $$
 begin
     %2$s
     perform trunkline._catch_up();
-    return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at
+    return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at,
+                                        coalesce((origin).published_at, created_at), created_at, (origin).topic
                                  from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', v_partition, v_segment)
         using p_first_id, p_last_id, p_shift;
 end
 $$
     $x$, p_topic_id, trunkline._branches(p_topic_id, $b$return query select id + p_shift, message_id, key, routing_key, label, headers, payload, content_type,
-            occurred_at, created_at from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
+            occurred_at, coalesce((origin).published_at, created_at), created_at, (origin).topic from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
 
     execute format($x$
 create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from xid8[], p_upto xid8[], out ids int8multirange)
@@ -460,7 +514,7 @@ begin
     execute format('create table trunkline.%I (
         partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
         headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
-        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id()) partition by range (partition, id)', format('topic_%s', t.topic_id));
+        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id(), origin trunkline.origin) partition by range (partition, id)', format('topic_%s', t.topic_id));
     if t.shared then
         for p in 0 .. t.partitions - 1 loop
             execute format('create sequence trunkline.topic_%s_%s_ids', t.topic_id, p);

@@ -32,10 +32,11 @@ begin
                array_agg(key order by due_at, schedule_id) as keys, array_agg(routing_key order by due_at, schedule_id) as routing_keys,
                array_agg(label order by due_at, schedule_id) as labels, array_agg(headers order by due_at, schedule_id) as headers,
                array_agg(content_type order by due_at, schedule_id) as content_types, array_agg(occurred_at order by due_at, schedule_id) as occurred_ats,
-               array_agg(priority order by due_at, schedule_id) as priorities
+               array_agg(priority order by due_at, schedule_id) as priorities,
+               array_agg(case when published_at is not null then row(published_at, null)::trunkline.origin end order by due_at, schedule_id) as origins
         from gone group by topic_id
     loop
-        perform trunkline._append((select x from trunkline.topics x where x.topic_id = g.topic_id), g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities);
+        perform trunkline._append((select x from trunkline.topics x where x.topic_id = g.topic_id), g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities, g.origins);
         v_count := v_count + g.n;
     end loop;
     return v_count;
@@ -375,26 +376,51 @@ begin
 end
 $$;
 
+-- Drops segments that were emptied, and blocks that have none left. Publishers that overlap hold the topic's table and the block they write to without end, so the
+-- last segments of a busy topic stay until its next block begins, and then only the block does, which has no storage.
 create or replace function trunkline._drop_empty_segments() returns void
 language plpgsql
 as $$
 declare
-    r record;
+    r      record;
+    v_busy oid[] := '{}';
 begin
     for r in
-        select l.topic_id, l.partition, s.log, s.segment from trunkline._all_segments() s join trunkline.logs l using (log)
+        select l.topic_id, l.partition, s.log, s.segment,
+               (select i.inhparent from pg_inherits i where i.inhrelid = to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment))) as parent
+        from trunkline._all_segments() s join trunkline.logs l using (log)
         where s.log <> 1 and s.sealed_at is not null and s.last_offset < l.base_offset
           -- a later segment must know where the log goes on
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
         order by random() limit trunkline._upkeep_batch() / 5
     loop
+        -- others wait behind a lock that is waited for, so each table is tried once
+        continue when r.parent = any (v_busy);
         begin
             perform set_config('lock_timeout', '20ms', true);
             execute format('drop table if exists trunkline.topic_%s_%s_%s', r.topic_id, r.partition, r.segment);
             delete from trunkline.segments where log = r.log and segment = r.segment;
             delete from trunkline.staged_segments where log = r.log and segment = r.segment;
         exception when lock_not_available then
-            null;
+            v_busy := v_busy || r.parent;
+        end;
+    end loop;
+    for r in
+        select c.oid::regclass as block, i.inhparent as parent, substring(c.relname from '^topic_([0-9]+)_')::int as topic_id
+        from pg_class c join pg_inherits i on i.inhrelid = c.oid
+        where c.relnamespace = 'trunkline'::regnamespace and c.relkind = 'p' and c.relname ~ '^topic_[0-9]+_[0-9]+_block_[0-9]+$'
+          and not exists (select from pg_inherits x where x.inhparent = c.oid)
+        order by random() limit trunkline._upkeep_batch() / 5
+    loop
+        continue when r.parent = any (v_busy);
+        begin
+            perform set_config('lock_timeout', '20ms', true);
+            -- Under the lock of sessions that attach segments. Dropping a block would drop its segments, so it is checked again, by the catalog's own snapshot.
+            if pg_try_advisory_xact_lock(778003, r.topic_id) and (select count(*) = 1 from pg_partition_tree(r.block)) then
+                execute format('drop table if exists %s', r.block);
+            end if;
+        exception when lock_not_available then
+            v_busy := v_busy || r.parent;
         end;
     end loop;
 end

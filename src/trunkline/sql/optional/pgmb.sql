@@ -39,10 +39,10 @@ begin
     execute format($v$
 create or replace view pgmb.messages as
     select m.message_id as id, m.routing_key, convert_from(m.payload, 'UTF8')::jsonb as body, m.headers, m.created_at as enqueued_at,
-           coalesce(m.occurred_at, m.created_at) as occurred_at
+           coalesce(m.occurred_at, (m.origin).published_at, m.created_at) as occurred_at
     from trunkline.topic_%1$s m
     union all
-    select s.id, s.routing_key, convert_from(s.payload, 'UTF8')::jsonb, s.headers, s.due_at, coalesce(s.occurred_at, s.due_at)
+    select s.id, s.routing_key, convert_from(s.payload, 'UTF8')::jsonb, s.headers, s.due_at, coalesce(s.occurred_at, s.published_at, s.due_at)
     from trunkline.scheduled s where s.topic_id = %1$s$v$, trunkline.topic_number('topic', 'pgmb'));
 end
 $do$;
