@@ -21,7 +21,7 @@ begin
             return;
         end if;
         continue when v_offset is null or v_offset < c.start_position;
-        if exists (select from trunkline._returned(q.queue_id) x where x.source_id = c.cursor_id and x.log_offset = v_offset) then
+        if exists (select from trunkline._returned_at(c, v_offset)) then
             state := 'waiting';
             return next;
             return;

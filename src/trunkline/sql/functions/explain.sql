@@ -304,7 +304,7 @@ declare
 begin
     select * into q from trunkline.queues where queue_id = c.queue_id;
     v_next := trunkline._next_offset(c);
-    select * into w from trunkline._returned(c.queue_id) r where r.source_id = c.cursor_id and r.log_offset = m.log_offset;
+    select * into w from trunkline._returned_at(c, m.log_offset) r;
     select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
     -- afterwards x is the newest delivery
     for x in select * from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at loop
@@ -471,6 +471,51 @@ as $$
     from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = p_log
 $$;
 
+-- The logs of messages with an id in the shared store. The ids of its rows grow with the time at which they were written, so the first row of the time of the message
+-- is found by halving, and 20,000 rows are read from there. Ids that carry no time: the newest 20,000.
+create or replace function trunkline._find_in_store(p_id uuid) returns setof int
+language plpgsql stable
+as $$
+declare
+    v_at   timestamptz := trunkline._uuid_time(p_id);
+    v_low  bigint;
+    v_high bigint;
+    v_id   bigint;
+    v_made timestamptz;
+    s      record;
+begin
+    for s in select g.segment, trunkline._segment_table(0, 1, g.segment) as name from trunkline.segments g where g.log = 1 order by g.segment desc loop
+        execute format('select (select id from %1$s where id >= $1 and id < $2 order by id limit 1), (select id from %1$s where id >= $1 and id < $2 order by id desc limit 1)', s.name)
+            into v_low, v_high using s.segment << 30, s.segment + 1 << 30;
+        continue when v_low is null;
+        -- from a second before, for clocks of clients that are ahead
+        while v_at is not null and v_low < v_high loop
+            execute format('select id, created_at from %s where id >= $1 order by id limit 1', s.name) into v_id, v_made using v_low + (v_high - v_low) / 2;
+            if v_made >= v_at - interval '1 second' then
+                v_high := v_low + (v_high - v_low) / 2;
+            else
+                v_low := v_id + 1;
+            end if;
+        end loop;
+        return query execute format('
+            select distinct m.log from (select x.log, x.message_id from %s x where x.id >= $1 and x.id < $2 order by x.id %s limit 20000) m
+            where m.message_id = $3', s.name, case when v_at is null then 'desc' end)
+            using v_low, s.segment + 1 << 30, p_id;
+        exit when found or v_at is null;
+    end loop;
+end
+$$;
+
+-- Logs that may have a message which is not found in the store near its time: those with a tick since it was made, topics first, at most 250. An id that carries
+-- no time may be in any of them.
+create or replace function trunkline._logs_to_search(p_at timestamptz) returns setof int
+language sql stable
+as $$
+    select l.log from trunkline.topics t join trunkline.logs l using (topic_id)
+    cross join lateral (select k.cut_at from trunkline.ticks k where k.log = l.log order by k.first_offset desc limit 1) k
+    where l.log <> 1 and (p_at is null or k.cut_at >= p_at) order by t.shared, k.cut_at desc limit 250
+$$;
+
 create or replace function trunkline._explain_message(p_id uuid) returns jsonb
 language plpgsql stable
 as $$
@@ -478,6 +523,9 @@ declare
     v_offset bigint;
     v_due    record;
     v_dead   record;
+    v_logs   int[];
+    v_new    int[];
+    v_log    int;
     l        record;
 begin
     select s.due_at, t.kind, t.name into v_due from trunkline.scheduled s join trunkline.topics t using (topic_id) where s.id = p_id limit 1;
@@ -495,23 +543,32 @@ begin
             return trunkline._explain_at(l.log, v_offset) || trunkline._redrives(p_id);
         end if;
     end loop;
-    -- three looks, each through all logs: where it is in general, not sequenced yet, and anywhere else
-    for l in select x.log from trunkline.logs x where x.log <> 1 order by x.log loop
-        v_offset := trunkline._find_soon(l.log, p_id);
+    for l in select x.log from trunkline._find_in_store(p_id) x(log) loop
+        v_offset := trunkline._find_offset(l.log, p_id);
         if v_offset is not null then
             return trunkline._explain_at(l.log, v_offset);
-        end if;
-    end loop;
-    for l in select x.log from trunkline.topics t join trunkline.logs x using (topic_id) where not t.shared and x.log <> 1
-             union select trunkline._store_new_logs() order by log loop
-        if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
+        elsif exists (select from trunkline._find_unsequenced(l.log, p_id)) then
             return trunkline._explain_unsequenced(l.log, p_id);
         end if;
     end loop;
-    for l in select x.log from trunkline.logs x where x.log <> 1 order by x.log loop
-        v_offset := trunkline._find_late(l.log, p_id);
+    v_logs := array(select trunkline._logs_to_search(trunkline._uuid_time(p_id)));
+    -- where it is in general, not sequenced yet, and anywhere else
+    foreach v_log in array v_logs loop
+        v_offset := trunkline._find_soon(v_log, p_id);
         if v_offset is not null then
-            return trunkline._explain_at(l.log, v_offset);
+            return trunkline._explain_at(v_log, v_offset);
+        end if;
+    end loop;
+    v_new := trunkline._unsequenced_logs(array(select x.log from trunkline.topics t join trunkline.logs x using (topic_id) where not t.shared and x.log <> 1));
+    foreach v_log in array v_new loop
+        if exists (select from trunkline._find_unsequenced(v_log, p_id)) then
+            return trunkline._explain_unsequenced(v_log, p_id);
+        end if;
+    end loop;
+    foreach v_log in array v_logs loop
+        v_offset := trunkline._find_late(v_log, p_id);
+        if v_offset is not null then
+            return trunkline._explain_at(v_log, v_offset);
         end if;
     end loop;
     select d.topic, d.partition, d.log_offset, d.reason, d.error, d.attempts, q.name into v_dead
@@ -522,13 +579,14 @@ begin
             'readers', '[]'::jsonb);
     end if;
     return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
-        'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of any log; if you know its topic and offset, ask explain_offset'
+        'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of the queues and of each topic; if you know its topic and offset, use explain_offset'
+                       when cardinality(v_logs) = 250 then 'not found near its time, nor in 250 of the logs; if you know its topic and offset, use explain_offset'
                        else 'no such message: not committed (yet), or removed by retention' end);
 end
 $$;
 
--- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that
--- Trunkline makes) wherever they are in the log; of other ids only the newest 20,000 messages of each log are looked at.
+-- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that Trunkline makes) wherever
+-- they are in the log; of other ids, searches the newest 20,000 messages of the queues and of each topic. Reads at most 250 logs.
 create or replace function trunkline.explain_message(p_id uuid) returns jsonb
 language plpgsql
 as $$

@@ -159,6 +159,8 @@ $$;
 -- Looks again for jobs that wait although all they waited for is done. Answers how many it started.
 create or replace function trunkline.start_waiting(p_limit int default 1000) returns int
 language plpgsql
+-- a plan that was made while the tables were empty scans one for each row of the other
+set enable_seqscan = off
 as $$
 declare
     w       trunkline.job_waiting;
@@ -168,7 +170,8 @@ begin
     begin
         v_free := array(
             select x.waiting_id from trunkline.job_waiting x
-            where exists (select from trunkline.job_parents p join trunkline.job_results r on r.job_id = p.parent_id and r.state = 'd' where p.waiting_id = x.waiting_id)
+            where exists (select from (select p.parent_id from trunkline.job_parents p where p.waiting_id = x.waiting_id offset 0) p
+                          where exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd' offset 0) offset 0)
             order by x.waiting_id limit p_limit);
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
@@ -683,8 +686,8 @@ begin
             history := coalesce(r -> 'history', history);
             state := case when r ->> 'state' = 'acked' then 'done' when r ->> 'state' = 'leased' then 'running'
                          when r ->> 'state' in ('blocked', 'paused') then 'waiting' when r ->> 'state' in ('waiting', 'delayed', 'dead') then r ->> 'state' else 'gone' end;
-            select x.* into p from trunkline.queues q cross join lateral trunkline._returned(q.queue_id) x join trunkline.cursors c on c.cursor_id = x.source_id
-            where q.name = r ->> 'name' and c.topic_id = t.topic_id and c.partition = (e ->> 'partition')::int and x.log_offset = m.log_offset;
+            select x.* into p from trunkline.queues q join trunkline.cursors c using (queue_id) cross join lateral trunkline._returned_at(c, m.log_offset) x
+            where q.name = r ->> 'name' and c.topic_id = t.topic_id and c.partition = (e ->> 'partition')::int;
             if p.source_id is not null then
                 state := case when p.due_at > trunkline.clock() then 'delayed' else 'waiting' end;
                 due_at := p.due_at;

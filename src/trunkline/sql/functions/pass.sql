@@ -704,6 +704,40 @@ begin
 end
 $$;
 
+-- The same for one message of a log, without listing all that came back.
+create or replace function trunkline._returned_at(c trunkline.cursors, p_offset bigint)
+returns table (source_id int, log_offset bigint, attempt int, why "char", error text, due_at timestamptz, at timestamptz)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    p trunkline.pass_run := trunkline._since_pass();
+begin
+    if (select ordered from trunkline.queues where queue_id = c.queue_id) then
+        return query select r.* from trunkline._returned(c.queue_id) r where r.source_id = c.cursor_id and r.log_offset = p_offset;
+        return;
+    end if;
+    return query
+    select r.source_id, r.log_offset, r.attempt, r.why, r.error, r.at, r.at
+    from (select x.* from trunkline.returns x where x.source_id = c.cursor_id and x.log_offset = p_offset offset 0) r
+    join trunkline.cursors k on k.cursor_id = r.cursor_id and k.queue_id = c.queue_id
+    where r.pos > trunkline._drawn(k) limit 1;
+    if not found then
+        return query
+        select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at
+        from trunkline.later d join trunkline.queues q using (queue_id)
+        where d.queue_id = c.queue_id and d.kind = 'r' and d.due > (p.before).walked and d.source_id = c.cursor_id and d.log_offset = p_offset
+          and not trunkline._is_purged(q, d.purge_no, p)
+        limit 1;
+    end if;
+    if not found then
+        return query
+        select y.source_id, y.log_offset, y.attempt, y.why, y.error, y.due, y.at from trunkline._new_returns(p) y
+        where y.queue_id = c.queue_id and y.source_id = c.cursor_id and y.log_offset = p_offset limit 1;
+    end if;
+end
+$$;
+
 -- Whether a log has committed messages without an offset.
 create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql

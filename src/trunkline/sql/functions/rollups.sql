@@ -42,37 +42,15 @@ begin
 end
 $$;
 
--- p_before: when the run before this one was. A queue that was idle has no row of that time: then it gets one, so that rates are those of one interval.
-create or replace function trunkline._roll_up_queue(q trunkline.queues, p_now timestamptz, p_before timestamptz) returns void
+-- Writes the row of a queue. p_before: when the run before this one was. A queue that was idle has no row of that time: then it gets one, so that rates are those of one
+-- interval.
+create or replace function trunkline._write_queue_rollup(r trunkline.rollups, p_before timestamptz) returns void
 language plpgsql
 as $$
 declare
-    r      trunkline.rollups;
     v_last trunkline.rollups;
-    t      record;
-    v_late timestamptz;
 begin
-    r := row('queue', q.queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
-    for t in select * from trunkline._cursor_totals(array[q.queue_id]) loop
-        r.delivered := r.delivered + t.delivered;
-        r.acked := r.acked + t.acked;
-        r.returned := r.returned + t.returned;
-        r.dead := r.dead + t.dead;
-        r.expired := r.expired + t.expired;
-        r.leased := r.leased + t.leased;
-        r.ready := r.ready + t.ready;
-        if (t.cur).kind = 'log' then
-            r.head := r.head + t.head - (t.cur).start_position + 1 - t.skipped;
-            if t.head >= t.next then
-                v_late := least(v_late, trunkline._published_at((t.cur).cursor_id, t.next));
-            end if;
-        elsif t.ready > 0 then
-            v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (t.cur).cursor_id and x.pos >= t.next order by x.pos limit 1));
-        end if;
-    end loop;
-    r.lag := r.ready;
-    r.oldest_age := coalesce(extract(epoch from p_now - v_late), 0);
-    select * into v_last from trunkline.rollups x where x.kind = 'queue' and x.subject = q.queue_id order by x.at desc limit 1;
+    select * into v_last from trunkline.rollups x where x.kind = 'queue' and x.subject = r.subject order by x.at desc limit 1;
     if v_last.at < p_before and (r.head, r.delivered, r.acked, r.returned, r.dead, r.expired)
                                 <> (v_last.head, v_last.delivered, v_last.acked, v_last.returned, v_last.dead, v_last.expired) then
         insert into trunkline.rollups (kind, subject, at, head, delivered, acked, returned, dead, expired)
@@ -81,6 +59,51 @@ begin
     end if;
     r := trunkline._queue_latencies(r, v_last);
     insert into trunkline.rollups select r.* on conflict do nothing;
+end
+$$;
+
+-- Many queues together: what is new since the newest pass is read once for all of them. Returns how many there were.
+create or replace function trunkline._roll_up_queues(p_queues int[], p_now timestamptz, p_before timestamptz) returns int
+language plpgsql
+as $$
+declare
+    r       trunkline.rollups;
+    t       record;
+    v_late  timestamptz;
+    v_count int := 0;
+begin
+    -- in the order of the queues
+    for t in select * from trunkline._cursor_totals(p_queues) loop
+        if r.subject is distinct from (t.q).queue_id then
+            if r.subject is not null then
+                perform trunkline._write_queue_rollup(r, p_before);
+            end if;
+            r := row('queue', (t.q).queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
+            v_late := null;
+            v_count := v_count + 1;
+        end if;
+        r.delivered := r.delivered + t.delivered;
+        r.acked := r.acked + t.acked;
+        r.returned := r.returned + t.returned;
+        r.dead := r.dead + t.dead;
+        r.expired := r.expired + t.expired;
+        r.leased := r.leased + t.leased;
+        r.ready := r.ready + t.ready;
+        r.lag := r.ready;
+        if (t.cur).kind = 'log' then
+            r.head := r.head + t.head - (t.cur).start_position + 1 - t.skipped;
+            if t.head >= t.next then
+                v_late := least(v_late, trunkline._published_at((t.cur).cursor_id, t.next));
+            end if;
+        elsif t.ready > 0 then
+            v_late := least(v_late, (select x.at from trunkline.returns x where x.cursor_id = (t.cur).cursor_id and x.pos >= t.next order by x.pos limit 1));
+        end if;
+        r.oldest_age := coalesce(extract(epoch from p_now - v_late), 0);
+    end loop;
+    if r.subject is not null then
+        perform trunkline._write_queue_rollup(r, p_before);
+    end if;
+    return v_count;
 end
 $$;
 
@@ -152,6 +175,20 @@ as $$
     order by q.queue_id
 $$;
 
+-- Groups with a member in the last hour, and some hundred of the others in turn: what an idle group costs does not depend on how many there are.
+create or replace function trunkline._groups_to_roll_up() returns setof int
+language plpgsql
+as $$
+declare
+    v_from int := coalesce(pg_sequence_last_value('trunkline.groups_visited'), 0);
+    v_turn int[] := array(select g.subscription_id from trunkline.subscriptions g where g.subscription_id > v_from and g.kind = 'group'
+                          order by g.subscription_id limit trunkline._upkeep_batch());
+begin
+    perform setval('trunkline.groups_visited', coalesce(v_turn[trunkline._upkeep_batch()], 0));
+    return query select m.subscription_id from trunkline.members m union select unnest(v_turn) order by 1;
+end
+$$;
+
 -- One that cannot be read (a damaged log) must not keep the others waiting.
 create or replace function trunkline._upkeep_rollups() returns int
 language plpgsql
@@ -162,7 +199,8 @@ declare
     v_pass   bigint := coalesce(pg_sequence_last_value('trunkline.rolled_up_pass'), 0);
     v_newest bigint := (select pass from trunkline.passes order by pass desc limit 1);
     v_count  int;
-    q        trunkline.queues;
+    v_queues int[];
+    v_queue  int;
     v_group  int;
 begin
     if v_before >= v_now then
@@ -176,15 +214,21 @@ begin
     -- a clock that stands still or goes back adds nothing
     on conflict do nothing;
     get diagnostics v_count = row_count;
-    for q in select * from trunkline._queues_to_roll_up(v_now, v_before, v_pass) loop
+    v_queues := array(select q.queue_id from trunkline._queues_to_roll_up(v_now, v_before, v_pass) q);
+    for i in 1 .. cardinality(v_queues) by 200 loop
         begin
-            perform trunkline._roll_up_queue(q, v_now, v_before);
-            v_count := v_count + 1;
+            v_count := v_count + trunkline._roll_up_queues(v_queues[i : i + 199], v_now, v_before);
         exception when others then
-            raise warning 'queue % cannot be rolled up: % (%)', q.name, sqlerrm, sqlstate;
+            foreach v_queue in array v_queues[i : i + 199] loop
+                begin
+                    v_count := v_count + trunkline._roll_up_queues(array[v_queue], v_now, v_before);
+                exception when others then
+                    raise warning 'queue % cannot be rolled up: % (%)', (select name from trunkline.queues where queue_id = v_queue), sqlerrm, sqlstate;
+                end;
+            end loop;
         end;
     end loop;
-    for v_group in select subscription_id from trunkline.subscriptions where kind = 'group' order by subscription_id loop
+    for v_group in select * from trunkline._groups_to_roll_up() loop
         begin
             perform trunkline._roll_up_group(v_group, v_now);
             v_count := v_count + 1;

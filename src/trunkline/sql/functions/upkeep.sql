@@ -76,6 +76,23 @@ begin
 end
 $$;
 
+-- Those of these logs that may have messages without an offset: as _has_unsequenced, in one statement for all of them.
+create or replace function trunkline._unsequenced_logs(p_logs int[]) returns int[]
+language plpgsql
+as $$
+begin
+    return array(
+        select l.log from trunkline.logs l
+        left join lateral (select t.whole, t.last_id from trunkline.ticks t where t.log = l.log order by t.first_offset desc limit 1) k on true
+        where l.log = any (p_logs)
+          and (not coalesce(k.whole, true)
+               or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
+exception when others then
+    -- a topic was deleted meanwhile: the caller checks each of them
+    return p_logs;
+end
+$$;
+
 -- Gives offsets to what was committed in the logs, some hundred of them in turn.
 create or replace function trunkline._upkeep_sequence() returns int
 language plpgsql
@@ -90,6 +107,7 @@ begin
     -- a session that holds a log is sequencing it
     perform set_config('lock_timeout', '50ms', true);
     v_count := trunkline._tick_store()::int;
+    v_logs := trunkline._unsequenced_logs(v_logs);
     for r in select l.log, l.topic_id, l.partition, t.segment_rows from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (v_logs) order by l.log loop
         begin
             continue when not trunkline._has_unsequenced(r.log, r.topic_id, r.partition);
@@ -106,12 +124,97 @@ begin
 end
 $$;
 
--- The offset below which no reader of the log needs anything any more.
-create or replace function trunkline._needed_from(p_log int) returns bigint
-language plpgsql
+-- The positions of a lease that are not settled.
+create or replace function trunkline._unsettled(l trunkline.leases) returns int8multirange
+language sql stable
+as $$
+    select trunkline._leased(l) - coalesce(range_agg(int8range(s.pos, s.pos + s.n)), '{}') from trunkline.settled s
+    where s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.pos >= l.first and s.pos < l.first + l.n
+$$;
+
+-- The lowest offset of a log that a queue, not an ordered one, has leased and not settled, or null. p_drawn: of the leases of the log itself, or of all
+-- others, which have what came back.
+create or replace function trunkline._lowest_leased(c trunkline.cursors, p trunkline.pass_run, p_drawn boolean) returns bigint
+language plpgsql stable
+as $$
+declare
+    d        record;
+    v_lowest bigint;
+begin
+    -- what the newest pass has not seen
+    select min(x.log_offset) into v_lowest
+    from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) cross join lateral trunkline._entries(l, trunkline._unsettled(l)) x
+    where k.queue_id = c.queue_id and x.source_id = c.cursor_id and (k.cursor_id = c.cursor_id) = p_drawn;
+    -- All others are in `later` until they end, many in one row. Positions of the log itself are offsets, so the first rows have the lowest.
+    for d in
+        select y.cursor_id, y.positions from trunkline.later y
+        where y.queue_id = c.queue_id and y.kind = 'l' and y.due > (p.before).walked and (y.cursor_id = c.cursor_id) = p_drawn
+        order by lower(y.positions)
+    loop
+        exit when p_drawn and lower(d.positions) >= v_lowest;
+        select least(v_lowest, min(x.log_offset)) into v_lowest
+        from unnest(d.positions) r
+        cross join lateral (select l from trunkline.leases l where l.cursor_id = d.cursor_id and l.first >= lower(r) and l.first < upper(r) offset 0) y
+        cross join lateral trunkline._entries(y.l, trunkline._unsettled(y.l)) x where x.source_id = c.cursor_id;
+    end loop;
+    return v_lowest;
+end
+$$;
+
+-- The lowest offset of a log that came back to a queue and is not leased again, or null. p_upto: one at or below it is enough.
+create or replace function trunkline._lowest_returned(c trunkline.cursors, p trunkline.pass_run, p_upto bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    q         trunkline.queues := (select x from trunkline.queues x where x.queue_id = c.queue_id);
+    v_cursors int[];
+    v_upto    bigint[];
+    v_open    int8multirange[];
+    v_lowest  bigint;
+begin
+    -- what is drawn counts as leased when a pass has accounted for it
+    select array_agg(k.cursor_id), array_agg(s.upto), array_agg(s.open) into v_cursors, v_upto, v_open
+    from trunkline.cursors k cross join lateral trunkline._cursor_state(k) s where k.queue_id = c.queue_id and k.kind in ('returns', 'label');
+    v_lowest := (select r.log_offset from trunkline.returns r cross join lateral (select array_position(v_cursors, r.cursor_id) as i) x
+                 where r.source_id = c.cursor_id and (r.pos > v_upto[x.i] or v_open[x.i] @> r.pos) order by r.log_offset limit 1);
+    if v_lowest <= p_upto then
+        return v_lowest;
+    end if;
+    return least(v_lowest,
+        (select min(y.log_offset) from trunkline._new_returns(p) y where y.queue_id = c.queue_id and y.source_id = c.cursor_id),
+        (select min(x.log_offset) from (
+            select d.log_offset from trunkline.later d
+            where d.queue_id = c.queue_id and d.kind = 'r' and d.due > (p.before).walked and d.source_id = c.cursor_id and not trunkline._is_purged(q, d.purge_no, p)
+              and (p_upto is null or d.log_offset <= p_upto)
+            limit case when p_upto is not null then 1 end) x));
+end
+$$;
+
+-- Whether nothing of a queue is leased, returned or delayed: by the totals of the newest pass, and no lease is new since. A pass may account for the position of a lease
+-- that committed after its snapshot and is counted by the next pass only, so the totals alone are not enough.
+create or replace function trunkline._is_quiet(p_queue_id int, p trunkline.pass_run) returns boolean
+language sql stable
+as $$
+    select not exists (
+        select from trunkline.cursors k
+        cross join lateral (select * from trunkline.cursor_states x where x.cursor_id = k.cursor_id order by x.pass desc limit 1) s
+        where k.queue_id = q.queue_id and (s.delivered <> s.settled or s.delayed <> 0 or not isempty(s.open) or k.kind <> 'log' and s.head <> s.upto))
+      and not exists (select from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) where k.queue_id = q.queue_id)
+    from trunkline.queues q where q.queue_id = p_queue_id
+$$;
+
+-- The offset below which no reader of the log needs anything any more. With p_upto the result says only whether something up to there is needed: it is at or
+-- below p_upto then. That is found out without reading all that is leased or delayed.
+-- Stable, so that all of it is read in one snapshot: a message that is leased or returned meanwhile must not be missed in both places. So the caller keeps tables
+-- from being rotated (_begin_read), in a statement before.
+create or replace function trunkline._needed_from(p_log int, p_upto bigint default null) returns bigint
+language plpgsql stable
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     c        trunkline.cursors;
+    p        trunkline.pass_run := trunkline._since_pass();
+    o        record;
     v_needed bigint;
 begin
     for c in select * from trunkline.cursors where log = p_log loop
@@ -119,14 +222,21 @@ begin
             v_needed := least(v_needed, (trunkline._position(c)).committed + 1);
             continue;
         end if;
-        if c.drawn_seq is not null then
-            -- what is drawn and not accounted for may come back
-            select least(v_needed, s.upto + 1, lower(s.open)) into v_needed from trunkline._cursor_state(c) s;
-        else
-            v_needed := least(v_needed, trunkline._next_offset(c));
+        if c.drawn_seq is null then
+            -- the newest lease of an ordered partition is all of its state
+            o := trunkline._ordered_state(c);
+            v_needed := least(v_needed, o.next_offset, (select min(x) from unnest(o.offsets || case when o.is_open then (o.l).offsets end) x));
+            continue;
         end if;
-        select least(v_needed, min(x.log_offset)) into v_needed from trunkline._open_leases(c.queue_id) o cross join lateral trunkline._entries(o.l, o.positions) x where x.source_id = c.cursor_id;
-        select least(v_needed, min(r.log_offset)) into v_needed from trunkline._returned(c.queue_id) r where r.source_id = c.cursor_id;
+        -- what is drawn and not accounted for may come back
+        select least(v_needed, s.upto + 1, lower(s.open)) into v_needed from trunkline._cursor_state(c) s;
+        continue when trunkline._is_quiet(c.queue_id, p);
+        for i in 1 .. 3 loop
+            exit when v_needed <= p_upto;
+            v_needed := least(v_needed, case i when 1 then trunkline._lowest_leased(c, p, true) when 2 then trunkline._lowest_returned(c, p, p_upto)
+                                               else trunkline._lowest_leased(c, p, false) end);
+        end loop;
+        exit when v_needed <= p_upto;
     end loop;
     return v_needed;
 end
@@ -159,6 +269,32 @@ begin
 end
 $$;
 
+-- Those of these logs whose segments may need something: the next one is missing, one is complete and not sealed, the current one is old, or a new one may not be
+-- counted on by publishers. Most logs need nothing; one statement finds that out for all of them.
+create or replace function trunkline._logs_with_segments_due(p_logs int[]) returns int[]
+language plpgsql
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    return array(
+        select l.log from trunkline.logs l join trunkline.topics t using (topic_id)
+        cross join lateral (select coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) as last offset 0) i
+        cross join lateral (
+            select coalesce(bool_or(s.segment = (i.last + 1) / t.segment_rows + 1), false) as ahead,
+                   bool_or(s.sealed_at is null and (s.segment + 1) * t.segment_rows - 1 <= i.last) as complete,
+                   bool_or(s.segment = i.last / t.segment_rows and s.created_at < v_now - greatest(least(t.retention, interval '30 days') / 8, interval '1 second')) as old
+            from trunkline.segments s where s.log = l.log) s
+        where l.log = any (p_logs)
+          and (not s.ahead or s.complete or s.old and i.last > 0 and (i.last + 1) % t.segment_rows > 0 or random() < 0.01
+               -- the functions of a topic are checked with its first partition
+               or l.partition = 0 and exists (select from trunkline.segments x where x.log >= l.log and x.log < l.log + 64 and x.created_at > v_now - interval '1 hour')));
+exception when others then
+    -- a topic was deleted meanwhile: the caller checks each of them
+    return p_logs;
+end
+$$;
+
 -- Segments: keeps one ahead, rolls those that are old, seals those that are complete.
 create or replace function trunkline._upkeep_segments() returns int
 language plpgsql
@@ -169,14 +305,14 @@ declare
     v_last   bigint;
     v_oldest timestamptz;
     v_topic  int;
+    v_logs   int[] := array(select s.log from (select distinct log from trunkline.segments where log <> 1) s order by random() limit trunkline._upkeep_batch());
 begin
     perform set_config('lock_timeout', '100ms', true);
     v_count := trunkline._roll_store() + trunkline._seal(0, 1, 1073741824);
+    v_logs := trunkline._logs_with_segments_due(v_logs);
     for r in
-        select * from (
-            select t.*, l.log, l.partition from (select distinct log from trunkline.segments where log <> 1) s join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
-            order by random() limit trunkline._upkeep_batch()) x
-        order by log
+        select t.*, l.log, l.partition from trunkline.logs l join trunkline.topics t using (topic_id)
+        where l.log = any (v_logs) order by l.log
     loop
         -- publishers and readers may have to wait for what we lock here
         exit when v_count >= trunkline._upkeep_batch() / 10;
@@ -258,6 +394,7 @@ declare
     v_needed bigint;
     v_forced boolean;
     v_gone   int;
+    v_now    timestamptz := trunkline.clock();
 begin
     perform set_config('lock_timeout', '100ms', true);
     begin
@@ -265,13 +402,20 @@ begin
     exception when lock_not_available then
         v_count := 0;
     end;
+    begin
+        -- until the end of the task nothing is rotated
+        perform trunkline._begin_read();
+    exception when lock_not_available then
+        return v_count;
+    end;
     for r in
+        -- what may go by its age; all segments where the size counts, since only there it is worth to ask for the size of each
         select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
                s.segment, s.sealed_at, s.last_offset, s.staged,
-               sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))))
+               sum(case when t.retention_bytes is not null then pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))) end)
                    over (partition by l.log order by s.last_offset desc nulls first, s.segment desc) as bytes_from_here
         from trunkline.topics t join trunkline.logs l using (topic_id) join trunkline._all_segments() s using (log)
-        where l.log <> 1
+        where l.log <> 1 and (t.retention_bytes is not null or s.sealed_at < v_now - t.retention or s.staged and s.last_offset < l.base_offset)
         order by l.log, s.last_offset, s.segment
     loop
         exit when v_count >= trunkline._upkeep_batch() / 5;
@@ -291,8 +435,9 @@ begin
         continue when trunkline._archive_waits(r.topic_id, r.partition, r.last_offset);
         -- Only tried: a session that adds a reader or moves one has chosen a position that is not visible yet. Queues' own logs get no readers.
         continue when r.kind = 'topic' and not pg_try_advisory_xact_lock(778012, r.topic_id);
-        v_needed := coalesce(trunkline._needed_from(r.log), 9223372036854775807);
         v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
+        -- the alert names the lowest one
+        v_needed := coalesce(trunkline._needed_from(r.log, case when not v_forced then r.last_offset end), 9223372036854775807);
         if v_needed <= r.last_offset and not v_forced then
             continue;
         end if;
@@ -449,6 +594,7 @@ begin
     perform trunkline._need_read_committed('cleanup_queue');
     -- what was settled until now
     perform trunkline._sequence_alone(array[q.queue_id], null);
+    perform trunkline._begin_read();
     for r in select l.*, t.segment_rows, t.shared from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
         if r.shared then
             -- what is finished in the shared store cannot be read any more; its space is reused with its segment
