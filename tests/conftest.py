@@ -31,7 +31,15 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".cache")
 # Sessions of Spark would each have their classes kept in the background, beside the tests.
 os.environ.setdefault("TRUNKLINE_SPARK_KEEP_CLASSES", "off")
 _numbers = itertools.count()
-_LONG = re.compile(r"tests/spark/|test_chaos|docs/spark/|word_count|test_held_xmin")
+# What takes half a minute or more, longest first.
+_LONG = [
+    re.compile(each)
+    for each in (
+        r"tests/spark/",
+        r"test_chaos|property/",
+        r"docs/spark/|word_count|test_held_xmin|plans/test_calls|http/test_life|test_exactly_once|e2e/test_setup",
+    )
+]
 
 
 class Servers:
@@ -64,9 +72,27 @@ def sequence_at_once(conn: Connection) -> None:
     conn.execute("update trunkline.settings set value = '0' where name = 'sequence_alone_after'")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest starts first, so that no process is left alone with it at the end."""
-    items.sort(key=lambda item: _LONG.search(item.nodeid) is None)
+    """Keep the tests of a file together that share a fixture, and start what takes longest first.
+
+    Otherwise each process of xdist would start the server of each file, and one would be left alone at the end.
+    """
+    for item in items:
+        if _shares(item) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem + "-" + item.path.parent.name))
+    items.sort(key=_rank)
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture that is made once per file."""
+    fixtures: dict[str, Any] = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(definitions[-1].scope == "module" for definitions in fixtures.values())
+
+
+def _rank(item: pytest.Item) -> int:
+    long = next((rank for rank, pattern in enumerate(_LONG) if pattern.search(item.nodeid)), None)
+    return long if long is not None else len(_LONG) + (item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(scope="session")

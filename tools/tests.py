@@ -24,7 +24,8 @@ def run(*arguments: str) -> int:
 
 def main() -> int:
     LAST_FAILED.unlink(missing_ok=True)
-    code = run("-n", "3", "--dist", "loadgroup", *sys.argv[1:])
+    # in the order of tests/conftest.py: xdist would start the groups with the most tests first
+    code = run("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", *sys.argv[1:])
     # 1: tests failed; anything else is an interruption or an error of pytest itself
     if code != 1 or not LAST_FAILED.exists():
         return code

@@ -1,9 +1,8 @@
-"""The processes of a run. `python -m tests.chaos.actors URL DIRECTORY NAME SEED HTTP-SERVERS SPEC` is one of them."""
+"""The processes of a run."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import msgspec
 import psycopg
 
 from tests.chaos.consumers import GroupMember, GroupMemberSpec, QueueConsumer, QueueConsumerSpec, TailReader, TailReaderSpec
+from tests.chaos.forks import Forked, Forks
 from tests.chaos.http_actors import (
     HttpGroupMember,
     HttpGroupMemberSpec,
@@ -148,7 +148,7 @@ class Actor:
 
     name: str
     spec: Spec
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
 
 
 class Stage:
@@ -161,24 +161,13 @@ class Stage:
         self.seed = seed
         self.actors: list[Actor] = []
         self._lives: dict[str, int] = {}
+        self._forks = Forks()
 
     def start(self, role: str, spec: Spec) -> Actor:
         self._lives[role] = self._lives.get(role, 0) + 1
         name = f"{role}-{self._lives[role]}"
-        command = [
-            sys.executable,
-            "-m",
-            "tests.chaos.actors",
-            self.url,
-            str(self.directory),
-            name,
-            str(self.seed),
-            self.http,
-        ]
-        errors = (self.directory / f"{name}.stderr").open("wb")
-        root = Path(__file__).parents[2]
-        process = subprocess.Popen([*command, msgspec.json.encode(spec).decode()], stdout=errors, stderr=errors, cwd=root)
-        errors.close()
+        arguments = [self.url, str(self.directory), name, str(self.seed), self.http, msgspec.json.encode(spec).decode()]
+        process = self._forks.start(arguments, self.directory / f"{name}.stderr")
         actor = Actor(name, spec, process)
         self.actors.append(actor)
         return actor
@@ -201,6 +190,12 @@ class Stage:
                 actor.process.wait(10)
             self.actors.remove(actor)
 
+    def close(self) -> None:
+        """Kill all that still run."""
+        for actor in self.actors:
+            actor.process.kill()
+        self._forks.close()
+
     def crashed(self) -> list[str]:
         """What actors said that ended by an error of their own."""
         return [
@@ -210,8 +205,8 @@ class Stage:
         ]
 
 
-def main() -> None:
-    url, directory, name, seed, http, spec = sys.argv[1:]
+def act(url: str, directory: str, name: str, seed: str, http: str, spec: str) -> None:
+    """Be an actor, until it has done its part or is told to stop."""
     decoded = msgspec.json.decode(spec, type=Spec)
     if "Http" in type(decoded).__name__ or isinstance(decoded, VandalSpec):
         session: Session = HttpSession(url, Path(directory), name, int(seed), http.split(","))
@@ -220,7 +215,3 @@ def main() -> None:
     session.stop_on_sigterm()
     _ACTORS[type(decoded)](session, decoded).run()
     session.close()
-
-
-if __name__ == "__main__":
-    main()

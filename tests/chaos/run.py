@@ -69,8 +69,7 @@ def run(plan: Plan, server: EmbeddedServer, url: str) -> Outcome:
         _drain(plan.workload, stage, main, services)
         read_everything(main, plan.workload)
     finally:
-        for actor in stage.actors:
-            actor.process.kill()
+        stage.close()
         if services:
             complaints = services.end()
     main.close()

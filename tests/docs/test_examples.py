@@ -54,6 +54,6 @@ def test_example(name: str, db: str) -> None:
         command = [str(psql()), "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", env["TRUNKLINE_DATABASE_URL"], "-f", path]
     else:
         command = [sys.executable, path]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=180)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == SAYS[name]

@@ -56,11 +56,6 @@ def test_every_function_says_what_it_does() -> None:
     assert [function.name for function in docs_sql.functions() if not function.comment] == []
 
 
-def test_functions_that_say_it_themselves_are_not_explained_twice() -> None:
-    said = {function.name for function in docs_sql.functions() if function.comment == docs_sql.SAID_HERE.get(function.name)}
-    assert set(docs_sql.SAID_HERE) == said
-
-
 def test_roles_on_the_page_are_those_of_the_database(conn: Connection) -> None:
     may = docs_sql.callers()
     for function in docs_sql.functions():

@@ -213,8 +213,14 @@ def test_open_leases_can_be_settled(converted: Landed) -> None:
 
 
 def test_counts_of_queues_stay(converted: Landed) -> None:
-    for queue, before in converted.expected["audit"].items():
-        assert rows(converted.conn, "select * from trunkline.audit_queue(%s)", queue) == [tuple(before)], queue
+    """But for delayed messages, which version 20 did not count as accepted and pending."""
+    scheduled = (
+        "select count(*) from trunkline.scheduled s join trunkline.queues q on q.inbox_id = s.topic_id where q.name = %s"
+    )
+    for queue, (accepted, ready, pending, *rest) in converted.expected["audit"].items():
+        [delayed] = rows(converted.conn, scheduled, queue)
+        expected = (accepted + delayed, ready, pending + delayed, *rest)
+        assert rows(converted.conn, "select * from trunkline.audit_queue(%s)", queue) == [expected], queue
 
 
 def drain(converted: Landed, queue: str) -> list[tuple[str, int, str | None]]:

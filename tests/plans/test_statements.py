@@ -29,19 +29,19 @@ SINCE: dict[str, tuple[str, object]] = {"r.lo": ("xid8", 9_999_999), "r.hi": ("x
 
 STATEMENTS = {
     "newest tick": Statement(
-        "_tick",
-        "select * into t from trunkline.ticks where log = v_log order by first_offset desc limit 1",
-        {"v_log": ("int", 64)},
+        "_tick_of",
+        "select x from trunkline.ticks x where x.log = p_log order by x.first_offset desc limit 1",
+        {"p_log": ("int", 64)},
     ),
     "tick of an offset": Statement(
-        "_read",
-        "select * into t from trunkline.ticks where log = v_log and first_offset <= v_next"
-        " order by first_offset desc limit 1",
-        {"v_log": ("int", 64), "v_next": ("bigint", 25_000)},
+        "_tick_of",
+        "select x from trunkline.ticks x where x.log = p_log and x.first_offset <= p_offset"
+        " order by x.first_offset desc limit 1",
+        {"p_log": ("int", 64), "p_offset": ("bigint", 25_000)},
     ),
     "newest lease of an ordered partition": Statement(
         "_ordered_state",
-        "select * into l from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1",
+        "select x from trunkline.leases x where x.cursor_id = c.cursor_id order by x.first desc limit 1",
         {"c.cursor_id": ("int", 1)},
     ),
     "lease of a receipt": Statement(
@@ -110,7 +110,7 @@ STATEMENTS = {
     ),
     "newest position": Statement(
         "_position",
-        "select * into v_row from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1",
+        "select x from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1",
         {"c.cursor_id": ("int", 4)},
     ),
     "messages of an id range": Statement(

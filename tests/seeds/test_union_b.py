@@ -49,7 +49,15 @@ def test_row_14_append_to_durable_log(conn: Connection) -> None:
     assert value(conn, "show synchronous_commit") == "off"
     unlogged = "select relname from pg_class where relnamespace = 'trunkline'::regnamespace and relpersistence <> 'p'"
     # counters of passes, which start again after a crash; no message depends on them
-    counters = {"pass_epoch", "pass_ended", "pass_visited", "logs_visited", "rolled_up_at", "rolled_up_pass"}
+    counters = {
+        "pass_epoch",
+        "pass_ended",
+        "pass_visited",
+        "logs_visited",
+        "groups_visited",
+        "rolled_up_at",
+        "rolled_up_pass",
+    }
     assert {row.relname for row in rows(conn, unlogged)} == counters
     assert contents(read(conn, "t")) == contents(read(conn, "t")) == [1]
 
@@ -323,8 +331,9 @@ def test_row_35_occurred_at_and_enqueued_at(conn: Connection, clock: Clock) -> N
     clock.advance(61)
     [message], [delivery] = read(conn, "t"), claim(conn, "q")
     assert message.occurred_at == delivery.occurred_at == happened
-    assert message.created_at < delivery.created_at <= value(conn, "select trunkline.clock()")
-    assert delivery.created_at - message.created_at >= timedelta(seconds=60), "from when it was due"
+    assert message.created_at < delivery.created_at < message.created_at + timedelta(seconds=60), (
+        "when it was published, not due"
+    )
 
 
 def test_row_36_body_is_required(conn: Connection) -> None:
