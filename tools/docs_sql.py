@@ -55,24 +55,8 @@ FAMILIES = {
     "clock.sql": "Time and ids",
 }
 
-# For functions whose file says nothing above them, because their neighbour says it all.
-SAID_HERE = {
-    "delete_group": "Deletes the group and its position.",
-    "delete_schedule": "Deletes the schedule.",
-    "enqueue": "`publish`, straight into a queue's own inbox. p_priority: for queues that have priorities, 0 is the lowest.",
-    "enqueue_bytes": "`publish_bytes`, straight into a queue's own inbox.",
-    "list_dead_letters": "Dead letters of a queue, oldest first; for the next page pass the last dead_id as p_after.",
-    "list_schedules": "All schedules, by name.",
-    "list_subscriptions": "What feeds a queue, or all queues, from topics.",
-    "new_id": "A version 7 uuid, so that ids sort by time.",
-    "offset_at": "The first offset whose message was created at p_at or later; head + 1 when there is none.",
-    "pause_schedule": "The schedule does not fire until it is resumed.",
-    "publish_bytes": "`publish` for bytes: the payload is kept exactly as sent.",
-    "queue_number": "The number of a queue, as in `queue_<n>_claim`.",
-    "resume_queue": "The queue gives out messages again.",
-    "close_breaker": "The receiver is well again: everything is sent.",
-    "unbind_queue": "Nothing of this queue is sent any more; what it holds stays.",
-}
+# It is written inside a block, for two versions of Postgres.
+NEW_ID = "Returns a version 7 uuid, so that ids sort by time."
 
 _FUNCTION = re.compile(r"^create or replace (function|procedure) trunkline\.([a-z]\w*)\(", re.MULTILINE)
 _END = re.compile(r"\n(language|returns trigger)|\s+language |\nas \$")
@@ -103,11 +87,8 @@ def functions() -> list[Function]:
                 r"^create or replace (?:function|procedure) ", "call " if match[1] == "procedure" else "", signature
             )
             name = match[2]
-            found[name] = Function(
-                file.name, name, signature, _comment_above(file.text, match.start()) or SAID_HERE.get(name, "")
-            )
-    # written by hand for two versions of Postgres, inside a block
-    found["new_id"] = Function("clock.sql", "new_id", "trunkline.new_id() returns uuid", SAID_HERE["new_id"])
+            found[name] = Function(file.name, name, signature, _comment_above(file.text, match.start()))
+    found["new_id"] = Function("clock.sql", "new_id", "trunkline.new_id() returns uuid", NEW_ID)
     return list(found.values())
 
 

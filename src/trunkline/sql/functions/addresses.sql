@@ -1,12 +1,15 @@
--- Where an endpoint's url points, as far as it can be told without asking for names. A dispatcher looks again at the address that it connects
--- to (push/egress.py); here is what no dispatcher would ever send to, and what one sends to only if it is allowed to.
+-- Checks of an endpoint's url without resolving host names: addresses that no dispatcher ever sends to, and
+-- networks that a dispatcher sends to only if it is allowed to. A dispatcher also checks the address that it
+-- connects to (push/egress.py).
 
--- Of an IPv4 address that is written as IPv6, the IPv4 address.
+-- Returns the IPv4 address of an IPv4-mapped IPv6 address; other addresses are returned unchanged.
 create or replace function trunkline._plain_address(p_address inet) returns inet
 language sql immutable
 as $$ select case when p_address <<= '::ffff:0:0/96' then inet '0.0.0.0' + (p_address - inet '::ffff:0:0') else p_address end $$;
 
--- The host of a url: as an address if it is one, else null; and its network if it is one that a dispatcher does not send to by itself.
+-- Returns the address of a url's host, or null if the host is a name. network: the network of the host, if
+-- dispatchers do not send to it by default. never: no dispatcher may be allowed to send there, or the host is
+-- not a valid address (network is then null).
 create or replace function trunkline._url_target(p_url text, out address inet, out network cidr, out never boolean)
 language plpgsql immutable
 as $$
@@ -20,7 +23,7 @@ begin
         network := '127.0.0.0/8';
     end if;
     if address is not null then
-        -- also where an IPv6 address only leads there (NAT64, 6to4)
+        -- Includes IPv6 addresses that lead to these networks (NAT64, 6to4).
         select n into network from unnest(array['0.0.0.0/8', '169.254.0.0/16', '224.0.0.0/4', '255.255.255.255/32', '::/128', 'fe80::/10', 'fec0::/10', 'ff00::/8',
                                                 'fd00:ec2::/32', '64:ff9b::/104', '64:ff9b::a9fe:0/112', '64:ff9b::e000:0/100', '64:ff9b::ffff:ffff/128', '2002::/24', '2002:a9fe::/32',
                                                 '2002:e000::/20', '2002:ffff:ffff::/48']::cidr[]) n
@@ -37,12 +40,13 @@ begin
         end if;
     end if;
 exception when invalid_text_representation then
-    -- not an address after all; _check_url says so
+    -- Not a valid address; _check_url raises the error.
     never := true;
 end
 $$;
 
--- Refuses what no dispatcher would send to. The url is not repeated in the words: it may hold a password.
+-- Raises TL001 for a url that no dispatcher would send to. The error does not repeat the url, which may
+-- contain a password.
 create or replace function trunkline._check_url(p_url text) returns void
 language plpgsql
 as $$
@@ -74,8 +78,9 @@ begin
 end
 $$;
 
--- The network that a dispatcher must be allowed to send to (--push-allow, TRUNKLINE_PUSH_ALLOW) before it sends to this url; null: none, as far as can
--- be told without asking for the name.
+-- Returns the network that a dispatcher must be allowed to send to (--push-allow, TRUNKLINE_PUSH_ALLOW)
+-- before it sends to this url. Returns null if it needs no permission, or if the address can never be
+-- allowed. Host names are not resolved, except that localhost is 127.0.0.0/8.
 create or replace function trunkline.needed_network(p_url text) returns text
 language sql immutable
 as $$ select t.network::text from trunkline._url_target(p_url) t where not t.never $$;

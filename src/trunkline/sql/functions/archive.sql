@@ -1,6 +1,8 @@
--- The archive: older parts of a topic's log as files, whose list is kept here. Files are written and read elsewhere
--- (trunkline.spark); what these functions say about them is the truth. No message is touched here.
+-- The archive: older ranges of a topic's log as files. These functions keep the list of files, which is
+-- authoritative. The files are written and read by trunkline.spark. No function here changes a message.
 
+-- Returns the archive row of a topic, created if it is missing, and locks it until the transaction ends. The
+-- topic cannot be deleted meanwhile.
 create or replace function trunkline._archive(p_topic text) returns trunkline.archives
 language plpgsql
 as $$
@@ -9,14 +11,14 @@ declare
     a trunkline.archives;
 begin
     perform trunkline._pin_topic(t);
-    -- who changes anything about an archive holds this row
+    -- Every function that changes an archive holds the lock on this row.
     insert into trunkline.archives (topic_id) values (t.topic_id) on conflict do nothing;
     select * into a from trunkline.archives where topic_id = t.topic_id for update;
     return a;
 end
 $$;
 
--- Highest offset of a partition that is in the archive; 0 for none.
+-- Returns the highest archived offset of a partition, or 0 if there is none.
 create or replace function trunkline._archived_upto(p_topic_id int, p_partition int) returns bigint
 language plpgsql
 as $$
@@ -26,8 +28,9 @@ begin
 end
 $$;
 
--- Whether retention has to wait: the topic's archive is required and does not reach up to p_last_offset yet.
--- A file is listed only after it is on disk, and the list only grows, so an old answer errs on the safe side.
+-- Returns true if retention has to wait: the topic's archive is required and does not reach p_last_offset
+-- yet. A file is listed only after it is on disk, and the list only grows. So a result from an older snapshot
+-- can only delay retention.
 create or replace function trunkline._archive_waits(p_topic_id int, p_partition int, p_last_offset bigint) returns boolean
 language plpgsql
 as $$
@@ -37,6 +40,7 @@ begin
 end
 $$;
 
+-- Returns true if an offset is in a listed file.
 create or replace function trunkline._is_archived(p_topic_id int, p_partition int, p_offset bigint) returns boolean
 language plpgsql
 as $$
@@ -46,8 +50,9 @@ begin
 end
 $$;
 
--- Where a group may start: any place in the log, and below it in the archive; 'archive' is the beginning of that. Messages from there are
--- read through Spark, which moves the group; fetch says so.
+-- Returns the start offset of a group for a position p_place: a position in the log, an archived offset, or
+-- 'archive' for the first archived offset (the earliest available one if nothing is archived). A group reads
+-- archived messages through Spark, which moves its position; fetch raises an error that says so.
 create or replace function trunkline._group_place(t trunkline.topics, p_partition int, p_place text) returns bigint
 language plpgsql
 as $$
@@ -66,7 +71,8 @@ begin
 end
 $$;
 
--- Makes retention wait for the archive of a topic, also the hard one, or no longer.
+-- Makes retention of a topic wait for its archive, or no longer (p_required false), and returns the archive's
+-- row. Applies to hard retention too: no message is removed before it is archived.
 create or replace function trunkline.require_archive(p_topic text, p_required boolean default true) returns trunkline.archives
 language plpgsql
 as $$
@@ -78,7 +84,9 @@ begin
 end
 $$;
 
--- The archive of a topic, in this folder. A topic has one: once a file is listed another folder is refused, see move_archive.
+-- Sets the folder of a topic's archive and returns the archive's row. A topic has one archive: once a file is
+-- listed, another folder raises TL060; use move_archive. Raises TL001 if the location contains a password or
+-- key.
 create or replace function trunkline.ensure_archive(p_topic text, p_location text) returns trunkline.archives
 language plpgsql
 as $$
@@ -88,7 +96,7 @@ begin
     if coalesce(length(p_location), 0) not between 1 and 1000 then
         perform trunkline._fail('TL001', 'the location of an archive is empty or longer than 1,000 characters', 'give a folder or its URI');
     end if;
-    -- everybody who may look at the statistics sees it
+    -- Every role that can read the statistics can read the location.
     if p_location ~* '^[a-z0-9+.-]+://([^/?]*@|.*[?&](access|secret)_key=)' then
         perform trunkline._fail('TL001', 'the location of an archive has a password or key in it',
                                 'give credentials to the machines that read and write it, for S3 as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or by a role');
@@ -103,7 +111,8 @@ begin
 end
 $$;
 
--- The files of an archive were moved to another folder.
+-- Changes the folder of an archive after its files were moved there, and returns the archive's row. Moves no
+-- files.
 create or replace function trunkline.move_archive(p_topic text, p_location text) returns trunkline.archives
 language plpgsql
 as $$
@@ -115,14 +124,15 @@ begin
 end
 $$;
 
--- One archiving run per topic at a time, until the caller's transaction ends. It only saves work that would be done twice:
--- what may be listed is decided by add_archive_files.
+-- Tries to lock the archiving of a topic until the transaction ends; returns false if another run holds the
+-- lock. It only prevents duplicate work: add_archive_files checks which files may be listed.
 create or replace function trunkline.lock_archive(p_topic text) returns boolean
 language sql
 as $$ select pg_try_advisory_xact_lock(778010, trunkline.topic_number('topic', p_topic)) $$;
 
--- What is to be archived next: ranges of about p_rows offsets, cut at the ends of segments where possible, so that retention can
--- drop these whole. Sealed segments only, or everything up to the head (p_open).
+-- Returns the next ranges of offsets to archive, about p_rows (1 to 16,777,216) each. A range ends with a
+-- segment where possible, so that retention can remove whole segments. Includes sealed segments only, or with
+-- p_open all offsets up to the head. Needs read committed.
 create or replace function trunkline.plan_archive(p_topic text, p_rows int default 262144, p_open boolean default false)
 returns table (partition int, first_offset bigint, last_offset bigint)
 language plpgsql
@@ -143,7 +153,7 @@ begin
             v_end := greatest(v_end, trunkline._head(t.topic_id * 64 + r.partition));
         end if;
         while first_offset <= v_end loop
-            -- as many whole segments as fit; a larger one in even parts
+            -- As many whole segments as fit into p_rows. A larger segment is divided into equal ranges.
             select max(s.last_offset) filter (where s.last_offset < plan_archive.first_offset + p_rows),
                    min(s.last_offset) filter (where s.last_offset >= plan_archive.first_offset)
               into v_last, last_offset
@@ -162,8 +172,12 @@ begin
 end
 $$;
 
--- Lists files, all or none. Each must follow what is archived of its partition, without a hole and without an overlap;
--- offsets that retention has removed already cannot be missed.
+-- Adds files to the list of a topic's archive, all or none, and returns their number. Each file must follow
+-- the archived offsets of its partition, without a gap or an overlap. Offsets that retention removed before
+-- they were archived are not a gap.
+--
+-- Raises TL060 for a gap or an overlap, and TL007 if an offset is above the head. Locks the archive's row
+-- until the transaction ends. Needs read committed.
 create or replace function trunkline.add_archive_files(
     p_topic text, p_partitions int[], p_first_offsets bigint[], p_last_offsets bigint[], p_paths text[], p_bytes bigint[],
     p_min_created_ats timestamptz[], p_max_created_ats timestamptz[], p_checksums text[])
@@ -203,8 +217,9 @@ begin
 end
 $$;
 
--- Where offsets p_first to p_last of a partition can be read: 'archive' (with the file), 'live', or 'gone'. In order, without a hole
--- or an overlap. What is in both places is answered as p_prefer says.
+-- Returns where offsets p_first to p_last of a partition can be read, in order, without a gap or an overlap.
+-- tier is 'archive' (with the file), 'live' (in the log), or 'gone'. For offsets that are in both, p_prefer
+-- decides: 'archive' or 'live'. Offsets above the head are returned as 'live'. Needs read committed.
 create or replace function trunkline.archive_tiers(
     p_topic text, p_partition int, p_first bigint, p_last bigint, p_prefer text default 'archive')
 returns table (tier text, first_offset bigint, last_offset bigint, location text, path text, file_first bigint, file_last bigint, bytes bigint, checksum text)
@@ -215,7 +230,7 @@ declare
     f      trunkline.archive_files;
     v_base bigint;
     v_next bigint := p_first;
-    -- read from files only below this
+    -- Files are used only for offsets below this one.
     v_live bigint;
 begin
     perform trunkline._need_read_committed('archive_tiers');
@@ -230,13 +245,13 @@ begin
     for f in
         select * from trunkline.archive_files x
         where x.topic_id = t.topic_id and x.partition = p_partition and x.first_offset <= least(p_last, v_live - 1)
-          -- the file that holds p_first is the last one that begins at or before it
+          -- The file with p_first is the last one that starts at or before it.
           and x.first_offset >= coalesce((select y.first_offset from trunkline.archive_files y
                                           where y.topic_id = t.topic_id and y.partition = p_partition and y.first_offset <= p_first
                                           order by y.first_offset desc limit 1), p_first)
         order by x.first_offset
     loop
-        -- the rest of a file that the log has too
+        -- The rest of the file is also in the log.
         exit when v_next >= v_live;
         continue when f.last_offset < v_next;
         if f.first_offset > v_next then
@@ -263,7 +278,7 @@ begin
 end
 $$;
 
--- The files of a topic's archive, or of all.
+-- Returns the files of a topic's archive, or of all archives (null), by topic, partition and offset.
 create or replace function trunkline.list_archive_files(p_topic text default null)
 returns table (topic text, topic_id int, partition int, first_offset bigint, last_offset bigint, rows bigint, bytes bigint, min_created_at timestamptz,
                max_created_at timestamptz, location text, path text, checksum text, archived_at timestamptz)
@@ -282,7 +297,8 @@ begin
 end
 $$;
 
--- One row per partition of each topic with an archive: how far it goes, and what is still in the log.
+-- Returns one row for each partition of a topic with an archive, or of all such topics (null): which offsets
+-- are archived, which are still in the log, and the number and size of the files.
 create or replace function trunkline.archive_stats(p_topic text default null)
 returns table (topic text, partition int, location text, required boolean, lowest_archived bigint, archived_upto bigint, lowest_live bigint, head bigint,
                files bigint, rows bigint, bytes bigint)
@@ -302,7 +318,8 @@ begin
 end
 $$;
 
--- Remembers the plan of a pipeline under its name, and answers it; the first one stays.
+-- Stores the plan of a pipeline under its name and returns the stored plan. If the name already has a plan,
+-- that one is kept and returned.
 create or replace function trunkline.keep_plan(p_name text, p_plan jsonb) returns jsonb
 language plpgsql
 as $$

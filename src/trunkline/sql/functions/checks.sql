@@ -1,6 +1,7 @@
--- Refusals. Every error has a stable code of class TL, names the field and the limit, and says what to do.
--- The table of codes is src/trunkline/errors.py; a test compares both.
+-- Input checks and errors. Every error has a stable SQLSTATE of class TL, names the field and the limit, and
+-- has a hint. The table of codes is in src/trunkline/errors.py; a test compares it with this schema.
 
+-- Raises an error with this SQLSTATE, message and hint.
 create or replace function trunkline._fail(p_code text, p_message text, p_hint text default null) returns void
 language plpgsql
 as $$
@@ -9,6 +10,7 @@ begin
 end
 $$;
 
+-- Fails with TL002 unless the name has 1 to 200 letters, digits, "-", "." or "_".
 create or replace function trunkline._check_name(p_what text, p_name text) returns void
 language plpgsql
 as $$
@@ -21,12 +23,14 @@ begin
 end
 $$;
 
--- A duration must be finite and within [p_min, p_max]; null is the caller's business.
+-- Fails with TL005 unless the duration is between p_min and p_max. Accepts null: each caller decides what
+-- null means.
 create or replace function trunkline._check_duration(p_field text, p_value interval, p_min interval, p_max interval) returns void
 language plpgsql
 as $$
 begin
-    -- 'infinity' intervals exist from Postgres 17 on; they fail the comparison like any other too large value
+    -- 'infinity' intervals exist from Postgres 17 on. They fail this comparison like any other value that is
+    -- too large.
     if p_value < p_min or p_value > p_max then
         perform trunkline._fail('TL005', format('%s is %s', p_field, p_value),
                                 format('it must be between %s and %s', p_min, p_max));
@@ -34,7 +38,7 @@ begin
 end
 $$;
 
--- The same, and not null.
+-- Like _check_duration, but also fails if the duration is null.
 create or replace function trunkline._need_duration(p_field text, p_value interval, p_min interval, p_max interval) returns void
 language plpgsql
 as $$
@@ -46,6 +50,7 @@ begin
 end
 $$;
 
+-- Fails with TL001 unless the number is between p_min and p_max. Null and NaN fail too.
 create or replace function trunkline._check_range(p_field text, p_value numeric, p_min numeric, p_max numeric) returns void
 language plpgsql
 as $$
@@ -57,7 +62,8 @@ begin
 end
 $$;
 
--- How many rows of a list; null for all.
+-- Returns p_limit, the maximum number of rows in a list. Null means all rows. Fails with TL001 unless it is
+-- between 1 and 1,000,000.
 create or replace function trunkline._limit(p_limit int) returns int
 language plpgsql immutable
 as $$
@@ -69,7 +75,8 @@ begin
 end
 $$;
 
--- Sequencing, claiming and fetching need a new snapshot for each statement after the lock is granted.
+-- Fails with TL008 above read committed. Sequencing, claiming and fetching need a new snapshot for each
+-- statement that runs after the lock is granted.
 create or replace function trunkline._need_read_committed(p_verb text) returns void
 language plpgsql
 as $$
@@ -82,7 +89,7 @@ begin
 end
 $$;
 
--- What must be on disk when it returns is never left to a relaxed setting of the session.
+-- Makes the caller's transaction commit synchronously, even if the session has set synchronous_commit to off.
 create or replace function trunkline._commit_durably() returns void
 language plpgsql
 as $$
@@ -93,13 +100,16 @@ begin
 end
 $$;
 
--- Routing-key patterns: words are separated by dots, * is one word, # any number of words (empty ones too), the rest is literal.
--- Spark evaluates the result with RE2: no construct may mean anything else there, so no "." for any character.
+-- Returns the regular expression for a routing-key pattern. Words are separated by dots. * stands for one
+-- word, # for any number of words (including empty ones), and all other text is literal. Spark evaluates the
+-- result with RE2, so every construct must have the same meaning there. For that reason "." is never used for
+-- "any character".
 create or replace function trunkline._pattern_regex(p_pattern text) returns text
 language plpgsql immutable
 as $$
 declare
-    -- adjacent # match what one # matches, but each would multiply the states of the expression
+    -- Several adjacent # match the same text as one #, but each one would multiply the states of the
+    -- expression.
     v_words text[] := string_to_array(regexp_replace(p_pattern, '(^|\.)#(?:\.#)+(?=\.|$)', '\1#', 'g'), '.');
     v_count int := cardinality(v_words);
     v_wild  int := cardinality(array_positions(v_words, '*')) + cardinality(array_positions(v_words, '#'));
@@ -117,7 +127,8 @@ begin
     end if;
     for i in 1 .. v_count loop
         if v_words[i] = '#' then
-            -- the words bring their dot along: behind them, but in front of them at the end of the pattern
+            -- Each word that # matches includes one dot: the dot after it, or at the end of the pattern the
+            -- dot before it.
             v_regex := v_regex || case when i < v_count then '(?:[^.]*\.)*' when v_count > 1 then '(?:\.[^.]*)*' else '' end;
         else
             if v_words[i] <> '*' and v_words[i] ~ '[*#]' then
@@ -133,7 +144,8 @@ begin
 end
 $$;
 
--- A header filter is an object; a value or each of a list of values is allowed for its key.
+-- Returns whether headers match a filter. The filter is an object. For each of its keys the header must equal
+-- the value, or one element if the value is a list.
 create or replace function trunkline._filter_matches(p_filter jsonb, p_headers jsonb) returns boolean
 language sql immutable parallel safe
 as $$
@@ -147,6 +159,7 @@ as $$
            or p_headers -> f.key is null)
 $$;
 
+-- Fails with TL001 unless the header filter is null or a JSON object.
 create or replace function trunkline._check_filter(p_filter jsonb) returns void
 language plpgsql
 as $$
@@ -158,12 +171,12 @@ begin
 end
 $$;
 
--- Integer sets. Offsets and ids are kept as multiranges of half-open ranges.
+-- Returns the number of integers in a set. Sets of offsets and ids are multiranges of half-open ranges.
 create or replace function trunkline._size(p_set int8multirange) returns bigint
 language sql immutable parallel safe
 as $$ select coalesce(sum(upper(r) - lower(r)), 0)::bigint from unnest(p_set) r $$;
 
--- The p_take numbers that follow the first p_skip ones.
+-- Returns the p_take integers that follow the first p_skip integers of a set.
 create or replace function trunkline._slice(p_set int8multirange, p_skip bigint, p_take bigint) returns int8multirange
 language sql immutable parallel safe
 as $$
@@ -178,7 +191,8 @@ as $$
     where before < p_skip + p_take and before + hi - lo > p_skip
 $$;
 
--- The ranges of a set, cut where a segment of the shared store ends, each with the number of elements before it.
+-- Returns the ranges of a set, each with the number of integers before it. Ranges are split at the segment
+-- borders of the shared store.
 create or replace function trunkline._runs(p_set int8multirange) returns table (lo bigint, hi bigint, before bigint)
 language sql immutable parallel safe
 as $$
@@ -191,9 +205,10 @@ create or replace function trunkline._setting(p_name text) returns text
 language sql stable
 as $$ select value from trunkline.settings where name = p_name $$;
 
--- Makes this session notice tables and functions that others have made since its transaction began. Postgres does so whenever
--- a transaction takes a lock on a relation that it does not hold yet; waiting for an advisory lock is not enough. pg_relation_size
--- takes such a lock and lets it go again.
+-- Makes this session see tables and functions that other sessions have created since its transaction began.
+-- Postgres processes such invalidations when a transaction acquires a relation lock that it does not hold
+-- yet. Waiting for an advisory lock is not enough. pg_relation_size acquires such a lock and releases it at
+-- once.
 create or replace function trunkline._catch_up() returns void
 language plpgsql
 as $$
@@ -202,8 +217,9 @@ begin
 end
 $$;
 
--- Nobody waits for ever for a row or a log that somebody keeps locked: ten seconds, unless the caller has set a time of its own.
--- Answers whether it changed the setting, for _wait_as_before: the caller's settings stay the caller's.
+-- Limits lock waits to ten seconds, unless the caller has already set lock_timeout. Without a limit, one open
+-- transaction could block a caller for ever. Returns whether it changed the setting. The caller passes that
+-- result to _wait_as_before, which restores the setting.
 create or replace function trunkline._wait_ten_seconds() returns boolean
 language plpgsql
 as $$
@@ -218,6 +234,7 @@ begin
 end
 $$;
 
+-- Removes the lock timeout again if _wait_ten_seconds has set it.
 create or replace function trunkline._wait_as_before(p_changed boolean) returns void
 language plpgsql
 as $$

@@ -1,13 +1,18 @@
--- Claiming (docs/adr/0019). A queue reads cursors: one per partition of its own log and of each topic it subscribes to, one for what came back
--- (kind 'returns'), and one per label once consumers ask for labels. The position of a cursor is a sequence: it moves at once, never rolls back,
--- and no lock on it outlives the draw. A claim that rolls back or dies after its draw leaves a hole, which the pass (pass.sql) finds and returns.
+-- Claiming (docs/adr/0019). A queue reads cursors. It has one per partition of the queue's log and of each
+-- subscribed topic. It has one for returned messages (kind 'returns'), and one per label once consumers claim
+-- by label. The position of a cursor is a sequence. It moves at once and is never rolled back, and no lock on
+-- it lasts longer than the draw. A claim that is rolled back or dies after its draw leaves a hole. The pass
+-- (pass.sql) finds holes and returns their messages.
 
--- What an open claim shows in the lock table: cursor (22 bits), first position (its low 32 bits), number of positions - 1 (10 bits; 1023: or more).
+-- Returns the key of a mark, by which an open claim shows its draw in the lock table. The key has the cursor
+-- (22 bits), the low 32 bits of the first position, and the number of positions - 1 (10 bits). 1023 means
+-- 1,024 or more.
 create or replace function trunkline._mark(p_cursor_id int, p_first bigint, p_n bigint) returns bigint
 language sql immutable parallel safe
 as $$ select ((p_cursor_id & 4194303)::bigint << 42) | ((p_first & 4294967295) << 10) | (least(p_n, 1024) - 1) $$;
 
--- The newest position that was drawn. A sequence has no versions: this is the truth of the moment at every isolation level.
+-- Returns the newest position that was drawn. A sequence is not versioned, so the value is current at every
+-- isolation level.
 create or replace function trunkline._drawn(c trunkline.cursors) returns bigint
 language plpgsql
 as $$
@@ -16,7 +21,7 @@ begin
 end
 $$;
 
--- The newest position that may be drawn.
+-- Returns the newest position that may be drawn.
 create or replace function trunkline._drawable(c trunkline.cursors) returns bigint
 language plpgsql
 as $$
@@ -28,8 +33,9 @@ begin
 end
 $$;
 
--- Waits for the draw lock of a cursor. First by trying again: a session that waits in line gets the lock while it sleeps, and no other can use it
--- until it is awake, which costs more than half of the throughput when many claim one by one (docs/adr/0008).
+-- Waits for the draw lock of a cursor. It first retries for about 10 ms. A session that waits in the lock
+-- queue gets the lock while it sleeps, and no other session can use the lock until it is awake. That costs
+-- more than half of the throughput if many sessions claim one by one (docs/adr/0008).
 create or replace function trunkline._lock_cursor(p_cursor_id int) returns void
 language plpgsql
 as $$
@@ -48,7 +54,8 @@ begin
 end
 $$;
 
--- A draw: positions of a cursor, and what becomes of each. Filled inside the draw's critical section, leased by _lease.
+-- Returns an empty draw: the drawn positions of a cursor and the outcome of each. It is filled while the draw
+-- lock is held and stored by _lease.
 create or replace function trunkline._new_draw(c trunkline.cursors) returns trunkline.leases
 language plpgsql
 as $$
@@ -63,8 +70,10 @@ begin
 end
 $$;
 
--- The next positions of a log in which up to p_want messages are for the queue. A message that does not match is skipped, one that is too old
--- has expired, one with another label is passed over; one that is too young ends the scan.
+-- Returns the next positions of a log that contain up to p_want messages for the queue. A message that does
+-- not match is skipped. A message older than the ttl has expired. A message with another label is left to
+-- other consumers (passed). A message that is younger than the delivery delay ends the scan. Reads at most
+-- 1,023 messages.
 create or replace function trunkline._scan_log(
     inout s trunkline.leases, c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[])
 language plpgsql
@@ -72,7 +81,7 @@ as $$
 declare
     v_now      timestamptz := trunkline.clock();
     v_oldest   timestamptz := v_now - q.ttl;
-    -- before the draw moves: a purge that comes after it takes what is passed over
+    -- Read before the sequence moves, so that a later purge includes messages that are left for their label.
     v_purge    bigint := case when p_labels is not null then trunkline._newest_purge() end;
     v_youngest timestamptz := case when q.delivery_delay > '0' then v_now - q.delivery_delay end;
 begin
@@ -80,7 +89,8 @@ begin
         select r.log_offset,
                (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
                  and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}'))) as hit,
-               -- an ordered queue was purged while a delivery was out: the rest of it goes as it comes up
+               -- The ordered queue was purged while a delivery was open. Its other messages are dropped when
+               -- they are due.
                coalesce(r.entered_at < v_oldest, false) or q.ordered and r.log_offset <= c.purged_upto as old,
                p_labels is null or coalesce(r.label = any (p_labels), false) as wanted,
                coalesce(r.entered_at > v_youngest, false) as young
@@ -96,7 +106,7 @@ begin
            count(*) filter (where not hit), count(*) filter (where hit and old)
       into s.n, s.taken, s.passed, s.skipped, s.expired
       from cut join m on m.log_offset <= cut.last_offset;
-    -- the lease begins when it was found that they are not too old
+    -- The lease starts at the time for which the ttl was checked.
     s.claimed_at := v_now;
     if s.passed is not null then
         s.purge_no := v_purge;
@@ -104,8 +114,10 @@ begin
 end
 $$;
 
--- The next positions of what came back. What retention or the end of its subscription took has expired. What a pass returned that had not seen a purge
--- is passed over with number 0: the next pass has seen it, and drops that. Such a row ends the scan, or the scan is only for such rows.
+-- Returns the next positions of returned messages. A message has expired if retention has removed it or its
+-- subscription was deleted. A pass that had not seen a purge may have returned a purged message. Such a
+-- message is left (passed) with purge number 0, and the next pass, which has seen the purge, drops it. A scan
+-- contains either only such messages or none.
 create or replace function trunkline._scan_returns(inout s trunkline.leases, q trunkline.queues, p_head bigint, p_want int, p_labels text[])
 language plpgsql
 as $$
@@ -117,12 +129,14 @@ declare
 begin
     with r as materialized (
         select x.pos, x.source_id, x.log_offset, x.attempt, x.why, k.cursor_id is not null and x.log_offset >= l.base_offset as there, k as source,
-               -- a hole of a log has no number: what it was drawn from tells
+               -- A message from a hole in a log has no purge number. Its offset is compared with purged_upto
+               -- of its cursor.
                q.purge_xids <> '{}' and coalesce(case when x.purge_no is null then x.log_offset <= k.purged_upto else x.purge_no < q.purge_nos[cardinality(q.purge_nos)] end, false) as purged
         from (select y.*, row_number() over (order by y.pos) as no from trunkline._returns_at(s.cursor_id, s.first, least(p_head, s.first + p_want - 1)) y) x
         left join trunkline.cursors k on k.cursor_id = x.source_id
         left join trunkline.logs l on l.log = k.log
-        -- without gaps: if tables were rotated twice since their names were read, only the newer rows are found
+        -- Only positions without gaps: if tables were rotated twice since their names were read, only newer
+        -- rows are found.
         where x.pos = s.first + x.no - 1
     ), m as (
         select r.pos, r.source_id, r.log_offset, r.attempt, r.why, r.purged, r.purged or r.there and not coalesce(x.entered_at < v_oldest, false) as alive,
@@ -145,7 +159,8 @@ begin
 end
 $$;
 
--- Rows of returns, from the two rotation partitions that can hold what was not drawn yet: so a claim that stays open keeps the third one free.
+-- Returns rows of `returns` from the two rotation partitions that can have rows that are not drawn yet. So a
+-- claim in an open transaction does not prevent the third one from being emptied.
 create or replace function trunkline._returns_at(p_cursor_id int, p_first bigint, p_last bigint) returns setof trunkline.returns
 language plpgsql
 as $$
@@ -161,9 +176,11 @@ begin
 end
 $$;
 
--- Shows in the lock table what was drawn, and returns whether the caller may lease it. The epoch was read before the heads, and is read again once the mark is
--- in the lock table: if two passes have begun since, one of them may have judged these positions without seeing the mark. Then they are left to be
--- found as a hole. The mark belongs to the caller's transaction: it goes when the lease is visible, or will never be.
+-- Shows a draw in the lock table and returns whether the caller may lease it. The epoch was read before the
+-- heads, and is read again after the mark is set. If two passes have begun since, one of them may have judged
+-- these positions without the mark. Then the caller must not lease them, and the pass finds them as a hole.
+-- The mark belongs to the caller's transaction: it is released after the lease is visible, or when it never
+-- will be. Fails with TL004 after 500 draws in one transaction.
 create or replace function trunkline._show_draw(p_cursor_id int, p_first bigint, p_n bigint, p_epoch bigint) returns boolean
 language plpgsql
 as $$
@@ -179,9 +196,10 @@ begin
 end
 $$;
 
--- Draws positions of a cursor for the caller; n is 0 when there are none. The draw is a subtransaction that is rolled back on purpose: its lock ends with
--- it, whatever error or cancel ends it; the sequence stays moved. What another claim may not get is shown afterwards (_show_draw).
--- p_skip: only move over these positions, of which the caller has read that none is for the queue; n is 0 when another claim was faster.
+-- Draws positions of a cursor for the caller. n is 0 if there are none. The draw is a subtransaction that is
+-- rolled back on purpose. So its lock ends with it, whatever error or cancel ends it, and the sequence stays
+-- moved. The mark is set after that (_show_draw). p_skip: only move past these positions, which the caller
+-- has read and of which none matches the queue. n is 0 if another claim was faster.
 create or replace function trunkline._draw(
     c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null) returns trunkline.leases
 language plpgsql
@@ -212,7 +230,7 @@ begin
                     s := trunkline._scan_returns(s, q, p_head, p_want, case when c.kind = 'returns' then p_labels end);
                 end if;
                 if s.n > 0 and s.first > v_from then
-                    -- retention took what is before: it is drawn too, and has expired
+                    -- Retention has removed the positions before. They are drawn too and count as expired.
                     s.taken := trunkline._leased(s);
                     s.expired := s.expired + s.first - v_from;
                     s.n := s.n + s.first - v_from;
@@ -234,7 +252,8 @@ begin
 end
 $$;
 
--- Writes the lease of a draw and returns its deliveries.
+-- Inserts the lease of a draw and returns its deliveries. The caller has the mark of the draw, or owns the
+-- partition of an ordered queue.
 create or replace function trunkline._lease(s trunkline.leases, c trunkline.cursors, p_lease interval, p_consumer text) returns setof trunkline.delivery
 language plpgsql
 as $$
@@ -269,13 +288,15 @@ begin
 end
 $$;
 
--- How often a priority level is asked before the others: the highest of a queue 64 times as often as the lowest, the rest in equal steps between.
+-- Returns the weight of a priority level. The highest level of a queue is tried first 64 times as often as
+-- the lowest one. The other levels have equal steps between.
 create or replace function trunkline._weight(p_priority int, p_priorities int) returns float8
 language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
--- Cursors of a queue with something to draw, in the order in which a claim tries them. plain: all that comes next is for the queue. p_levels: how many
--- priorities its messages have, or null. Stable, so that it is expanded in place.
+-- Returns the cursors of a queue that have positions to draw, in the order in which a claim tries them.
+-- plain: every next message is for the queue. p_levels: the number of priority levels, or null. Stable, so
+-- that the planner can inline it.
 create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
 returns setof trunkline.drawable
 language sql stable
@@ -287,22 +308,24 @@ as $$
     left join lateral (
         select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
         from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
-    -- as _drawable and _drawn, which cost more than all the rest of an empty claim
+    -- The same as _drawable and _drawn. Calling these would cost more than the rest of an empty claim.
     cross join lateral (
         select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
                coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
                case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
     where k.queue_id = q.queue_id and x.head > x.drawn
       and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
-    -- What came back goes first, three times of four: a message that is returned without a delay must not run ahead of new ones for ever.
-    -- With priorities, the logs in a random order in which the higher level is more often the first.
+    -- Returned messages come first in three of four draws. A message that is returned without a delay must
+    -- not delay new ones for ever. With priorities, logs are in random order, and higher levels are first
+    -- more often.
     order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end,
              case when k.kind <> 'log' then k.cursor_id
                   else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
 $$;
 
--- Claims what can be drawn now from the cursors of a queue. Most claims take the next messages of one log, all of which are for the queue: for these it does
--- what _draw and _lease do in as few statements as it takes.
+-- Claims messages that can be drawn now from the cursors of an unordered queue. Most claims draw the next
+-- messages of one log, which are all for the queue. For these it does the work of _draw and _lease in fewer
+-- statements.
 create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_rotation smallint, p_want int, p_lease interval, p_labels text[], p_consumer text)
 returns setof trunkline.delivery
 language plpgsql
@@ -316,7 +339,7 @@ declare
     v_want  int := p_want;
     v_count int;
     v_draws int := 0;
-    -- before the heads
+    -- Read before the heads.
     v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
     v_first bigint;
     v_n     int;
@@ -334,7 +357,7 @@ begin
         null;
     end;
     foreach c in array v_found loop
-        -- a filter may need several draws of a thousand messages: no more than twenty per cursor, and a hundred per claim
+        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim.
         exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
         if not c.plain then
@@ -376,7 +399,8 @@ begin
         insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
         values (p_rotation, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
         v_want := v_want - v_n;
-        -- as _read, which costs more than the rest, for what is mostly so: one run of ids in one table of the store
+        -- The same as _read, which costs more than the rest of the claim, for the usual case: one run of ids
+        -- in one table of the store.
         if v_first >= c.run_offset then
             v_id := c.run_id + v_first - c.run_offset;
         else
@@ -395,10 +419,20 @@ begin
 end
 $$;
 
--- Claims up to p_max messages for p_lease; empty when there are none. Waits for no other claim, whoever keeps one open.
--- p_labels: only messages with one of these labels; the others stay for consumers that can handle them, without an attempt.
--- p_relaxed: our own client asks for it around its own statement: the claim need not be on disk when it returns, because a
--- crash that forgets it only means that the messages are delivered again under another token.
+-- Claims up to p_max messages (at most 1,000) and returns them as deliveries. Returns no row if there are
+-- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
+-- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
+-- next pass, it waits for that pass, about a second at most. If no pass has run for a second (setting
+-- sequence_alone_after), it runs one in the caller's transaction.
+--
+-- p_labels: only messages with one of these labels. Other messages stay for consumers that can handle them,
+-- and no attempt is counted. Ordered queues do not support labels (TL023).
+--
+-- p_relaxed: the claim need not be on disk when it returns, and it does not wait for a pass. Our client uses
+-- it for its own statements. If a crash loses the claim, the messages are delivered again with another token.
+--
+-- Fails with TL011 if the queue does not exist, with TL008 above read committed, and with TL004 after 500
+-- draws in one transaction.
 create or replace function trunkline.claim(
     p_queue text, p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
     p_relaxed boolean default false)
@@ -438,7 +472,7 @@ begin
         perform set_config('synchronous_commit', 'off', true);
     end if;
     if c.levels is not null then
-        -- a new message may be more urgent than those that have an offset
+        -- A new message may have a higher priority than those that have an offset.
         perform trunkline._sequence_alone(array[q.queue_id], null, 0);
     end if;
     for i in 1 .. 2 loop
@@ -447,7 +481,7 @@ begin
         else
             return query select * from trunkline._claim_drawn(q, c.levels, c.rotation, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
         end if;
-        -- found nothing: perhaps because no pass has run
+        -- Nothing found, perhaps because no pass has run.
         exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, case when p_relaxed then 0 else 1 end);
     end loop;
 end

@@ -1,8 +1,10 @@
--- Claiming from many queues in one statement: what a dispatcher does with the queues of an endpoint. New messages of a topic are read once and
--- matched with the subscriptions of all of these queues; only a queue for which there is something draws.
+-- Claiming from many queues in one statement, for dispatchers that send the queues of an endpoint. New
+-- messages of a topic are read once and matched with the subscriptions of all these queues. Only queues with
+-- matching messages draw.
 
--- Cursors on a log, with the position each would draw next, for which none of the messages from p_from to p_to is. Patterns without wildcards are
--- looked up, the others tried one by one.
+-- Returns those of these cursors for which no message from p_from to p_to matches. p_positions has the
+-- position that each would draw next. Patterns without wildcards are joined by routing key. Other patterns
+-- are tested one by one.
 create or replace function trunkline._unmatched(p_cursors int[], p_positions bigint[], p_topic_id int, p_partition int, p_segment_rows int, p_from bigint, p_to bigint) returns int[]
 language sql
 set enable_hashjoin = on
@@ -26,9 +28,12 @@ as $$
     select coalesce(array_agg(u), '{}') from unnest(p_cursors) u where u not in (select cursor_id from hit)
 $$;
 
--- Claims up to p_max messages from these queues together, each for the lease of its queue, and as evenly as it goes. A row without a delivery says
--- that its queue has nothing more now; a queue without a row is worth another call. One call visits at most 250 queues, chosen at random: each
--- sequence that is read keeps a lock to the end of the transaction. p_relaxed: as in claim.
+-- Claims up to p_max messages (at most 1,000) in total from these queues, given by number, and returns each
+-- delivery with its queue. Messages are shared evenly between queues, and each has the lease of its queue. A
+-- row without a delivery means that its queue has no more messages now. A queue without a row may have more:
+-- call again. One call visits at most 250 of up to 10,000 queues, chosen at random, because each sequence
+-- that is read stays locked until the transaction ends. p_relaxed: as in claim. Fails with TL008 above read
+-- committed.
 create or replace function trunkline.claim_many(p_queues int[], p_max int default 100, p_consumer text default null, p_relaxed boolean default false)
 returns table (queue_id int, delivery trunkline.delivery)
 language plpgsql
@@ -37,18 +42,19 @@ as $$
 #variable_conflict use_column
 declare
     c_window constant int := 1000;
-    -- A cursor with nothing for it is moved when it is this far behind; and a few of them when there is nothing else to do.
+    -- A cursor without matching messages is moved if it is at least c_behind offsets behind. If no message
+    -- was claimed, a few more are moved.
     c_behind constant int := 500;
     c_moves  constant int := 100;
     c_few    constant int := 20;
     c_claims constant int := 100;
     v_epoch   bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
     v_visited int[];
-    -- cursors with something to draw, where each would begin, and how far it could go
+    -- Cursors with positions to draw, the first position of each, and the newest one that it may draw.
     v_cursors int[];
     v_firsts  bigint[];
     v_heads   bigint[];
-    -- those with nothing for them up to an offset
+    -- Cursors without matching messages, and the offset up to which that was checked.
     v_missed  int[] := '{}';
     v_upto    bigint[] := '{}';
     v_some    int[];
@@ -72,7 +78,7 @@ begin
     cross join lateral (select trunkline._drawable(k) as head, trunkline._drawn(k) as drawn where k.drawn_seq is not null offset 0) x
     where y.queue_id = any (v_visited) and not y.paused and x.head > x.drawn;
 
-    -- Before any draw: what is at an offset never changes.
+    -- Runs before any draw, because the message at an offset never changes.
     for g in
         select k.log, k.topic_id, k.partition, k.segment_rows, array_agg(u.cursor_id) as cursors, array_agg(u.first) as firsts, min(u.first) as first,
                least(max(u.head), max(u.first) + c_window - 1) as last
@@ -84,13 +90,13 @@ begin
         v_missed := v_missed || v_some;
         v_upto := v_upto || array_fill(g.last, array[cardinality(v_some)]);
     end loop;
-    -- the state of an ordered queue costs more to read than to try
+    -- Reading the state of an ordered queue costs more than trying to claim from it.
     v_ready := array(
         select x.queue_id from trunkline.queues x where x.queue_id = any (v_visited) and not x.paused
            and (x.ordered or exists (select from trunkline.cursors k where k.queue_id = x.queue_id and k.cursor_id = any (v_cursors) and k.cursor_id <> all (v_missed))));
 
     v_share := greatest(1, p_max / greatest(1, cardinality(v_ready)));
-    -- in no order: a dispatcher names the same queues first again
+    -- In random order, because a dispatcher passes its queues in the same order each time.
     for q in select x.* from trunkline.queues x where x.queue_id = any (v_ready) order by random() limit c_claims loop
         exit when v_left <= 0 or coalesce(nullif(current_setting('trunkline.marks', true), ''), '0')::int >= 300;
         if q.ordered then

@@ -1,9 +1,12 @@
--- The database owns time. Tests replace this function by one that reads a setting; nothing else tells the time.
+-- Returns the time of the database server, which decides all deadlines and due times. Tests replace this
+-- function by one that reads a setting. Only new_id and the measuring of ages and waits (passes, sessions,
+-- locks) use clock_timestamp() directly.
 create or replace function trunkline.clock() returns timestamptz
 language sql volatile parallel safe
 as $$ select pg_catalog.clock_timestamp() $$;
 
--- A version 7 uuid, so that ids sort by time. Postgres 18 has its own; before it we set the time bits by hand.
+-- Returns a version 7 uuid, so that ids sort by time. Uses uuidv7() in Postgres 18 and newer; before that,
+-- sets the time bits of a random uuid.
 do $do$
 begin
     if current_setting('server_version_num')::int >= 180000 then

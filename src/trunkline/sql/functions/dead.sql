@@ -1,5 +1,7 @@
--- Dead letters: where failures end, and the way back.
+-- Dead letters: messages that failed for good, and how to redrive or purge them.
 
+-- Returns the dead letters of a queue, oldest first, at most p_limit (1 to 10,000). For the next page, pass
+-- the last dead_id as p_after.
 create or replace function trunkline.list_dead_letters(p_queue text, p_after bigint default 0, p_limit int default 100) returns setof trunkline.dead_letters
 language plpgsql
 as $$
@@ -11,7 +13,8 @@ begin
 end
 $$;
 
--- One dead letter by the id of its message.
+-- Returns one dead letter by its message id, the newest if there are several. Raises TL014 if the queue has
+-- none with this id.
 create or replace function trunkline.get_dead_letter(p_queue text, p_id uuid) returns trunkline.dead_letters
 language plpgsql
 as $$
@@ -27,7 +30,8 @@ begin
 end
 $$;
 
--- Takes dead letters out, oldest first, at most p_limit; for redrive and purge.
+-- Deletes dead letters, oldest first, and returns them: at most p_limit (1 to 1,000) and about 32 MB of
+-- payloads. Skips rows that another session has locked. For redrive and purge_dead_letters.
 create or replace function trunkline._take_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
 language plpgsql
 as $$
@@ -42,14 +46,16 @@ begin
         where queue_id = q.queue_id and (p_ids is null or id = any (p_ids)) order by dead_id limit p_limit for update skip locked
     )
     delete from trunkline.dead_letters d using (
-        -- an array has a limit of 1 GB, so a step has one too
+        -- an array can have at most 1 GB, so the bytes per call are limited
         select dead_id, sum(bytes) over (order by dead_id) - bytes as before from step) x
     where d.dead_id = x.dead_id and x.before < 33554432 returning d.*;
 end
 $$;
 
--- Delivers dead letters again, with the same id, key, headers and bytes and a fresh count of attempts: to their own queue, or to
--- another one. At most p_limit in this call, all or none; answers how many. Call again until it answers 0.
+-- Moves dead letters back to their queue, or to queue p_to, and returns the number moved. They keep id, key,
+-- headers, payload and publish time; attempts start again from 1.
+-- Moves the oldest first: per call at most p_limit (1 to 1,000) and about 32 MB of payloads, all or none.
+-- Skips dead letters that another session is moving or purging. Repeat the call until it returns 0.
 create or replace function trunkline.redrive(p_queue text, p_ids uuid[] default null, p_to text default null, p_limit int default 1000) returns int
 language plpgsql
 as $$
@@ -79,7 +85,8 @@ begin
 end
 $$;
 
--- Appends messages that were checked when they were first accepted. p_origins: what they were before, where that is not null.
+-- Appends messages that were validated when they were first accepted, and returns their ids. p_origins:
+-- original publish time and topic of each message, or null for a message without an earlier position.
 create or replace function trunkline._append(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
     p_content_types text[], p_occurred_ats timestamptz[], p_priorities int[] default null, p_origins trunkline.origin[] default null)
@@ -117,7 +124,9 @@ begin
 end
 $$;
 
--- Deletes dead letters for good, at most p_limit in this call; answers how many.
+-- Deletes dead letters permanently, oldest first, and returns the number deleted. Per call at most p_limit (1
+-- to 1,000) and about 32 MB of payloads. Skips dead letters that another session is moving or purging. Repeat
+-- the call until it returns 0.
 create or replace function trunkline.purge_dead_letters(p_queue text, p_ids uuid[] default null, p_limit int default 1000) returns int
 language sql
 as $$ select count(*)::int from trunkline._take_dead_letters(p_queue, p_ids, p_limit) $$;

@@ -1,7 +1,10 @@
--- For HTTP clients of other systems' habits: they settle by message id or by offset alone, without a receipt or a generation. Everything
--- here ends in the same rows as the verbs; the names start with _ because programs of our own should use those.
+-- Compatibility layer for HTTP clients of other systems, which settle by message id or offset, without a
+-- receipt or generation. These functions write the same rows as the public ones. Their names start with _
+-- because new programs should use the public functions.
 
--- How a message stands in a queue: leased (with the receipt of its consumer), acked, waiting, dead or gone. No row: the queue never saw it.
+-- Returns the state of a message in a queue: leased (with the receipt of its consumer), acked, waiting, dead
+-- or gone. Returns no row if the message is not in the queue's logs, or was drawn without a lease that still
+-- exists.
 create or replace function trunkline._delivery_of(p_queue text, p_id uuid, out state text, out receipt text)
 returns setof record
 language plpgsql
@@ -47,7 +50,9 @@ begin
 end
 $$;
 
--- Ends every open lease of a queue and purges its messages: with purge_queue the queue is empty then, whatever consumers work on.
+-- Ends every open lease of a queue, marks their messages as purged, and returns how many these were. After
+-- purge_queue and this function the queue is empty, whatever its consumers hold. Waits for the lock of each
+-- lease row.
 create or replace function trunkline._drop_leases(p_queue text) returns bigint
 language plpgsql
 as $$
@@ -61,7 +66,7 @@ begin
     perform trunkline._commit_durably();
     for l in select (o.l).* from trunkline._open_leases(q.queue_id) o order by (o.l).cursor_id, (o.l).first loop
         perform trunkline._lock_lease(l.rotation, l.cursor_id, l.first, true);
-        -- a statement of its own: it sees what was settled while we waited for the row
+        -- a new statement: it sees what was settled while this session waited for the row
         select trunkline._leased(l) - coalesce(range_agg(int8range(e.pos, e.pos + e.n)), '{}') into v_open from trunkline._settled_of(l) e;
         v_total := v_total + trunkline._size(trunkline._write_settled(l, 'p', v_open, trunkline.clock(), true));
     end loop;
@@ -69,12 +74,13 @@ begin
 end
 $$;
 
--- Which queue receipts belong to, by the cursor that is their second part; no row for a cursor that is gone.
+-- Returns the queues of receipts, by the cursor in their second part. No row for a cursor that was deleted.
 create or replace function trunkline._queues_of_cursors(p_cursors int[]) returns table (cursor_id int, queue text)
 language sql stable
 as $$ select c.cursor_id, q.name from trunkline.cursors c join trunkline.queues q using (queue_id) where c.cursor_id = any (p_cursors) $$;
 
--- A subscription whose name is unique in the whole database, and the only one of its queue to its topic.
+-- Creates a subscription whose name is unique in the database and which is the only one of its queue to its
+-- topic. Raises TL020 otherwise.
 create or replace function trunkline._subscribe_once(
     p_name text, p_queue text, p_topic text, p_pattern text, p_filter jsonb, p_start text)
 returns trunkline.subscriptions
@@ -84,7 +90,7 @@ declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
     q trunkline.queues := trunkline._queue(p_queue);
 begin
-    -- below every number that a topic has
+    -- a key below those of all topics, so it conflicts with none of them
     perform pg_advisory_xact_lock(778003, -2000000000);
     if exists (select from trunkline.subscriptions s where s.kind = 'queue' and s.name <> '@inbox'
                   and (s.name = p_name or s.queue_id = q.queue_id and s.topic_id = t.topic_id)) then
@@ -95,7 +101,8 @@ begin
 end
 $$;
 
--- fetch for a member that may have forgotten its generation: while its lease lasts it gets again what it has not committed.
+-- Fetches for a member that may not know its generation. While its lease lasts, the member gets its
+-- uncommitted messages again.
 create or replace function trunkline._pull(p_topic text, p_group text, p_member text, p_max int, p_lease interval)
 returns setof trunkline.fetched
 language plpgsql
@@ -113,8 +120,11 @@ begin
 end
 $$;
 
--- Everything up to an offset is done, whoever fetched it: a cumulative ack without a generation. Never goes back, never beyond the head.
--- The holder of the partition keeps it while it has more of its batch, and gives it back with the end of it. Answers what is committed.
+-- Commits everything up to an offset without a generation, whichever member fetched it. Returns the committed
+-- offset. Never moves the position backwards, and raises TL007 beyond the head. Holds the cursor lock until
+-- the transaction ends.
+-- The member that has leased the partition keeps it, with an extended lease, until the end of its batch is
+-- committed.
 create or replace function trunkline._ack_upto(p_topic text, p_group text, p_offset bigint, p_lease interval default '30 seconds') returns bigint
 language plpgsql
 as $$
@@ -158,7 +168,7 @@ begin
 end
 $$;
 
--- What a group has committed in a topic with one partition; 0 for a group that is not there.
+-- Returns the committed offset of a group in a topic with one partition; 0 if the group does not exist.
 create or replace function trunkline._committed(p_topic text, p_group text) returns bigint
 language plpgsql
 as $$
@@ -175,7 +185,8 @@ begin
 end
 $$;
 
--- The offset of a message that was just published to a topic with one partition; null while it has none.
+-- Returns the offset of a message that was just published to a topic with one partition; null while it has
+-- none.
 create or replace function trunkline._offset_of(p_topic text, p_id uuid) returns bigint
 language plpgsql
 as $$
@@ -186,7 +197,8 @@ begin
 end
 $$;
 
--- Seconds: the oldest transaction that holds back vacuum, and the oldest one that has drawn ids and may still commit them.
+-- Returns two ages in seconds: of the oldest transaction that holds back vacuum, and of the oldest
+-- transaction that has drawn message ids and may still commit them.
 create or replace function trunkline._ages(out transaction float8, out unsequenced float8)
 language sql
 as $$

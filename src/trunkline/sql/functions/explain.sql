@@ -1,6 +1,7 @@
--- Where is a message, and why is it not delivered now? Only reads, and looks things up by index: the log is never scanned.
+-- Explains where a message is and why it is not delivered now. Only reads. Finds messages by index and by
+-- bounded searches; a log is never scanned as a whole.
 
--- The moment inside a version 7 uuid; null for other ids.
+-- Returns the time in a version 7 uuid; null for other ids.
 create or replace function trunkline._uuid_time(p_id uuid) returns timestamptz
 language sql immutable
 as $$
@@ -8,7 +9,8 @@ as $$
                 then to_timestamp(('x' || lpad(translate(left(p_id::text, 13), '-', ''), 16, '0'))::bit(64)::bigint / 1000.0) end
 $$;
 
--- The first tick of a log that was cut at p_at or later, found by halving.
+-- Returns the first offset of the first tick of a log that was written at p_at or later, or of the newest
+-- tick if there is none. A binary search.
 create or replace function trunkline._tick_at(p_log int, p_at timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -32,13 +34,14 @@ begin
 end
 $$;
 
--- The table of an id.
+-- Returns the table that has the row with an id.
 create or replace function trunkline._table_of(p_shared boolean, p_topic_id int, p_partition int, p_segment_rows int, p_id bigint) returns text
 language sql immutable
 as $$ select case when p_shared then trunkline._segment_table(0, 1, p_id >> 30) else trunkline._segment_table(p_topic_id, p_partition, p_id / p_segment_rows) end $$;
 
--- The last tick of a log whose first message was made at p_at or before: for messages that got their offset long after they were made, as in a
--- backlog that nobody read. Messages stand in a log nearly in the order in which they were made.
+-- Returns the first offset of the last tick whose first message was created at p_at or before. For messages
+-- that got their offset long after they were created. Messages are in a log nearly in the order of their
+-- creation.
 create or replace function trunkline._tick_made_at(p_log int, p_at timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -73,8 +76,9 @@ begin
 end
 $$;
 
--- Looks for a message in p_ticks ticks of a log from p_from on, by id and without reading the messages. Null: not there.
--- p_around: the ticks on both sides of p_from instead, the nearest first.
+-- Finds a message by id in p_ticks ticks of a log from offset p_from on, and returns its offset, or null.
+-- Reads ids only, not payloads. p_around: searches this many ticks on both sides of p_from, the nearest
+-- first.
 create or replace function trunkline._find_in_ticks(p_log int, p_from bigint, p_ticks int, p_id uuid, p_around boolean default false) returns bigint
 language plpgsql stable
 as $$
@@ -96,7 +100,7 @@ begin
         where l.log = p_log and x.first_offset + x.n > l.base_offset
         order by abs(x.first_offset - p_from)
     loop
-        -- of the segment alone where that is enough: it is planned in a third of the time
+        -- names the segment alone if that is enough: Postgres plans this in a third of the time
         execute format('select id from %s where %s = $1 and id >= $2 and id < $3 and message_id = $4 limit 1',
                        case when k.first_table = k.last_table then k.first_table when k.shared then 'trunkline.store' else 'trunkline.topic_' || k.topic_id end,
                        case when k.shared then 'log' else 'partition' end)
@@ -109,16 +113,18 @@ begin
 end
 $$;
 
--- The offset of a message where it is in general: sequenced soon after it was made. Null: not there, or its id carries no time.
+-- Returns the offset of a message that got it soon after its creation, which is the usual case. Null: not
+-- found, or its id has no time.
 create or replace function trunkline._find_soon(p_log int, p_id uuid) returns bigint
 language sql stable
 as $$
-    -- the id is made a moment before the row, and the row is sequenced after it
+    -- the id is created shortly before the row, and the row gets its offset later
     select case when trunkline._uuid_time(p_id) is not null
                 then trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, trunkline._uuid_time(p_id)), 3, p_id) end
 $$;
 
--- The offset of a message anywhere else in a log. An id that carries no time is looked for among the newest 21 ticks.
+-- Returns the offset of a message anywhere else in a log, or null. An id without a time is searched in the
+-- newest 21 ticks.
 create or replace function trunkline._find_late(p_log int, p_id uuid) returns bigint
 language plpgsql stable
 as $$
@@ -131,19 +137,21 @@ begin
             p_log, coalesce((select first_offset from trunkline.ticks where log = p_log order by first_offset desc offset 20 limit 1), 0), 21, p_id);
     end if;
     v_tick := trunkline._tick_made_at(p_log, v_at);
-    -- by the time of the messages themselves, first near and then far; and then after a transaction that stayed open
+    -- by the creation time of the messages, first in a few ticks and then in many; then for a transaction
+    -- that stayed open for long
     return coalesce(trunkline._find_in_ticks(p_log, v_tick, 2, p_id, true),
                     trunkline._find_in_ticks(p_log, v_tick, 100, p_id, true),
                     trunkline._find_in_ticks(p_log, trunkline._tick_at(p_log, v_at), 200, p_id));
 end
 $$;
 
--- The offset of a message in a log; null: it has none there.
+-- Returns the offset of a message in a log, or null if it has none there.
 create or replace function trunkline._find_offset(p_log int, p_id uuid) returns bigint
 language sql stable
 as $$ select coalesce(trunkline._find_soon(p_log, p_id), trunkline._find_late(p_log, p_id)) $$;
 
--- The message, if it is in the log and has no offset yet; of other transactions, only what they have committed.
+-- Returns a message of a log that has no offset yet. Of other transactions, returns only what they have
+-- committed.
 create or replace function trunkline._find_unsequenced(p_log int, p_id uuid) returns setof trunkline.log_row
 language plpgsql stable
 as $$
@@ -164,16 +172,16 @@ begin
 end
 $$;
 
--- The leases that had an offset of a queue's cursor, as far as they are still there, and its position in each: that of its first delivery, and
--- those of what came back.
+-- Returns the leases that delivered an offset of a queue's cursor, if they still exist, and the position in
+-- each: of the first delivery, and of each redelivery.
 create or replace function trunkline._leases_of(c trunkline.cursors, p_offset bigint) returns table (l trunkline.leases, pos bigint)
 language sql stable
 as $$
     select x.l, x.pos from (
-        -- of a log the position is the offset
+        -- in a lease drawn from a log, the position is the offset
         (select y as l, p_offset as pos from trunkline.leases y where c.drawn_seq is not null and y.cursor_id = c.cursor_id and y.first <= p_offset order by y.first desc limit 1)
         union all
-        -- what came back is in returns under the numbers of its source
+        -- returned messages: `returns` has the source cursor and offset of each position
         select y.lease, r.pos from (select distinct z.cursor_id, z.pos from trunkline.returns z where z.source_id = c.cursor_id and z.log_offset = p_offset) r
         cross join lateral (select z as lease from trunkline.leases z where z.cursor_id = r.cursor_id and z.first <= r.pos order by z.first desc limit 1) y
         union all
@@ -182,7 +190,7 @@ as $$
     ) x where trunkline._leased(x.l) @> x.pos
 $$;
 
--- Every delivery of one message by one cursor of a queue, oldest first.
+-- Returns all deliveries of one message by one cursor of a queue, oldest first.
 create or replace function trunkline._deliveries_of(c trunkline.cursors, p_offset bigint)
 returns table (attempt int, consumer text, claimed_at timestamptz, deadline timestamptz, settled_at timestamptz, kind "char", error text)
 language sql stable
@@ -196,7 +204,7 @@ as $$
         select coalesce((x.l).attempts[x.pos - (x.l).first + 1], 0) + 1, (x.l).consumer, (x.l).claimed_at, trunkline._ends_at_position(x.l, x.pos), e.at, e.kind, e.error
         from trunkline._leases_of(c, p_offset) x
         left join lateral (select * from trunkline.settled s where s.rotation = (x.l).rotation and s.cursor_id = (x.l).cursor_id and s.pos >= (x.l).first and s.pos <= x.pos and s.pos + s.n > x.pos) e on true
-        -- what was written to the history is told from there
+        -- a settled delivery that is in the history is read from there
         where e.kind is distinct from 'p' and (e.at is null or not exists (
               select from trunkline.history h where h.source_id = c.cursor_id and h.first_offset between p_offset - 1000 and p_offset and h.last_offset >= p_offset
                  and h.claimed_at = (x.l).claimed_at and h.kind = e.kind))
@@ -204,7 +212,7 @@ as $$
     order by d.claimed_at
 $$;
 
--- One delivery in the history of a message.
+-- Returns one delivery as an element of a message's delivery history.
 create or replace function trunkline._delivery_step(p_attempt int, p_consumer text, p_claimed_at timestamptz, p_settled_at timestamptz, p_kind "char", p_error text) returns jsonb
 language sql stable
 as $$
@@ -212,7 +220,8 @@ as $$
                               'outcome', trunkline._outcome(p_kind), 'error', p_error)
 $$;
 
--- Each redrive or replay of a message, oldest first, with the place and the deliveries that it had before.
+-- Returns all redrives and replays of a message, oldest first, each with the earlier offset and its
+-- deliveries.
 create or replace function trunkline._redrives(p_id uuid) returns jsonb
 language sql stable
 as $$
@@ -225,7 +234,7 @@ as $$
     where r.id = p_id
 $$;
 
--- When the lease of one position ends.
+-- Returns when the lease of one position ends.
 create or replace function trunkline._ends_at_position(l trunkline.leases, p_pos bigint) returns timestamptz
 language sql stable
 as $$
@@ -233,7 +242,7 @@ as $$
                                  where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first and e.positions @> p_pos))
 $$;
 
--- Why a filtered cursor passes a message by; null: it does not.
+-- Returns why a cursor skips a message; null if the message matches.
 create or replace function trunkline._mismatch(c trunkline.cursors, p_offset bigint, p_routing_key text, p_headers jsonb) returns text
 language plpgsql stable
 as $$
@@ -252,6 +261,7 @@ begin
 end
 $$;
 
+-- Returns the state of a message for a group, and the reason.
 create or replace function trunkline._explain_group(c trunkline.cursors, p_offset bigint, p_mismatch text) returns jsonb
 language plpgsql stable
 as $$
@@ -284,6 +294,7 @@ begin
 end
 $$;
 
+-- Returns the state of a message for a queue, the reason, and its delivery history.
 create or replace function trunkline._explain_queue(c trunkline.cursors, m trunkline.log_row, p_mismatch text) returns jsonb
 language plpgsql stable
 as $$
@@ -306,11 +317,11 @@ begin
     v_next := trunkline._next_offset(c);
     select * into w from trunkline._returned_at(c, m.log_offset) r;
     select * into d from trunkline.dead_letters where cursor_id = c.cursor_id and log_offset = m.log_offset;
-    -- afterwards x is the newest delivery
+    -- after the loop, x is the newest delivery
     for x in select * from trunkline._deliveries_of(c, m.log_offset) y order by y.claimed_at loop
         v_history := v_history || trunkline._delivery_step(x.attempt, x.consumer, x.claimed_at, x.settled_at, x.kind, x.error);
     end loop;
-    -- the open lease of an ordered queue's partition
+    -- the open lease of the partition, in an ordered queue
     select y.consumer, y.deadline into v_holder from trunkline._live_deliveries(c.queue_id) y
     where q.ordered and y.source_id = c.cursor_id and y.kind is null and y.deadline > v_now limit 1;
     if d.dead_id is not null then
@@ -392,6 +403,7 @@ begin
 end
 $$;
 
+-- Returns the message at an offset of a log, and its state for each reader of the log.
 create or replace function trunkline._explain_at(p_log int, p_offset bigint) returns jsonb
 language plpgsql stable
 as $$
@@ -425,6 +437,7 @@ begin
 end
 $$;
 
+-- Checks the arguments of explain_offset and returns its result. The caller has called _begin_read.
 create or replace function trunkline._explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
 language plpgsql stable
 as $$
@@ -444,7 +457,9 @@ begin
 end
 $$;
 
--- Tells where the message at an offset is, for each reader of its topic.
+-- Returns a description of the message at an offset of a topic, with its state for each group and queue that
+-- reads the topic. Raises TL001 for an unknown partition, and TL006 if the offset is below the earliest
+-- available one or beyond the head.
 create or replace function trunkline.explain_offset(p_topic text, p_partition int, p_offset bigint) returns jsonb
 language plpgsql
 as $$
@@ -462,6 +477,7 @@ begin
 end
 $$;
 
+-- Returns the description of a committed message that has no offset yet.
 create or replace function trunkline._explain_unsequenced(p_log int, p_id uuid) returns jsonb
 language sql stable
 as $$
@@ -471,8 +487,9 @@ as $$
     from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = p_log
 $$;
 
--- The logs of messages with an id in the shared store. The ids of its rows grow with the time at which they were written, so the first row of the time of the message
--- is found by halving, and 20,000 rows are read from there. Ids that carry no time: the newest 20,000.
+-- Returns the logs that have a message with this id in the shared store. Row ids of the store grow with the
+-- time at which they were written. So a binary search finds the first row of the message's time, and 20,000
+-- rows are read from there. For an id without a time, reads the newest 20,000 rows.
 create or replace function trunkline._find_in_store(p_id uuid) returns setof int
 language plpgsql stable
 as $$
@@ -488,7 +505,7 @@ begin
         execute format('select (select id from %1$s where id >= $1 and id < $2 order by id limit 1), (select id from %1$s where id >= $1 and id < $2 order by id desc limit 1)', s.name)
             into v_low, v_high using s.segment << 30, s.segment + 1 << 30;
         continue when v_low is null;
-        -- from a second before, for clocks of clients that are ahead
+        -- starts one second earlier, for clients whose clock is ahead
         while v_at is not null and v_low < v_high loop
             execute format('select id, created_at from %s where id >= $1 order by id limit 1', s.name) into v_id, v_made using v_low + (v_high - v_low) / 2;
             if v_made >= v_at - interval '1 second' then
@@ -506,8 +523,8 @@ begin
 end
 $$;
 
--- Logs that may have a message which is not found in the store near its time: those with a tick since it was made, topics first, at most 250. An id that carries
--- no time may be in any of them.
+-- Returns logs that may have a message that was not found in the store near its time. These have a tick since
+-- its creation; topics first, at most 250. For an id without a time, any log.
 create or replace function trunkline._logs_to_search(p_at timestamptz) returns setof int
 language sql stable
 as $$
@@ -516,6 +533,8 @@ as $$
     where l.log <> 1 and (p_at is null or k.cut_at >= p_at) order by t.shared, k.cut_at desc limit 250
 $$;
 
+-- Searches a message by id: delayed, redriven, in the shared store, in other logs, in the dead letters. The
+-- caller has called _begin_read.
 create or replace function trunkline._explain_message(p_id uuid) returns jsonb
 language plpgsql stable
 as $$
@@ -533,7 +552,7 @@ begin
         return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
             'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);
     end if;
-    -- redriven: what counts is its newest place
+    -- of a redriven message, the newest offset counts
     for l in select x.log, r.at from (select * from trunkline.redriven where id = p_id order by at desc limit 1) r join trunkline.logs x using (topic_id) loop
         if exists (select from trunkline._find_unsequenced(l.log, p_id)) then
             return trunkline._explain_unsequenced(l.log, p_id) || trunkline._redrives(p_id);
@@ -552,7 +571,7 @@ begin
         end if;
     end loop;
     v_logs := array(select trunkline._logs_to_search(trunkline._uuid_time(p_id)));
-    -- where it is in general, not sequenced yet, and anywhere else
+    -- first where messages usually are, then without an offset, then anywhere else
     foreach v_log in array v_logs loop
         v_offset := trunkline._find_soon(v_log, p_id);
         if v_offset is not null then
@@ -585,8 +604,10 @@ begin
 end
 $$;
 
--- Tells where a message is, who holds it, why it is not delivered now, and what happened so far. Finds ids that carry their time (all that Trunkline makes) wherever
--- they are in the log; of other ids, searches the newest 20,000 messages of the queues and of each topic. Reads at most 250 logs.
+-- Returns where a message is, which consumer holds it, why it is not delivered now, and its delivery history.
+-- The state is `unknown` if the message is not found.
+-- Ids that contain their time (all that Trunkline creates) are found anywhere in the log. Other ids are
+-- searched in the newest 20,000 messages of the queues and of each topic. Searches at most 250 logs.
 create or replace function trunkline.explain_message(p_id uuid) returns jsonb
 language plpgsql
 as $$

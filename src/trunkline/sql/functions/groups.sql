@@ -1,6 +1,8 @@
--- Groups: each partition is read by one member at a time, in order, and settled by a cumulative commit.
--- The newest row of `positions` is the state of a cursor; it is only written under the cursor's lock.
+-- Consumer groups: one member at a time reads each partition, in order, and settles messages with a
+-- cumulative commit. The newest row of `positions` is the state of a cursor. It is only written under the
+-- cursor's lock (778005).
 
+-- Returns a group. Fails with TL012 if it does not exist.
 create or replace function trunkline._group(p_topic_id int, p_topic text, p_group text) returns trunkline.subscriptions
 language plpgsql
 as $$
@@ -16,6 +18,7 @@ begin
 end
 $$;
 
+-- Creates a group with its cursors and returns it, or null if the name exists.
 create or replace function trunkline._make_group(t trunkline.topics, p_group text, p_start text, p_pattern text, p_filter jsonb)
 returns trunkline.subscriptions
 language plpgsql
@@ -30,7 +33,8 @@ begin
     end if;
     perform trunkline._check_filter(p_filter);
     perform trunkline._need_read_committed('creating a group');
-    -- as it is now: it may have more partitions than the caller read, and retention removes nothing until this transaction ends
+    -- Reads the current row: the topic may have more partitions than the caller has read. Retention removes
+    -- nothing until this transaction ends.
     t := trunkline._lock_topic('topic', t.name, true);
     perform trunkline._sequence_topic(t.topic_id);
     insert into trunkline.subscriptions (kind, name, topic_id, pattern, pattern_regex, filter)
@@ -46,8 +50,10 @@ begin
 end
 $$;
 
--- Creates a group that starts at 'earliest', 'latest', an offset or a time; an error if it exists. With a pattern or a header filter, as
--- in subscribe, it reads only the messages that match; its position and lag still count all of them.
+-- Creates a group and returns its row. It starts at p_start: 'earliest', 'latest', an offset, a time, or
+-- 'archive' for the first archived offset. With a pattern or a header filter, as in subscribe, it reads only
+-- messages that match. Its position and lag still count all messages. Fails with TL020 if the group exists
+-- and with TL010 if the topic does not.
 create or replace function trunkline.create_group(
     p_topic text, p_group text, p_start text default 'earliest', p_pattern text default null, p_filter jsonb default null)
 returns trunkline.subscriptions
@@ -63,8 +69,9 @@ begin
 end
 $$;
 
--- The group is there, and stays where it is if it was there before. What a group reads never changes: asking for another pattern or filter than
--- it has is an error, asking for none is not.
+-- Creates a group if it does not exist, and returns its row. An existing group keeps its position. A group's
+-- pattern and filter never change: if a given one differs, the call fails with TL020. Without a pattern or
+-- filter the call accepts any group.
 create or replace function trunkline.ensure_group(
     p_topic text, p_group text, p_start text default 'earliest', p_pattern text default null, p_filter jsonb default null)
 returns trunkline.subscriptions
@@ -90,10 +97,13 @@ begin
 end
 $$;
 
+-- Deletes a group and its position. Retries for up to two seconds while another session holds a lock, then
+-- fails with lock_not_available (55P03). Fails with TL012 if the group does not exist.
 create or replace function trunkline.delete_group(p_topic text, p_group text) returns void
 language sql
 as $$ select trunkline._delete(format('_delete_group(%L, %L)', p_topic, p_group)) $$;
 
+-- Deletes a group under the topic's shared lock, for delete_group.
 create or replace function trunkline._delete_group(p_topic text, p_group text) returns void
 language plpgsql
 as $$
@@ -108,7 +118,8 @@ begin
 end
 $$;
 
--- The groups of a topic, or of all, by topic and name; or so many of them after a group: 'group' with a topic, else 'topic/group'.
+-- Returns the groups of one topic, or of all topics, ordered by topic and name. For pages, pass p_limit and
+-- the last group of the page before as p_after: 'group' if p_topic is given, else 'topic/group'.
 create or replace function trunkline.list_groups(p_topic text default null, p_after text default null, p_limit int default null)
 returns table (topic text, name text, pattern text, filter jsonb, created_at timestamptz)
 language sql stable
@@ -120,6 +131,7 @@ as $$
     order by t.name, s.name limit trunkline._limit(p_limit)
 $$;
 
+-- Appends the next state of a group's cursor. The caller holds the cursor's lock.
 create or replace function trunkline._move(s trunkline.positions) returns void
 language plpgsql
 as $$
@@ -129,12 +141,23 @@ begin
 end
 $$;
 
--- Leases a partition to the member and answers the messages after its last commit; empty when there are none. Nobody gets the
--- partition again before these are committed or the lease ended, also not a member of the same name (it may be a new process that
--- knows nothing of them), except who shows the generation. So fetch, handle, commit, fetch is the way.
--- Partitions are shared evenly: a member takes a free one only while it has fewer than its share, and gives up what is above it.
--- In a group with a pattern or filter, what does not match is passed by, also in the position. A call looks at no more than some 100,000
--- messages; when it answers nothing, the next one goes on where it stopped.
+-- Leases one partition to a member and returns up to p_max messages (at most 10,000) after the last commit.
+-- Returns no row if there are none. The lease is 1 second to 12 hours. If the group does not exist, it is
+-- created, unless p_create is false (TL012).
+--
+-- Until the messages are committed or the lease ends, no fetch returns messages of this partition. That
+-- includes a member of the same name, which may be a new process without these messages. The exception is a
+-- call of that member with the current p_generation. So members repeat: fetch, process, commit.
+--
+-- Partitions are shared evenly. A member leases a free partition only while it has fewer than its share, and
+-- releases partitions above its share. The lock on a visited partition lasts until the caller's transaction
+-- ends; other fetches skip the partition until then.
+--
+-- In a group with a pattern or filter, the position moves past messages that do not match. A call reads at
+-- most 100,000 messages of a partition, and visits no further partition after 100,000 messages in total. If
+-- it returns no row, the next call continues there.
+--
+-- p_relaxed: the lease need not be on disk when the call returns, as in claim.
 create or replace function trunkline.fetch(
     p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
     p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null)
@@ -180,7 +203,8 @@ begin
         update trunkline.members set seen_until = v_now + p_lease
         where subscription_id = g.subscription_id and member = p_member and seen_until < v_now + p_lease * 0.66;
         exit when found or exists (select from trunkline.members where subscription_id = g.subscription_id and member = p_member);
-        -- a deletion of the group that is not committed yet is waited for here; then the group may be gone
+        -- Waits here for a deletion of the group that is not committed yet. After that the group may not
+        -- exist.
         perform from trunkline.subscriptions where subscription_id = g.subscription_id for key share;
         if found then
             insert into trunkline.members values (g.subscription_id, p_member, v_now + p_lease) on conflict do nothing;
@@ -210,7 +234,8 @@ begin
         v_free := '{}';
     end if;
 
-    -- free partitions first, up to the share, then ours; a second time when something got an offset meanwhile
+    -- Free partitions first, up to the share, then partitions of this member. A second round follows if
+    -- messages have got an offset in the meantime.
     for v_round in 1 .. 2 loop
         exit when v_round = 2 and not trunkline._sequence_alone(null, array(select log from trunkline.cursors where subscription_id = g.subscription_id), case when p_relaxed then 0 else 1 end);
         for v_try in
@@ -249,7 +274,8 @@ begin
                     perform trunkline._move(s);
                     return;
                 end if;
-                -- nothing here is for the group: pass it for good, so that no other fetch reads it again, and continue with the next partition
+                -- No message here matches. Commit the position, so that no other fetch reads these messages
+                -- again, and continue with the next partition.
                 s.committed := s.fetched;
                 perform trunkline._move(s);
                 if v_looked >= 100000 then
@@ -270,7 +296,7 @@ begin
                 perform trunkline._move(s);
                 return;
             end if;
-            -- nothing new: keep what is ours, but do not write a row for each idle poll
+            -- No new messages: extend the lease, but do not write a row for each idle poll.
             if v_until < v_now + p_lease * 0.66 then
                 perform trunkline._move(s);
             end if;
@@ -279,8 +305,9 @@ begin
 end
 $$;
 
--- The next up to p_max offsets from p_from on whose messages are for the cursor, and the position behind what was looked at: claim's own scan,
--- without labels and times.
+-- Returns up to p_max offsets from p_from on whose messages match the cursor (taken), and the number of
+-- offsets read (n). Uses the scan of claims, without labels, ttl and delivery delay. Reads at most 100,000
+-- offsets.
 create or replace function trunkline._next_matches(c trunkline.cursors, p_from bigint, p_head bigint, p_max int) returns trunkline.leases
 language plpgsql
 as $$
@@ -303,7 +330,8 @@ begin
 end
 $$;
 
--- Takes partitions away from their owner, if it still is the owner; what was not committed is delivered again.
+-- Releases those of these partitions that the member owns, and returns their number. Messages that are not
+-- committed are delivered again. Waits for the lock of each cursor.
 create or replace function trunkline._give_up(p_cursors int[], p_member text) returns int
 language plpgsql
 as $$
@@ -329,7 +357,9 @@ begin
 end
 $$;
 
--- The member gives back all its partitions at once, so that others need not wait for its lease to end.
+-- Releases all partitions of a member and returns their number. Other members then need not wait for the end
+-- of its lease. Messages that are not committed are delivered again. Waits for open transactions that have
+-- fetched or committed in this group.
 create or replace function trunkline.leave(p_topic text, p_group text, p_member text) returns int
 language plpgsql
 as $$
@@ -343,7 +373,9 @@ begin
 end
 $$;
 
--- Keeps the member's partitions for p_lease from now, without fetching. Answers how many it still owns.
+-- Extends the leases of a member's partitions to p_lease from now (1 second to 12 hours), without a fetch.
+-- Returns the number of partitions that the member still owns. Waits for open transactions that have fetched
+-- or committed in this group.
 create or replace function trunkline.heartbeat(p_topic text, p_group text, p_member text, p_lease interval default '30 seconds') returns int
 language plpgsql
 as $$
@@ -371,9 +403,11 @@ begin
 end
 $$;
 
--- Everything up to p_offset is done. Answers 'done', or 'lost' when the generation no longer owns the partition, and then
--- changes nothing. Going back is not an error and changes nothing either. May sit in the caller's transaction: then the
--- position moves if and only if the caller's own changes do.
+-- Commits all offsets of a partition up to p_offset. Returns 'done', or 'lost' if the generation no longer
+-- owns the partition or its lease has ended; then nothing changes. Committing an offset below the last commit
+-- returns 'done' and changes nothing. Fails with TL007 if p_offset is above the last fetched offset. In a
+-- transaction of the caller, the position moves if and only if that transaction commits. The lock on the
+-- partition lasts until then.
 create or replace function trunkline.commit(p_topic text, p_group text, p_partition int, p_generation uuid, p_offset bigint) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -408,8 +442,11 @@ begin
 end
 $$;
 
--- The at-most-once form: takes the next range for good and answers it; a crash after it loses these messages to the group.
--- It cannot be mixed with fetch while a member holds the partition, and a group with a pattern or filter has no use for whole ranges.
+-- Claims the next range of a partition at most once, and returns its offsets. The range counts as committed:
+-- if the caller fails after that, the group does not receive these messages again. Returns no row if there
+-- are none. Creates the group if it does not exist. p_max is at most 1,000,000. Skips partitions that a
+-- member holds through fetch. Fails with TL023 if the group has a pattern or filter, because a range would
+-- include messages that do not match.
 create or replace function trunkline.claim_range(p_topic text, p_group text, p_max bigint default 100)
 returns table (partition int, first_offset bigint, last_offset bigint)
 language plpgsql
@@ -429,7 +466,7 @@ begin
     end if;
     perform trunkline._commit_durably();
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.log loop
-        -- one partition: wait for it; several: take one that nobody is busy with
+        -- With one partition, wait for its lock. With several, use one that is not locked.
         if t.partitions = 1 then
             perform pg_advisory_xact_lock(778005, c.cursor_id);
         else
@@ -458,13 +495,17 @@ begin
 end
 $$;
 
--- Moves the group, in one partition or in all, to 'earliest', 'latest', an offset or a time. Owners lose their partitions.
+-- Moves a group, in one partition or in all, to p_to: 'earliest', 'latest', an offset, a time, or 'archive'
+-- for the first archived offset. Returns the next offset of each moved partition. Members lose these
+-- partitions, and their commits return 'lost'. Waits for open transactions that have fetched or committed in
+-- this group. Fails with TL006 if retention has removed the offset and it is not archived, and with TL007 if
+-- it is above head + 1.
 create or replace function trunkline.seek(p_topic text, p_group text, p_to text, p_partition int default null)
 returns table (partition int, next_offset bigint)
 language plpgsql
 as $$
 declare
-    -- retention removes nothing until this transaction ends: it does not see the new position before
+    -- Retention removes nothing until this transaction ends, because it cannot see the new position before.
     t trunkline.topics := trunkline._lock_topic('topic', p_topic, true);
     g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
     c trunkline.cursors;
@@ -476,7 +517,8 @@ begin
     if p_partition is not null then
         perform trunkline._check_partition(t, p_partition);
     end if;
-    -- all cursors before the first sequencing lock: a fetch may hold one of them and wait for that lock
+    -- Lock all cursors in the order of their numbers before the first one is moved: see the lock order in
+    -- ../README.md.
     perform pg_advisory_xact_lock(778005, k.cursor_id)
     from (select cursor_id from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id offset 0) k;
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id

@@ -1,5 +1,7 @@
--- Delivery history: which consumer had which messages when, and how they were settled. Written by the pass that sees the settle (pass.sql).
+-- Delivery history: consumer, lease times and outcome of each delivery. Written by the pass that first sees
+-- the settle (pass.sql).
 
+-- Returns the name of an outcome, for a kind in `settled`.
 create or replace function trunkline._outcome(p_kind "char") returns text
 language sql immutable parallel safe
 as $$
@@ -7,7 +9,8 @@ as $$
                        when 'd' then 'dead' when 'x' then 'expired' when 'g' then 'gone' end
 $$;
 
--- Deliveries that are not in the history yet: open ones, and those that were settled since the newest pass.
+-- Returns deliveries that are not in the history yet: open ones, and those settled since the newest pass. The
+-- caller has called _begin_read.
 create or replace function trunkline._live_deliveries(p_queue_id int)
 returns table (source_id int, first_offset bigint, last_offset bigint, attempt int, consumer text, claimed_at timestamptz,
                deadline timestamptz, settled_at timestamptz, kind "char", error text)
@@ -31,8 +34,10 @@ as $$
     group by y.l, y.ends_at, y.xid, y.at, y.kind, y.error, y.source_id, y.attempt, y.run
 $$;
 
--- The deliveries of a queue (of all queues: null), newest first: one row per run of adjoining offsets with the same fate; an open one has
--- no outcome. How far back it goes is the queue's setting `history`.
+-- Returns deliveries of a queue (null: of all queues), newest first: one row per run of adjoining offsets
+-- with the same outcome. An open delivery has no outcome.
+-- Goes back by p_since, but not further than the queue's setting `history`. Returns at most p_limit rows (1
+-- to 1,000,000).
 create or replace function trunkline.list_deliveries(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
 returns table (queue text, topic text, partition int, first_offset bigint, last_offset bigint, n bigint, attempt int, consumer text,
                claimed_at timestamptz, settled_at timestamptz, outcome text, error text)
@@ -70,7 +75,10 @@ $$;
 
 create or replace view trunkline.deliveries as select * from trunkline.list_deliveries(null, '30 days', 1000000);
 
--- The archive of a queue: messages that were acked, newest first, as long as both the log and the history keep them.
+-- Returns the completed messages of a queue (null: of all queues), that is, acked ones, newest first. A
+-- message is included while both the log and the delivery history keep it.
+-- Reads the newest p_limit rows of `list_deliveries`, then returns the acked messages in them, at most
+-- p_limit. So the result can be incomplete if other outcomes are frequent.
 create or replace function trunkline.list_archive(p_queue text default null, p_since interval default '1 day', p_limit int default 1000)
 returns table (queue text, id uuid, payload bytea, content_type text, created_at timestamptz, processed_at timestamptz, attempts int, consumer text,
                topic text, partition int, log_offset bigint, key text, routing_key text, label text, headers jsonb)
@@ -92,7 +100,7 @@ $$;
 
 create or replace view trunkline.archive as select * from trunkline.list_archive(null, '30 days', 1000000);
 
--- Removes what no queue keeps any more.
+-- Removes history that is older than the longest `history` setting of all queues.
 create or replace function trunkline._upkeep_history() returns int
 language sql
 as $$ select trunkline._turn_window('history', coalesce(max(history), '0')) from trunkline.queues $$;

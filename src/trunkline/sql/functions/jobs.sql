@@ -1,9 +1,18 @@
--- Jobs: what the worker needs beyond claim and settle. Lock order: a settle's lease row (see ../README.md), then rows of job_waiting in
--- the order of their ids, then rows of job_limits in the order of their names.
+-- Jobs: what a worker needs beyond claim and settle. Lock order: first the row of the settled lease (see
+-- ../README.md). Then rows of job_waiting, in the order of their ids. Then rows of job_limits, in the order
+-- of their names.
 
--- Ends jobs and writes down what belongs to their end, in one transaction: p_verb 'ack', 'bury' or 'nack'. For each receipt the job's id, what it
--- answered, whether somebody wants to know (results are kept and jobs that wait for it are started), and the unique key it held.
--- Answers done, lost or unknown for each; only what is done leaves a trace. A repeat is harmless.
+-- Settles jobs and stores what belongs to their end, in one transaction. Returns done, lost or unknown for
+-- each receipt, in their order. p_verb is 'ack', 'bury' or 'nack'; at most 10,000 receipts.
+--
+-- The other arrays have one element per receipt; all but p_ids may be null. p_ids: the job's id. p_results:
+-- its result.
+-- p_tracked: the result is stored and, after an ack, jobs that wait for this one are enqueued. p_uniques: the
+-- unique key that the job holds, which is released. p_error: stored with each job, at most 10,000 characters.
+--
+-- Only receipts with the result done have an effect. A repeat is harmless: a repeated ack returns done again,
+-- a repeated bury or nack returns lost. Locks the rows of the leases and of waiting jobs until the
+-- transaction ends.
 create or replace function trunkline.finish_jobs(
     p_verb text, p_receipts text[], p_ids uuid[], p_results bytea[] default null, p_tracked boolean[] default null, p_uniques text[] default null,
     p_error text default null)
@@ -44,8 +53,10 @@ begin
 end
 $$;
 
--- These jobs are done: whoever waited for the last of them is enqueued. Two that end at the same moment meet at the row of the job
--- that waits, and the second one sees that it was the last.
+-- Removes these completed jobs from the jobs that wait for them, and enqueues each job that waits for nothing
+-- else. Returns the number enqueued. Two sessions that complete the last two parents of a job meet at the
+-- lock on its row in job_waiting. The second one then sees that no parent is left. Rows are locked in the
+-- order of their ids.
 create or replace function trunkline._count_down(p_ids uuid[]) returns int
 language plpgsql
 as $$
@@ -67,8 +78,9 @@ begin
 end
 $$;
 
--- Enqueues a job whose row is locked, once nothing holds it back. A job that its queue refuses ends as failed, also when the queue does not exist: its
--- parents have ended, and whatever ended them must not fail because of it.
+-- Enqueues a waiting job if no parent is left; returns 1 if it did, else 0. The caller holds the lock on its
+-- row in job_waiting. If the queue refuses the job or does not exist, the job ends as failed and no error is
+-- raised: the transaction that completed the parents must not fail because of it.
 create or replace function trunkline._start_if_free(w trunkline.job_waiting) returns int
 language plpgsql
 as $$
@@ -82,7 +94,7 @@ begin
         delete from trunkline.job_waiting where waiting_id = w.waiting_id;
         return 1;
     exception when others then
-        -- anything but a refusal (a lock, no room) may be over at the next attempt
+        -- Other errors (a lock timeout, no space) may be gone in the next attempt.
         if sqlstate not like 'TL0%' then
             raise;
         end if;
@@ -92,7 +104,7 @@ begin
 end
 $$;
 
--- Ends a job that waits for others as failed.
+-- Ends a job that waits for others as failed, with this error as its result.
 create or replace function trunkline._fail_waiting(w trunkline.job_waiting, p_error text) returns void
 language plpgsql
 as $$
@@ -105,7 +117,7 @@ begin
 end
 $$;
 
--- A job that waits no longer waits for those that are done.
+-- Deletes the parents of a waiting job whose results say that they are done.
 create or replace function trunkline._forget_done_parents(p_waiting_id uuid) returns void
 language plpgsql
 as $$
@@ -123,7 +135,12 @@ begin
 end
 $$;
 
--- Enqueues a job when all of p_after are done; at once if they are. They must be jobs whose results are kept.
+-- Enqueues a job when all jobs in p_after are done, or now if they already are. Returns its id; duplicate is
+-- true if a job with the id p_id is already waiting. The jobs in p_after (1 to 10,000) must be ones whose
+-- results are kept.
+--
+-- If one of them fails or is cancelled, the new job stays blocked until that job is retried and done, or
+-- until the new job is cancelled. Raises the errors of enqueue for its message.
 create or replace function trunkline.enqueue_after(
     p_queue text, p_after uuid[], p_payload bytea, p_label text, p_key text default null, p_headers jsonb default null, p_id uuid default null,
     p_priority int default null)
@@ -149,17 +166,20 @@ begin
         return row(1, p_id, true)::trunkline.published;
     end if;
     insert into trunkline.job_parents (parent_id, waiting_id) select distinct x, w.waiting_id from unnest(p_after) x;
-    -- a later statement than the insert: what ends from now on finds us, unless it looked a moment ago; for that there is upkeep
+    -- This statement comes after the insert. A parent that ends later finds the new rows. A parent that ends
+    -- at the same time may see neither; upkeep finds that case (start_waiting).
     perform trunkline._forget_done_parents(w.waiting_id);
     perform trunkline._start_if_free(w);
     return row(1, w.waiting_id, false)::trunkline.published;
 end
 $$;
 
--- Looks again for jobs that wait although all they waited for is done. Answers how many it started.
+-- Enqueues waiting jobs whose parents are all done; returns the number enqueued. Upkeep calls it for jobs
+-- that the end of their parents missed. Checks at most p_limit waiting jobs and skips those that another
+-- session has locked.
 create or replace function trunkline.start_waiting(p_limit int default 1000) returns int
 language plpgsql
--- a plan that was made while the tables were empty scans one for each row of the other
+-- Without this, a plan made while the tables were empty scans one of them for each row of the other.
 set enable_seqscan = off
 as $$
 declare
@@ -185,8 +205,10 @@ begin
 end
 $$;
 
--- Enqueues a job unless one with this unique key is there and has not ended; then answers that one, as a duplicate. p_hold: after this
--- time the key is free in any case.
+-- Enqueues a job, unless a job that has not ended holds the unique key p_unique. Returns the job's id; if
+-- another job holds the key, returns that job's id with duplicate = true. The key is released when its job
+-- ends, and after p_hold (1 second to 365 days) in any case. Two sessions with the same key wait for each
+-- other until the first one commits.
 create or replace function trunkline.enqueue_unique(
     p_queue text, p_unique text, p_payload bytea, p_label text, p_key text default null, p_headers jsonb default null, p_id uuid default null,
     p_delay interval default null, p_deliver_at timestamptz default null, p_priority int default null, p_hold interval default '1 day')
@@ -215,7 +237,8 @@ begin
 end
 $$;
 
--- What these jobs answered, as far as they have ended and their results are kept: done or failed.
+-- Returns the results of these jobs, for those that have ended and whose results are kept. state is done or
+-- failed; a job that was cancelled while it was blocked is reported as failed, with the reason as its error.
 create or replace function trunkline.job_results(p_ids uuid[]) returns table (job_id uuid, state text, result bytea, error text, at timestamptz)
 language plpgsql
 as $$
@@ -233,7 +256,7 @@ begin
 end
 $$;
 
--- Writes down what a job answered after it was settled elsewhere.
+-- Stores the result of a job that was settled elsewhere, as done.
 create or replace function trunkline.store_result(p_id uuid, p_result bytea) returns void
 language sql
 as $$
@@ -241,7 +264,8 @@ as $$
     select trunkline._window('job_results'), p_id, 'd', p_result, trunkline.clock()
 $$;
 
--- Back to the queue until p_delay has passed, as if it had not been delivered: the attempt does not count.
+-- Releases jobs until p_delay (0 to 365 days) has passed, without counting an attempt. Returns done, lost or
+-- unknown for each receipt.
 create or replace function trunkline.snooze(p_receipts text[], p_delay interval) returns setof trunkline.settlement
 language plpgsql
 as $$
@@ -251,8 +275,9 @@ begin
 end
 $$;
 
--- For each delivery, whether the attempt before it ended without an answer: then its worker may have died of it. Looks as far back as
--- the events of leases go, which is far enough: what nobody answered comes again at once.
+-- Returns for each receipt whether the previous attempt at its message ended because its lease expired: its
+-- worker may have crashed while it ran the job. Unknown receipts return false. Reads only leases that
+-- rotation has not removed, which is enough: a message is ready again right after its lease expired.
 create or replace function trunkline.lost_before(p_receipts text[]) returns boolean[]
 language plpgsql
 as $$
@@ -262,7 +287,8 @@ begin
     begin
         v_lost := (
             select array_agg(coalesce(l.whys[r.pos - l.first + 1] = 'x', false)
-                   -- released, passed over or rolled back since: the same attempt
+                   -- The message was then released, skipped by its label, or rolled back. These keep the
+                   -- attempt's number.
                    or l.whys[r.pos - l.first + 1] in ('r', 'l', 'h') and exists (
                        select from trunkline.returns b where b.source_id = l.source_ids[r.pos - l.first + 1] and b.log_offset = l.offsets[r.pos - l.first + 1]
                           and b.attempt = l.attempts[r.pos - l.first + 1] and b.why = 'x')
@@ -283,8 +309,14 @@ begin
 end
 $$;
 
--- Effects that must not happen twice. Answers 'start' (it is the caller's to run, and that is on disk when this transaction commits), 'done' with
--- the stored result, or 'unknown': it was started and nobody knows how it ended. p_rerun: start it again in that case.
+-- Begins an effect that must not happen twice, identified by p_scope and p_key. Returns one row. State
+-- 'start': the caller runs the effect; commit first, so that the start is on disk. State 'done': it was
+-- completed, with the stored result. State 'unknown': it was started and its end was not recorded; with
+-- p_rerun it is started again.
+--
+-- Holds a lock on the key until the transaction ends; other calls with the same key wait for it. Scope and
+-- key have 1 to 500 characters. Entries are kept for the setting job_once_keep (30 days). Needs read
+-- committed.
 create or replace function trunkline.begin_once(p_scope text, p_key text, p_rerun boolean default false) returns table (state text, result bytea)
 language plpgsql
 as $$
@@ -298,7 +330,8 @@ begin
     perform trunkline._need_read_committed('begin_once');
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778009, hashtext(p_scope || ' ' || p_key));
-    -- a statement of its own: it must see what was written while we waited for the lock
+    -- A separate statement: its snapshot must include rows that were written while this session waited for
+    -- the lock.
     begin
         o := (select x from trunkline.job_once x where x.scope = p_scope and x.key = p_key order by x.n desc limit 1);
         perform trunkline._end_read();
@@ -317,7 +350,8 @@ begin
 end
 $$;
 
--- How it ended: with this result, or failed so that it may start again.
+-- Records the end of an effect that begin_once started: done with this result, or (p_done false) failed,
+-- after which begin_once returns 'start' again.
 create or replace function trunkline.end_once(p_scope text, p_key text, p_done boolean, p_result bytea default null) returns void
 language plpgsql
 as $$
@@ -330,8 +364,13 @@ begin
 end
 $$;
 
--- Asks for the end of a job. One that waits for others goes at once ('cancelled'); one that waits in a queue will not start and one that runs is
--- stopped by its worker ('requested'), both become dead letters. Where there is nothing to end it answers the state: 'done', 'dead', 'cancelled', 'failed' or 'gone'.
+-- Requests the cancellation of a job and returns the outcome. 'cancelled': the job was blocked by other jobs
+-- and is removed. 'requested': a job in a queue will not start, and a running job is stopped by its worker.
+-- Both become dead letters. If the job has already ended, returns its state: 'done', 'dead', 'cancelled',
+-- 'failed' or 'gone'.
+--
+-- Raises TL018 if there is no such job. For an id that is not a version 7 uuid it may return 'requested'
+-- instead.
 create or replace function trunkline.cancel_job(p_id uuid, p_reason text default null) returns text
 language plpgsql
 as $$
@@ -354,18 +393,22 @@ begin
     elsif v_state is null and trunkline._uuid_time(p_id) is not null then
         perform trunkline._fail_job(p_id);
     end if;
-    -- an id that carries no time may be one that is too far back to be found
+    -- Only version 7 ids are found anywhere in the log. Another id may belong to a job that is too old to be
+    -- found.
     insert into trunkline.job_cancels (job_id, reason, at) values (p_id, v_reason, trunkline.clock()) on conflict (job_id) do nothing;
     return 'requested';
 end
 $$;
 
--- Cancels that were asked for since a number, for workers that look about once a second.
+-- Returns the pending cancel requests with a number above p_after, in the order of their numbers. Workers
+-- poll it about once a second.
 create or replace function trunkline.list_cancels(p_after bigint default 0) returns table (n bigint, job_id uuid, reason text)
 language sql stable
 as $$ select c.n, c.job_id, c.reason from trunkline.job_cancels c where c.n > p_after order by c.n $$;
 
--- Takes a job out of the dead letters and enqueues it again; answers its queue.
+-- Moves a job from the dead letters back to its queue and returns the name of the queue. Attempts start again
+-- from 1, and a pending cancel request is removed. Raises TL014 if the job is not a dead letter, and TL018 if
+-- there is no such job.
 create or replace function trunkline.retry_job(p_id uuid) returns text
 language plpgsql
 as $$
@@ -388,9 +431,12 @@ begin
 end
 $$;
 
--- Limits over all processes
+-- Limits that all processes share
 
--- Makes a limit, or makes it what is said here. Rates are per second; tokens start full.
+-- Creates a limit, or changes an existing one to these arguments. p_max_running: jobs that run at the same
+-- time. p_rate: tokens per second. p_burst: the most tokens that can accumulate (default: p_rate, at least
+-- 1). Null means no limit. A new limit starts with all its tokens; a changed one keeps its tokens, up to the
+-- new burst.
 create or replace function trunkline.ensure_limit(p_name text, p_max_running int default null, p_rate double precision default null, p_burst double precision default null) returns void
 language plpgsql
 as $$
@@ -410,8 +456,16 @@ begin
 end
 $$;
 
--- A worker says how many jobs it wants to run under each limit; answers how many it may, until p_for has passed. It holds them as capacity and
--- says so again before that; what a dead worker held is free when its time is over.
+-- Reserves capacity under concurrency limits for a worker. Returns how many jobs it may run under each limit
+-- of p_limits, at most the number in p_wants. A limit that does not exist, or has no max_running, grants
+-- everything.
+--
+-- The reservation replaces the worker's former one and lasts for p_for (1 second to 1 hour). If the number is
+-- unchanged, it is extended only when less than 60 % of p_for remain. So repeat the call within 60 % of
+-- p_for. The capacity of a worker that died is free when its reservation expires.
+--
+-- Locks the rows of the limits until the transaction ends. p_relaxed turns synchronous_commit off for the
+-- transaction. Needs read committed.
 create or replace function trunkline.hold_slots(p_worker text, p_limits text[], p_wants int[], p_for interval default '15 seconds', p_relaxed boolean default false) returns int[]
 language plpgsql
 as $$
@@ -449,7 +503,10 @@ begin
 end
 $$;
 
--- Takes up to p_want tokens of a rate limit; answers how many, and after how many seconds there is another one.
+-- Acquires up to p_want tokens of a rate limit. Returns the number granted and, if that is fewer than p_want,
+-- the seconds until the next token (else 0). A limit that does not exist, or has no rate, grants everything.
+-- Locks the row of the limit until the transaction ends. p_relaxed turns synchronous_commit off for the
+-- transaction. Needs read committed.
 create or replace function trunkline.take_tokens(p_limit text, p_want int, p_relaxed boolean default false, out granted int, out seconds double precision)
 language plpgsql
 as $$
@@ -478,7 +535,8 @@ $$;
 
 -- Workers
 
--- A worker says that it runs, and describes itself; again every few seconds.
+-- Registers a running worker with its description, or updates it. Workers call it every few seconds. Turns
+-- synchronous_commit off for the transaction.
 create or replace function trunkline.register_worker(p_worker text, p_info jsonb) returns void
 language plpgsql
 as $$
@@ -492,7 +550,7 @@ begin
 end
 $$;
 
--- A worker has ended.
+-- Removes a worker that has ended, and releases the capacity that it reserved with hold_slots.
 create or replace function trunkline.forget_worker(p_worker text) returns void
 language sql
 as $$
@@ -500,19 +558,25 @@ as $$
     delete from trunkline.job_workers where worker = p_worker
 $$;
 
--- Workers seen in the last p_within, newest first.
+-- Returns the workers that reported in the last p_within, the one that started last first.
 create or replace function trunkline.list_workers(p_within interval default '1 minute') returns table (worker text, started_at timestamptz, seen_at timestamptz, info jsonb)
 language sql stable
 as $$
     select w.worker, w.started_at, w.seen_at, w.info from trunkline.job_workers w where w.seen_at > trunkline.clock() - p_within order by w.started_at desc
 $$;
 
--- Looking. A job is a message with a label; other messages of a queue are none. Its state is
---   running (a worker has it), waiting (free to start), delayed (until due_at), blocked (by other jobs), dead (a dead letter),
---   done, cancelled (while it was blocked), failed (its dead letter is gone too), gone (settled, expired or purged, longer ago than the history goes).
+-- Inspecting. A job is a message with a label; messages without a label are not jobs. Its state is one of:
+--   running (leased by a worker), waiting (ready to start), delayed (until due_at), blocked (by other jobs),
+--   dead (a dead letter), done, cancelled (while it was blocked),
+--   failed (its dead letter was removed, or its queue refused it when its parents were done),
+--   gone (settled, expired or purged, longer ago than the delivery history reaches).
 
--- Jobs of a queue (of all queues: null) that have not ended well: running, waiting, delayed, blocked, dead. Of those that wait in the log, it looks
--- among the next 1,000 messages.
+-- Returns the jobs of a queue, or of all queues (null), that are running, waiting, delayed, blocked or dead.
+-- p_limit (1 to 10,000) applies to each queue and state, so there may be more rows in all.
+--
+-- Of the messages that were not delivered yet, it lists only direct messages of the queue. It reads the next
+-- 1,000 of each partition, or p_limit if that is larger. Messages of subscribed topics are listed from their
+-- first delivery on.
 create or replace function trunkline.list_jobs(p_queue text default null, p_state text default null, p_limit int default 100)
 returns table (id uuid, queue text, kind text, state text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz)
 language plpgsql
@@ -582,7 +646,9 @@ begin
 end
 $$;
 
--- One job, whatever its state, with its arguments, its attempts and how it ended. reason: why it is where it is; cancel: why somebody wants its end.
+-- Returns one job in any state, with its arguments, its attempts and its end. reason: why the job has this
+-- state. cancel: the reason of a pending cancel request. Raises TL018 if there is no such job, or if the
+-- message has no label.
 create or replace function trunkline.get_job(p_id uuid)
 returns table (id uuid, queue text, kind text, state text, reason text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz,
                ended_at timestamptz, key text, headers jsonb, payload bytea, result bytea, history jsonb, waits_for uuid[], cancel text)
@@ -608,6 +674,7 @@ begin
 end
 $$;
 
+-- Returns the state of a job, or null if there is none. Keeps no lock on rotated tables.
 create or replace function trunkline._job_state(p_id uuid) returns text
 language plpgsql
 as $$
@@ -625,6 +692,7 @@ begin
 end
 $$;
 
+-- Raises TL018: there is no message with this id, or it is not a job.
 create or replace function trunkline._fail_job(p_id uuid) returns void
 language plpgsql
 as $$
@@ -636,7 +704,8 @@ begin
 end
 $$;
 
--- One row, or none. What explain_message says about the message, in the words of jobs.
+-- Returns one row, or none if the id is not that of a job. Translates the state that explain_message reports
+-- to the states of jobs. The caller has called _begin_read.
 create or replace function trunkline._job(p_id uuid)
 returns table (id uuid, queue text, kind text, state text, reason text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz,
                ended_at timestamptz, key text, headers jsonb, payload bytea, result bytea, history jsonb, waits_for uuid[], cancel text)
@@ -676,7 +745,7 @@ begin
         elsif e ->> 'state' = 'in_log' then
             t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
             select * into m from trunkline._read(t.topic_id, (e ->> 'partition')::int, t.segment_rows, (e ->> 'offset')::bigint, (e ->> 'offset')::bigint);
-            -- a message of a topic is the job of the first queue that it feeds
+            -- A topic message counts as a job of the first queue whose subscription matches it.
             r := (select x from jsonb_array_elements(e -> 'readers') x
                   where x ->> 'kind' = 'queue' and case when t.kind = 'inbox' then x ->> 'name' = t.name else x ->> 'state' <> 'not_matched' end limit 1);
             queue := r ->> 'name';
@@ -694,7 +763,7 @@ begin
                 attempt := p.attempt;
                 error := p.error;
             elsif state = 'running' or state = 'waiting' and history -> -1 ? 'settled_at' and history -> -1 ->> 'settled_at' is null then
-                -- it is the worker's until somebody notices that the lease has ended, here and in the list
+                -- An expired lease counts as running until a pass ends it; list_jobs does the same.
                 state := 'running';
                 due_at := null;
                 worker := history -> -1 ->> 'consumer';
@@ -717,7 +786,8 @@ begin
             result := a.result;
             ended_at := a.at;
         end if;
-        -- a message without a label, one that no queue has, or nothing at all; one that was committed late cannot be read yet
+        -- Not a job: the message has no label, no queue has it, or there is none. A message without an offset
+        -- that cannot be read yet is reported anyway.
         if a.job_id is null and (m.label is null or queue is null) and not (e ->> 'state' = 'not_sequenced' and m.id is null) then
             return;
         end if;
@@ -731,7 +801,10 @@ begin
 end
 $$;
 
--- Empties the days of results and markers that are kept no longer, and forgets what ended without a word.
+-- Enqueues waiting jobs whose parents are done, and removes what is no longer kept: old partitions of results
+-- and effects, expired unique keys and those of dead letters, and workers and reservations that ended an hour
+-- ago. Cancel requests are removed after 400 days. Returns the number of jobs enqueued and partitions
+-- emptied.
 create or replace function trunkline._upkeep_jobs() returns int
 language plpgsql
 as $$

@@ -1,14 +1,15 @@
--- The log: sequencing (ids become offsets), reading, and finding places in it.
+-- The log: sequencing (assigning offsets to ids), reading, and converting positions to offsets.
 
--- Ids from here on are those of rows that Spark's tasks stage (docs/adr/0018). The sequence of a log does not get there, so the sequencer
--- never looks at them; the numbers of their segments still are integers.
+-- Returns the first id of rows that Spark's tasks stage (docs/adr/0018). The sequence of a log never reaches
+-- these ids, so the sequencer never reads them. Their segment numbers still fit into an integer.
 create or replace function trunkline._staged_from(p_segment_rows int) returns bigint
 language sql immutable
 as $$ select 1073741824::bigint * p_segment_rows $$;
 
--- A number above that of every transaction that has one now.
--- The xmax of a snapshot is not: it is one above the newest *finished* transaction, and an open one may be higher
--- (docs/adr/0003). So we finish one first: a subtransaction that gets a number by locking a row and is rolled back.
+-- Returns a number above every transaction number that is assigned now. The xmax of a snapshot is not enough:
+-- it is one above the newest *finished* transaction, and an open one may have a higher number
+-- (docs/adr/0003). So this function first finishes a transaction: a subtransaction that gets a number by
+-- locking a row, and is rolled back.
 create or replace function trunkline._horizon(p_log int) returns xid8
 language plpgsql
 as $$
@@ -23,9 +24,10 @@ begin
 end
 $$;
 
--- Does an open transaction older than the horizon still hold ids of this log? Whoever draws an id holds a lock on the
--- sequence from before the draw until its commit is visible, and has a transaction id by then.
--- Only for generations that xmin does not retire, because an unrelated transaction holds it back.
+-- Returns whether an open transaction with a number below the horizon holds ids of this log. A transaction
+-- that draws an id has a transaction id by then. It holds a lock on the sequence from before the draw until
+-- its commit is visible. Called only if xmin is still below the horizon, because an unrelated transaction may
+-- hold xmin back.
 create or replace function trunkline._has_owner_below(p_topic_id int, p_partition int, p_horizon xid8) returns boolean
 language plpgsql
 as $$
@@ -34,11 +36,11 @@ declare
     v_xmax bigint := pg_snapshot_xmax(pg_current_snapshot())::text;
 begin
     return exists (
-        -- read once: a transaction that is being prepared changes its name in between
+        -- The lock table is read once, because a transaction that is being prepared changes its virtual id.
         with held as materialized (select * from pg_locks)
         select from held s
         join held x on x.locktype = 'transactionid' and x.virtualtransaction = s.virtualtransaction and x.granted
-        -- the lock table shows the low 32 bits of a number that is near the newest one
+        -- The lock table shows the low 32 bits of the number. The number is near the newest one.
         cross join lateral (select (v_xmax & ~4294967295) | x.transactionid::text::bigint as guess) g
         where s.locktype = 'relation' and s.relation = v_seq and s.pid is distinct from pg_backend_pid()
           and s.database = (select oid from pg_database where datname = current_database())
@@ -47,13 +49,15 @@ begin
 end
 $$;
 
--- A snapshot of this moment in which the own transaction is not finished: what it writes later is new to the next scan.
+-- Returns a snapshot of this moment in which the current transaction is open. So the next scan finds what it
+-- writes later.
 create or replace function trunkline._snapshot_of_others() returns pg_snapshot
 language sql stable
 as $$ select trunkline._without(pg_current_snapshot(), coalesce(pg_current_xact_id_if_assigned(), '9223372036854775807')) $$;
 
--- The numbers of transactions that ended between two snapshots, as ranges: all that the first has not seen, without those that are open in the second. So
--- whoever reads by these ranges touches no row of an open transaction, however many it has written. One of them may be left out.
+-- Returns the numbers of transactions that ended between two snapshots, as ranges. These are the transactions
+-- that the first snapshot has not seen, except those that are open in the second one. A scan by these ranges
+-- reads no row of an open transaction, however many rows it has written. p_without excludes one transaction.
 create or replace function trunkline._ended_between(p_before pg_snapshot, p_now pg_snapshot, p_without xid8 default null, out from_xids xid8[], out upto_xids xid8[])
 language sql immutable
 as $$
@@ -65,7 +69,7 @@ as $$
                 - case when p_without is null then '{}' else int8multirange(int8range(p_without::text::bigint, p_without::text::bigint, '[]')) end) r
 $$;
 
--- Ids that transactions with these numbers have committed to a log.
+-- Returns the ids that transactions in these ranges have committed to a log.
 create or replace function trunkline._ids_of(p_topic_id int, p_partition int, p_from xid8[], p_upto xid8[]) returns int8multirange
 language plpgsql
 as $$
@@ -88,8 +92,9 @@ begin
 end
 $$;
 
--- Ids without an offset, as of a snapshot: what has ended since the scan that made the newest tick, and what the own transaction has written. The
--- transaction that made that tick may have published more after it.
+-- Returns the ids without an offset as of a snapshot. These are the ids of transactions that ended since the
+-- newest tick's scan, and those of the current transaction (own_ids). The transaction that wrote that tick
+-- may have published more after it.
 create or replace function trunkline._unsequenced(t trunkline.ticks, p_topic_id int, p_partition int, p_now pg_snapshot, out ids int8multirange, out own_ids int8multirange)
 language plpgsql
 as $$
@@ -112,12 +117,14 @@ begin
 end
 $$;
 
+-- Returns the next transaction number.
 create or replace function trunkline._next_xid(p_xid xid8) returns xid8
 language sql immutable
 as $$ select (p_xid::text::bigint + 1)::text::xid8 $$;
 
--- Does another transaction hold the sequence of these ids? Whoever draws an id does so from before the draw until its commit is visible. Those that only
--- read the sequence are among them.
+-- Returns whether another transaction holds a lock on the sequence of these ids. A transaction that draws an
+-- id holds it from before the draw until its commit is visible. Transactions that only read the sequence
+-- count too.
 create or replace function trunkline._has_owner(p_topic_id int, p_partition int) returns boolean
 language sql volatile
 as $$
@@ -126,8 +133,9 @@ as $$
                      and s.database = (select oid from pg_database where datname = current_database()))
 $$;
 
--- Locks the sequencing of a log (1: the shared store) until the transaction ends. A holder may have scanned before the publish that our caller knows of: a
--- caller that must have that waits, the others use what is sequenced.
+-- Locks the sequencing of a log (1: the shared store) until the transaction ends, and returns whether it has
+-- the lock. Another holder may have scanned before a publish that the caller must see. Such a caller passes
+-- p_wait and waits up to ten seconds. Other callers use the offsets that exist.
 create or replace function trunkline._lock_log(p_log int, p_wait boolean) returns boolean
 language plpgsql
 as $$
@@ -146,16 +154,19 @@ begin
 end
 $$;
 
--- The log whose lock covers the sequencing of this one.
+-- Returns the log whose lock covers the sequencing of this log: log 1 for queues in the shared store.
 create or replace function trunkline._sequenced_with(p_log int) returns int
 language sql stable
 as $$ select case when trunkline._is_shared(p_log / 64) then 1 else p_log end $$;
 
--- Gives the next offsets to messages that were committed since the last scan of the log, and returns the head.
+-- Assigns the next offsets to messages that were committed since the last scan of the log, and returns the
+-- head.
 --
--- A scan is a snapshot. What it finds is what the one before has not seen and it has (docs/adr/0020): each transaction ends between exactly two scans,
--- so each message gets exactly one offset; no scan waits for an open transaction, or costs more because of one. In a scan the order is
--- that of the ids, so the messages of a publisher keep theirs. The transaction that writes a tick commits synchronously: an offset once seen stays.
+-- A scan finds what its snapshot has seen and the snapshot of the scan before has not (docs/adr/0020). Each
+-- transaction ends between exactly two scans, so each message gets exactly one offset. A scan does not wait
+-- for open transactions, and does not cost more because of them. Within a scan, offsets follow the ids, so
+-- the messages of one publisher keep their order. The transaction that writes a tick commits synchronously,
+-- so an offset that was read once never changes.
 create or replace function trunkline._tick(p_topic_id int, p_partition int, p_segment_rows int, p_wait boolean default false) returns bigint
 language plpgsql
 as $$
@@ -172,7 +183,7 @@ begin
         return trunkline._head(v_log);
     end if;
     t := trunkline._tick_of(v_log, null);
-    -- a standby answers from what its primary has sequenced: a contiguous prefix
+    -- A standby returns the head that its primary has sequenced.
     if pg_is_in_recovery() or not trunkline._has_unsequenced(v_log, p_topic_id, p_partition) then
         return coalesce(t.first_offset + t.n - 1, 0);
     end if;
@@ -182,14 +193,15 @@ begin
     perform trunkline._catch_up();
     perform trunkline._adopt_logs();
     t := trunkline._tick_of(v_log, null);
-    -- In this order, each in a statement of its own: ids up to v_last_id that nobody owns when we look for owners were committed before the snapshot, or never.
+    -- These three statements must run separately and in this order. If no transaction owns an id up to
+    -- v_last_id in the second one, each of these ids was committed before the snapshot, or never will be.
     v_last_id := trunkline._last_id(p_topic_id, p_partition);
     v_whole := not trunkline._has_owner(p_topic_id, p_partition);
     v_snapshot := trunkline._snapshot_of_others();
     v_found := trunkline._unsequenced(t, p_topic_id, p_partition, v_snapshot);
     if isempty(v_found.ids) then
         if v_whole and t.log is not null and t.own_xid is distinct from pg_current_xact_id_if_assigned() then
-            -- what was missing was rolled back: no scan is needed until another id is drawn
+            -- The missing ids were rolled back. No scan is needed until another id is drawn.
             update trunkline.ticks set snapshot = v_snapshot, last_id = v_last_id, whole = true, own_xid = null, own_ids = null
             where slot = t.slot and log = v_log and first_offset = t.first_offset;
         end if;
@@ -198,8 +210,9 @@ begin
     perform trunkline._commit_durably();
     perform trunkline._write_ticks(v_log, coalesce(t.first_offset + t.n, 1), v_found.ids, v_snapshot, v_last_id, v_whole, nullif(v_found.own_ids, '{}'));
 
-    -- Keep a segment ahead of the publishers, also where nobody runs upkeep. The lock comes before ours in the lock order, so it is only tried:
-    -- who holds it is making segments, or lets the next tick make them.
+    -- Keep one segment ahead of the publishers, also if no service runs upkeep. This lock comes before the
+    -- sequencing lock in the lock order, so it is only tried. Its holder creates segments, or the next tick
+    -- does.
     if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, v_last_id / p_segment_rows + 1)) is null
        and pg_try_advisory_xact_lock(778003, p_topic_id) then
         perform trunkline._make_segments(p_topic_id);
@@ -208,7 +221,7 @@ begin
 end
 $$;
 
--- The ids of each log in pieces of 1,000: piece k begins k * 1,000 offsets after the first.
+-- Splits the ids of each log into pieces of 1,000. Piece k begins k * 1,000 offsets after the first one.
 create or replace function trunkline._pieces(p_logs int[], p_ids int8multirange[]) returns table (log int, k bigint, ids int8multirange, n int)
 language sql immutable
 as $$
@@ -223,7 +236,8 @@ as $$
     select log, k, range_agg(int8range(lo, hi)), sum(hi - lo)::int from pieces group by log, k
 $$;
 
--- Writes ticks of up to 1,000 offsets each; the last one says where the next scan goes on.
+-- Appends ticks of up to 1,000 offsets each. The last one stores the state from which the next scan
+-- continues. The caller holds the log's sequencing lock.
 create or replace function trunkline._write_ticks(p_log int, p_first bigint, p_ids int8multirange, p_snapshot pg_snapshot, p_last_id bigint, p_whole boolean,
     p_own_ids int8multirange default null) returns void
 language sql
@@ -235,13 +249,14 @@ as $$
     from (select *, k = max(k) over () as last from trunkline._pieces(array[p_log], array[p_ids])) tick order by k
 $$;
 
--- In a restored cluster the numbers of transactions start over, and those of messages of the old cluster mean nothing. Called before each scan: the first one in
--- a cluster gives offsets to what was committed and has none, by comparing ids, and takes the old numbers away.
+-- Adapts logs that were restored into another cluster. There transaction numbers start again, so the numbers
+-- of old messages mean nothing. Called before each scan. The first call in a cluster compares ids with ticks,
+-- assigns offsets to committed messages that have none, and replaces the old numbers.
 create or replace function trunkline._adopt_logs() returns void
 language plpgsql
 as $$
 declare
-    -- a session checks a schema once; one that was restored meanwhile has another table
+    -- A session checks each schema once. A schema that is restored later has another settings table.
     v_schema  text := 'trunkline.settings'::regclass::oid;
     v_cluster text;
     v_own     xid8;
@@ -272,7 +287,7 @@ begin
         perform pg_advisory_xact_lock(778001, l.log);
         t := trunkline._tick_of(l.log, null);
         v_tables := array(select trunkline._segment_table(l.topic_id, l.partition, segment) from trunkline.segments where log = l.log and sealed_at is null);
-        -- one statement, so that the snapshot has seen exactly these
+        -- One statement, so that the snapshot has seen exactly these rows.
         execute 'select coalesce(range_agg(int8range(id, id + 1)), ''{}''), range_agg(int8range(id, id + 1)) filter (where xid = $1), trunkline._without(pg_current_snapshot(), $1) from ('
                 || coalesce((select string_agg('select id, xid from ' || x, ' union all ') from unnest(v_tables) x), 'select 0::bigint, ''0''::xid8 where false') || ') m(id, xid)'
             into v_ids, v_own_ids, v_now using v_own;
@@ -295,7 +310,7 @@ begin
 end
 $$;
 
--- The same for the shared store: p_ids are all that is in it.
+-- Adapts the shared store, like _adopt_logs. p_ids are all ids in the store.
 create or replace function trunkline._adopt_store(p_ids int8multirange, p_now pg_snapshot, p_own_ids int8multirange) returns void
 language plpgsql
 as $$
@@ -320,7 +335,8 @@ begin
 end
 $$;
 
--- The messages of offsets p_first to p_last, which must exist. Every offset is there, or the call fails: never fewer rows.
+-- Returns the messages of offsets p_first to p_last. Either every offset is returned or the call fails: with
+-- TL006 if retention has removed an offset, or as in _below_base.
 create or replace function trunkline._read(p_topic_id int, p_partition int, p_segment_rows int, p_first bigint, p_last bigint)
 returns setof trunkline.log_row
 language plpgsql
@@ -354,7 +370,8 @@ begin
             v_hi := upper(v_ids) - 1;
         end if;
         if t.shared then
-            -- one segment at a time: its messages are all there or, since it was emptied after we had read the tick, none
+            -- One segment at a time: either all of its messages exist, or none because it was emptied after
+            -- the tick was read.
             if v_lo >> 30 <> v_hi >> 30 then
                 v_ids := coalesce(v_ids, int8multirange(int8range(v_lo, v_hi + 1))) * int8multirange(int8range(null, (v_lo >> 30) + 1 << 30));
                 v_take := trunkline._size(v_ids);
@@ -370,7 +387,7 @@ begin
             end if;
             get diagnostics v_rows = row_count;
             if v_rows = 0 and not v_again then
-                -- another tick says where they are now
+                -- A new tick names the tables to which the messages were copied.
                 v_again := true;
                 continue;
             end if;
@@ -380,7 +397,7 @@ begin
             continue;
         end if;
         for s in v_lo / p_segment_rows .. v_hi / p_segment_rows loop
-            -- a segment whose ids all went to transactions that were rolled back may not be there
+            -- A segment may not exist if all of its ids belong to transactions that were rolled back.
             v_part := v_ids * int8multirange(int8range(s::bigint * p_segment_rows, (s + 1)::bigint * p_segment_rows));
             continue when isempty(v_part);
             if to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, s)) is null then
@@ -403,7 +420,7 @@ begin
                     get diagnostics v_rows = row_count;
                 end if;
             exception when undefined_table or internal_error then
-                -- retention may have dropped the segment since it was looked up
+                -- Retention may have dropped the segment after it was found.
                 if v_next >= (select base_offset from trunkline.logs where log = v_log) then
                     raise;
                 end if;
@@ -419,7 +436,7 @@ begin
 end
 $$;
 
--- The messages of a set of offsets, for the few that are handled one by one.
+-- Returns the messages of a set of offsets. Each range of the set is one read.
 create or replace function trunkline._read_set(c trunkline.cursors, p_offsets int8multirange) returns setof trunkline.log_row
 language sql
 as $$
@@ -427,7 +444,7 @@ as $$
     cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, lower(r), upper(r) - 1) m
 $$;
 
--- One message, or none when retention took it.
+-- Returns one message, or no row if retention has removed it.
 create or replace function trunkline._read_left(c trunkline.cursors, p_offset bigint) returns setof trunkline.log_row
 language plpgsql
 as $$
@@ -438,7 +455,9 @@ begin
 end
 $$;
 
--- Retention took the offset. Anything else that gets here would be a hole in the log, and says so.
+-- Fails because an offset cannot be read: with TL006 if retention has removed it, or with 40001 if the
+-- transaction's snapshot is older than a rotation. Any other case would be a hole in the log and fails with
+-- XX001.
 create or replace function trunkline._below_base(p_topic_id int, p_partition int, p_offset bigint) returns void
 language plpgsql
 as $$
@@ -459,6 +478,7 @@ begin
 end
 $$;
 
+-- Fails with TL001 if the topic does not have this partition.
 create or replace function trunkline._check_partition(t trunkline.topics, p_partition int) returns void
 language plpgsql
 as $$
@@ -470,7 +490,8 @@ begin
 end
 $$;
 
--- The highest offset of a partition that was given so far; 0 for none. A message gets its offset shortly after it commits.
+-- Returns the highest offset of a partition, or 0 if it has none. A message gets its offset shortly after it
+-- commits. Fails with TL010 if the topic does not exist.
 create or replace function trunkline.head(p_topic text, p_partition int default 0) returns bigint
 language plpgsql
 as $$
@@ -482,7 +503,9 @@ begin
 end
 $$;
 
--- Up to p_limit messages from offset p_from on, whoever consumed them. Empty at the head; an error below retention.
+-- Returns up to p_limit messages (at most 100,000) from offset p_from on, whether or not they were consumed.
+-- Returns no row if p_from is above the head. Fails with TL006 if retention has removed p_from; the error
+-- names the earliest available offset.
 create or replace function trunkline.read(p_topic text, p_partition int, p_from bigint, p_limit int default 100)
 returns setof trunkline.message
 language plpgsql
@@ -503,7 +526,7 @@ begin
 end
 $$;
 
--- The first offset whose message was created at p_at or later; head + 1 when there is none.
+-- Returns the first offset whose message entered the log at p_at or later, or head + 1 if there is none.
 create or replace function trunkline._offset_at(t trunkline.topics, p_partition int, p_at timestamptz) returns bigint
 language plpgsql
 as $$
@@ -517,7 +540,8 @@ declare
     v_tick  trunkline.ticks;
     v_found bigint;
 begin
-    -- cut times grow with offsets, and no message is younger than its tick: find the first tick cut at p_at or later
+    -- Tick times grow with offsets, and no message entered the log after its tick. So a binary search finds
+    -- the first tick that was written at p_at or later.
     while v_lo < v_hi loop
         v_mid := (v_lo + v_hi) / 2;
         v_tick := trunkline._tick_of(v_log, v_mid);
@@ -540,6 +564,8 @@ begin
 end
 $$;
 
+-- Returns the first offset whose message entered the log at p_at or later, or head + 1 if there is none. A
+-- message that was delayed or redriven enters the log after its created_at.
 create or replace function trunkline.offset_at(p_topic text, p_partition int, p_at timestamptz) returns bigint
 language plpgsql
 as $$
@@ -554,7 +580,8 @@ begin
 end
 $$;
 
--- A place in a partition: 'earliest', 'latest', an offset, or a time. Answers the next offset to deliver.
+-- Returns the next offset to deliver from a position: 'earliest', 'latest', an offset, or a time. Fails with
+-- TL006 below the earliest available offset, and with TL007 above head + 1.
 create or replace function trunkline._place(t trunkline.topics, p_partition int, p_place text) returns bigint
 language plpgsql
 as $$
@@ -594,7 +621,9 @@ begin
 end
 $$;
 
--- The next offset from a place on: 'earliest', 'latest', an offset, or a time.
+-- Returns the next offset to read from a position: 'earliest', 'latest', an offset, or a time. 'latest' is
+-- head + 1. Fails with TL006 if retention has removed the offset, with TL007 if it is above head + 1, and
+-- with TL001 for any other text.
 create or replace function trunkline.offset_of(p_topic text, p_partition int, p_place text) returns bigint
 language plpgsql
 as $$

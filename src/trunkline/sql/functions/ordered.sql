@@ -1,7 +1,9 @@
--- Ordered queues: one open lease per partition, so that no message is delivered before an earlier one is finished. The newest lease of a
--- partition is its state. Its lock is only tried: while a claim stays open, others skip the partition.
+-- Ordered queues: a partition has at most one open lease, so no message is delivered before an earlier one is
+-- finished. The newest lease of a partition is its state. The lock of a partition is only tried: while a
+-- claim stays open, other claims skip the partition.
 
--- The state of a partition: what it has leased, what came back and when it is due, and the next new offset.
+-- Returns the state of a partition: its newest lease, whether that is open, the returned messages with their
+-- due times, and the next new offset.
 create or replace function trunkline._ordered_state(
     c trunkline.cursors, out l trunkline.leases, out is_open boolean, out offsets bigint[], out attempts int[], out dues timestamptz[], out errors text[], out next_offset bigint)
 language plpgsql
@@ -21,7 +23,8 @@ begin
             select l.offsets[i] as log_offset, l.attempts[i] as attempt, s.kind, s.due, s.error
             from generate_series(1, coalesce(cardinality(l.offsets), 0)) i
             left join trunkline.settled s on s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.first = l.first
-                                         -- the index has positions: without a lower bound it reads the whole past of the partition
+                                         -- The index is on positions. Without a lower bound it would read all
+                                         -- earlier rows of the partition.
                                          and s.pos >= l.first and s.pos <= l.first + i - 1 and s.pos + s.n > l.first + i - 1
             where l.taken is null or l.taken @> l.first + i - 1
         ), back as (
@@ -40,7 +43,7 @@ begin
 end
 $$;
 
--- When the lease of a partition ends: its deadline, or the latest extension of it.
+-- Returns when the lease of a partition ends: at its deadline, or at its latest extension.
 create or replace function trunkline._ends_at(l trunkline.leases) returns timestamptz
 language plpgsql
 as $$
@@ -57,7 +60,8 @@ begin
 end
 $$;
 
--- The next lease of one partition, whose lock the caller holds; n is 0 when there is nothing to deliver now.
+-- Returns the next lease of one partition. n is 0 if no message can be delivered now. The caller holds the
+-- cursor's lock. An overdue lease is expired here.
 create or replace function trunkline._next_ordered(c trunkline.cursors, q trunkline.queues, p_want int) returns trunkline.leases
 language plpgsql
 as $$
@@ -80,7 +84,8 @@ begin
     s.first := coalesce((o.l).first + (o.l).n, 1);
     s.next_offset := o.next_offset;
     if o.offsets is not null then
-        -- what came back goes first, in the order of the log; a lease has the run that is due and had as many attempts
+        -- Returned messages come first, in the order of the log. A lease contains the first messages that are
+        -- due and have the same number of attempts.
         while v_take < least(p_want, cardinality(o.offsets)) and o.dues[v_take + 1] <= v_now and o.attempts[v_take + 1] = o.attempts[1] loop
             v_take := v_take + 1;
         end loop;
@@ -130,7 +135,7 @@ begin
     s.attempts := array_fill(0, array[s.n]);
     s.source_ids := array_fill(c.cursor_id, array[s.n]);
     if s.n = 0 then
-        -- a lease of nothing, that only moves the partition
+        -- An empty lease, which only moves the partition's position.
         s.n := 1;
         s.taken := '{}';
         s.offsets := '{}';
@@ -139,6 +144,8 @@ begin
 end
 $$;
 
+-- Claims up to p_want messages from the partitions of an ordered queue, in random order. Partitions that
+-- another transaction has locked are skipped.
 create or replace function trunkline._claim_ordered(q trunkline.queues, p_want int, p_lease interval, p_consumer text) returns setof trunkline.delivery
 language plpgsql
 as $$
@@ -151,7 +158,7 @@ begin
     for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by random() loop
         exit when v_want <= 0;
         continue when not pg_try_advisory_xact_lock(778005, c.cursor_id);
-        -- moves without a delivery are followed by the next try, a few times
+        -- A lease without deliveries only moves the position. Then try again, at most 20 times.
         for i in 1 .. 20 loop
             s := trunkline._next_ordered(c, q, v_want);
             exit when s.n = 0;

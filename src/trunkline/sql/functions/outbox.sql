@@ -1,11 +1,15 @@
--- An outbox without code: a trigger that publishes each changed row in the transaction that changes it.
+-- Publishes each changed row of a table, in the transaction that changes it. A trigger function, for an
+-- outbox without application code:
 --
 --   create trigger publish after insert or update or delete on orders
 --   for each row execute function trunkline.publish_row('orders', 'orders.changed', 'customer_id');
 --
--- The payload is the row as JSON (the new one; the old one of a delete), the headers say which table and what was done to it.
--- It runs with the rights of whoever changes the row, who needs trunkline_publisher: making JSON of a row may call functions that
--- belong to the owner of the table, and these must not get the rights of ours. So it calls only what a publisher may call.
+-- Arguments: topic, then optionally routing key and key column. The payload is the row as JSON: the new row,
+-- or the old one for a delete. The headers `table` and `operation` name the table and the operation.
+-- Raises TL023 unless the trigger is AFTER and FOR EACH ROW, and TL001 for wrong arguments.
+-- Runs with the rights of the role that changes the row, which needs trunkline_publisher. Converting a row to
+-- JSON can call functions of the table's owner, and these must not run with the rights of Trunkline's owner.
+-- For the same reason it calls only functions that a publisher may call.
 create or replace function trunkline.publish_row() returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp

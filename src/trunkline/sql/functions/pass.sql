@@ -1,8 +1,11 @@
--- The pass: one short transaction of our own, the single writer of returns, later, cursor_states and passes. It ends overdue leases, returns what is
--- due, finds what was drawn and never leased (holes), and adds up what was claimed and settled since the pass before. The work of a pass follows
--- what happened since and what is due now, never what is stored or open. docs/adr/0019 has the proof of the hole algorithm.
+-- The pass: a short transaction that upkeep runs five times a second. It is the only writer of `returns`,
+-- `later`, `cursor_states` and `passes`. It ends overdue leases, returns messages that are due, finds holes
+-- (positions that were drawn and never leased), and updates the totals of cursors.
+-- The work of a pass depends on what happened since the previous pass and on what is due now, not on what is
+-- stored or open. docs/adr/0019 has the proof of the hole algorithm.
 
--- A snapshot in which p_own is not finished: what this transaction writes later is new to the next pass.
+-- Returns the snapshot with transaction p_own counted as open. So what this transaction writes later is new
+-- to the next pass.
 create or replace function trunkline._without(p_snapshot pg_snapshot, p_own xid8) returns pg_snapshot
 language sql immutable
 as $$
@@ -11,15 +14,18 @@ as $$
                       (select string_agg(x::text, ',' order by x) from (select pg_snapshot_xip(p_snapshot) union select p_own) y(x)))::pg_snapshot end
 $$;
 
--- Leases and settles that committed between two passes: what the snapshot of the one before has not seen and that of this one has.
+-- Returns the leases that committed between two passes: those that this pass's snapshot sees and the previous
+-- pass's snapshot did not.
 create or replace function trunkline._new_leases(p trunkline.pass_run) returns setof trunkline.leases
 language sql stable
 as $$
-    -- offset 0: callers ask for one cursor, and must not make the planner read all that this cursor ever had
+    -- offset 0: callers join on one cursor; without it the planner could read all leases that this cursor
+    -- ever had
     select x.* from unnest(p.from_xids, p.upto_xids) r(lo, hi)
     cross join lateral (select * from trunkline.leases l where l.xid >= r.lo and l.xid < r.hi and l.xid <> p.own offset 0) x offset 0
 $$;
 
+-- Returns the rows of `settled` that committed between two passes, as _new_leases does for leases.
 create or replace function trunkline._new_settled(p trunkline.pass_run) returns setof trunkline.settled
 language sql stable
 as $$
@@ -27,9 +33,11 @@ as $$
     cross join lateral (select * from trunkline.settled s where s.xid >= r.lo and s.xid < r.hi and s.xid <> p.own offset 0) x offset 0
 $$;
 
--- After a restore into another cluster, where the numbers of transactions start over: rows of the old one, all of them finished, get number 1 if the
--- newest pass has seen them, else 2, and that pass the snapshot 2:2:, so that nothing depends on old numbers any more. A visible row with a number
--- that is not used yet is one of the old cluster; one with a lower number, if it is older than the newest pass.
+-- After a restore into another cluster, where transaction numbers start over, replaces the numbers of old
+-- rows. All transactions of the old cluster have ended. Rows that the newest pass has seen get number 1, the
+-- others 2, and that pass gets the snapshot 2:2:. Then nothing depends on old numbers any more.
+-- A visible row is from the old cluster if its number is not in use yet. If its number is lower, it is from
+-- the old cluster if it is older than the newest pass.
 create or replace function trunkline._adopt_rows() returns void
 language plpgsql
 as $$
@@ -55,7 +63,8 @@ begin
 end
 $$;
 
--- What is new now, without a pass: for statistics, which add it to the state after the newest one.
+-- Returns what is new since the newest pass, without running one. Statistics add it to the totals of that
+-- pass.
 create or replace function trunkline._since_pass() returns trunkline.pass_run
 language plpgsql stable
 as $$
@@ -71,20 +80,21 @@ begin
 end
 $$;
 
--- The number of the newest purge of all queues.
+-- Returns the number of the newest purge of any queue.
 create or replace function trunkline._newest_purge() returns bigint
 language sql volatile
 as $$ select coalesce(pg_sequence_last_value('trunkline.purge_no'), 0) $$;
 
--- Whether what was sent back when p_no was the newest purge is purged, as far as this pass knows: each of its statements sees more than the one before,
--- and all must count alike.
+-- Returns whether a purge has dropped a message that was returned when p_no was the newest purge. Counts only
+-- purges that the snapshot of the pass sees: later statements of a pass see more, and all of them must count
+-- the same.
 create or replace function trunkline._is_purged(q trunkline.queues, p_no bigint, p trunkline.pass_run) returns boolean
 language sql stable
 as $$
     select q.purge_xids <> '{}' and exists (select from unnest(q.purge_xids, q.purge_nos) u(xid, no) where u.no > p_no and pg_visible_in_snapshot(u.xid, p.snapshot))
 $$;
 
--- The state of a cursor after the newest pass.
+-- Returns the state of a cursor after the newest pass, or its initial state.
 create or replace function trunkline._cursor_state(c trunkline.cursors) returns trunkline.cursor_states
 language plpgsql stable
 as $$
@@ -99,8 +109,9 @@ begin
 end
 $$;
 
--- The cursor for what was passed over with a label: made when the first such message comes. A queue has at most a hundred; what has another
--- label then is passed over again and again.
+-- Returns the cursor for returned messages with a label that claims skipped. Creates it for the first such
+-- message. A queue has at most 100 of these; for more labels it returns null, and claims skip such messages
+-- repeatedly.
 create or replace function trunkline._label_cursor(p_queue_id int, p_label text) returns int
 language plpgsql
 as $$
@@ -115,7 +126,7 @@ begin
 end
 $$;
 
--- The sequences of a cursor.
+-- Creates the sequences of a cursor: `drawn`, and `head` unless the cursor reads a log.
 create or replace function trunkline._make_sequences(p_cursor_id int) returns void
 language plpgsql
 as $$
@@ -129,7 +140,9 @@ begin
 end
 $$;
 
--- Returns messages to a queue: appends them to its returns, or to those of their label. p_purges: the number of the newest purge when they were sent back.
+-- Returns messages to a queue: appends them to `returns`, for the queue's cursor or for the cursor of their
+-- label. The caller holds the lock of passes (778001, 0). p_purges: the newest purge when each message was
+-- sent back.
 create or replace function trunkline._return(
     p_queue_id int, p_rotation smallint, p_sources int[], p_offsets bigint[], p_attempts int[], p_whys "char"[], p_errors text[], p_ats timestamptz[], p_purges bigint[])
 returns void
@@ -143,7 +156,7 @@ declare
 begin
     select cursor_id into v_returns from trunkline.cursors where queue_id = p_queue_id and kind = 'returns';
     if not found then
-        -- deleted meanwhile
+        -- the queue was deleted meanwhile
         return;
     end if;
     v_targets := array_fill(v_returns, array[cardinality(p_sources)]);
@@ -156,19 +169,21 @@ begin
           left join trunkline.cursors t on t.queue_id = p_queue_id and t.kind = 'label' and t.label is not distinct from m.label and m.id is not null;
     end if;
     for c in select * from trunkline.cursors where cursor_id = any (v_targets) order by cursor_id loop
-        -- Positions follow the newest committed one and what this pass has appended. Those that a claim has appended, drawn and rolled back with its
-        -- transaction are left out: drawn is drawn.
+        -- Positions continue after the newest committed one and after those that this pass has appended. A
+        -- pass inside a claim's transaction can append positions and draw them, and then be rolled back. Such
+        -- positions are not used again, because they count as drawn.
         v_head := greatest((trunkline._cursor_state(c)).head, trunkline._drawn(c), (select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1));
         insert into trunkline.returns (rotation, cursor_id, pos, source_id, log_offset, attempt, why, error, at, purge_no)
         select p_rotation, c.cursor_id, v_head + row_number() over (order by i), p_sources[i], p_offsets[i], p_attempts[i], p_whys[i], p_errors[i], p_ats[i], p_purges[i]
         from generate_subscripts(p_sources, 1) i where v_targets[i] = c.cursor_id;
-        -- A claim that finds fewer rows than this says draws only those: so it may be told before they are committed.
+        -- A claim that finds fewer rows than this head promises draws only those rows. So the head may be
+        -- visible before the rows are committed.
         perform setval(c.head_seq, v_head + (select count(*) from unnest(v_targets) x where x = c.cursor_id));
     end loop;
 end
 $$;
 
--- Positions of a cursor that an open claim shows in the lock table.
+-- Returns the positions of a cursor that open claims show in the lock table (marks), from about p_from on.
 create or replace function trunkline._marked(p_cursor_id int, p_from bigint) returns int8multirange
 language sql volatile
 as $$
@@ -179,7 +194,8 @@ as $$
           where ((key >> 42) & 4194303) = (p_cursor_id & 4194303)) x
 $$;
 
--- Those of these positions that no visible lease covers: for each range the leases that begin in it, and the one before, which may reach into it.
+-- Returns those of the positions that no visible lease covers. For each range, reads the leases that begin in
+-- it and the one before, which may reach into it.
 create or replace function trunkline._unleased(p_cursor_id int, p_positions int8multirange) returns int8multirange
 language sql volatile
 as $$
@@ -191,8 +207,11 @@ as $$
         (select x.first, x.n from trunkline.leases x where x.cursor_id = p_cursor_id and x.first < lower(r) order by x.first desc limit 1)) l
 $$;
 
--- Finds positions of a cursor that were drawn before the pass before this one began and are neither leased nor marked: their claim was rolled back
--- or died. Leases first, then the marks, then the leases again in a new snapshot: a mark goes only after its lease is visible.
+-- Finds holes of a cursor: positions drawn before the previous pass began that have neither a lease nor a
+-- mark, because their claim was rolled back or its session died. Returns them as `lost`, and the updated
+-- state.
+-- Reads the leases, then the marks, then the leases again in a new snapshot. A mark disappears only after its
+-- lease is visible, so a claim that commits in between is found by the second read.
 create or replace function trunkline._judge(c trunkline.cursors, inout s trunkline.cursor_states, out lost int8multirange)
 language plpgsql
 as $$
@@ -221,14 +240,17 @@ begin
     s.drawn := trunkline._drawn(c);
     if s.drawn > v_head and c.kind = 'log' then
         perform trunkline._draw_back(c);
-        -- what is drawn above the head counts from the pass that finds it below: it may have been drawn back, and again
+        -- Positions above the head count as drawn only from the pass that finds them below the head. They may
+        -- have been moved back and drawn again.
         s.drawn := v_head;
     end if;
 end
 $$;
 
--- Moves the position of a cursor back to the head of its log. Only a transaction that gives offsets itself can draw them before they are committed, and it
--- holds the lock of the log: when we have that lock, it has ended, and what is drawn above the head was rolled back with the offsets.
+-- Moves a cursor's position back to the head of its log. Only a transaction that assigns offsets itself can
+-- draw offsets before they are committed, and it holds the sequencing lock of the log. If this session gets
+-- that lock, the transaction has ended, and draws above the head were rolled back with their offsets. Only
+-- tries both locks.
 create or replace function trunkline._draw_back(c trunkline.cursors) returns void
 language plpgsql
 as $$
@@ -250,7 +272,8 @@ begin
 end
 $$;
 
--- Returns the messages of a hole; what retention took has expired, what was drawn before a purge is purged, and what does not match is skipped.
+-- Returns the messages of a hole to the queue, and counts them. Messages removed by retention count as
+-- expired, those drawn before a purge as purged, and those that do not match the subscription as skipped.
 create or replace function trunkline._return_hole(c trunkline.cursors, p_rotation smallint, p_lost int8multirange, p_now timestamptz, out returned bigint, out expired bigint, out purged bigint, out skipped bigint)
 language plpgsql
 as $$
@@ -260,7 +283,7 @@ declare
     v_purged  int8multirange;
 begin
     if c.kind <> 'log' then
-        -- what was never returned was left out by _return
+        -- a position without a row in `returns` was left out by _return and has no message
         select coalesce(range_agg(int8range(x.pos, x.pos + 1)), '{}') into p_lost
         from unnest(p_lost) u join trunkline.returns x on x.cursor_id = c.cursor_id and x.pos >= lower(u) and x.pos < upper(u);
     end if;
@@ -293,7 +316,8 @@ begin
 end
 $$;
 
--- Checks leases that are due, and ends those that are overdue. Those that are extended, or that a settle has locked, are checked again later.
+-- Checks the leases that are due and ends those that are overdue. An extended lease, or one that an open
+-- settle has locked, gets a new row in `later` and is checked again.
 create or replace function trunkline._end_leases(p trunkline.pass_run) returns void
 language plpgsql
 as $$
@@ -318,7 +342,7 @@ begin
         v_now := trunkline.clock();
         v_due := null;
         if l.deadline > v_now then
-            -- the clock was set back
+            -- the server's clock was set back
             v_due := l.deadline;
         elsif not trunkline._try_lock_lease(l.rotation, l.cursor_id, l.first) then
             v_due := p.upto + interval '300 milliseconds';
@@ -329,7 +353,8 @@ begin
             v_set := v_set - trunkline._extended(l, v_now);
             if not isempty(v_set) then
                 perform trunkline._settle_lease(l, 'x', v_set, v_now, true, null, null);
-                -- those whose attempts are used up are dead letters now; those of an ordered queue stay with their partition
+                -- Messages without attempts left are dead letters now. Expired messages of an ordered queue
+                -- stay in the state of their partition.
                 select array_agg(x.source_id order by x.pos) as sources, array_agg(x.log_offset order by x.pos) as offsets,
                        array_agg(x.attempt + 1 order by x.pos) as attempts, count(*)::int as n
                   into e
@@ -350,7 +375,8 @@ begin
 end
 $$;
 
--- What is due: all of it was written by passes, so nothing can arrive behind the watermark.
+-- Processes the rows of `later` that are due. Only passes write these rows, so no row is added before the
+-- time up to which they were processed.
 create or replace function trunkline._do_due(p trunkline.pass_run) returns void
 language plpgsql
 as $$
@@ -358,7 +384,7 @@ declare
     r record;
 begin
     perform trunkline._end_leases(p);
-    -- the clock was set back
+    -- the server's clock was set back: these rows are not due yet
     insert into trunkline.later (rotation, due, kind, queue_id, cursor_id, source_id, log_offset, attempt, why, error, due_at, at, purge_no)
     select p.rotation, greatest(d.due_at, p.upto + interval '1 microsecond'), 'r', d.queue_id, d.cursor_id, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at, d.purge_no
     from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at > p.now;
@@ -375,7 +401,8 @@ begin
 end
 $$;
 
--- What is new: leases will be checked when they end; what was sent back is returned, now or when it is due; the history is written.
+-- Processes what is new: notes when new leases must be checked, returns messages that were sent back (now or
+-- when they are due), and writes the delivery history.
 create or replace function trunkline._do_new(p trunkline.pass_run) returns void
 language plpgsql
 as $$
@@ -401,7 +428,7 @@ begin
     insert into trunkline.history (slot, queue_id, source_id, first_offset, last_offset, attempt, consumer, claimed_at, settled_at, kind, error)
     select (select trunkline._window('history')), y.queue_id, y.source_id, min(y.log_offset), max(y.log_offset), y.attempt + 1, y.consumer, y.claimed_at, y.at, y.kind, y.error
     from (
-        -- messages that were settled alike, in one row for each run of offsets
+        -- one row for each run of offsets that were settled together
         select e.*, k.queue_id, x.source_id, x.log_offset, x.attempt, (z.l).consumer, (z.l).claimed_at,
                x.log_offset - row_number() over (partition by e.cursor_id, e.first, e.xid, e.at, e.kind, e.error, x.source_id, x.attempt order by x.log_offset) as run
         from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id and q.history is not null
@@ -413,8 +440,9 @@ begin
 end
 $$;
 
--- What was sent back since the pass before: by consumers, or by claims that left it to consumers of other labels. Not what is purged with it,
--- and not what belongs to ordered queues. due: when it may be delivered again.
+-- Returns the messages that were sent back since the previous pass: by consumers, or by claims that skipped
+-- them for their label. Purged messages and those of ordered queues are not included. due: when the message
+-- may be delivered again.
 create or replace function trunkline._new_returns(p trunkline.pass_run)
 returns table (queue_id int, returns_id int, source_id int, log_offset bigint, attempt int, why "char", error text, due timestamptz, at timestamptz, pos bigint, purge_no bigint)
 language sql stable
@@ -432,8 +460,9 @@ as $$
     cross join lateral trunkline._entries(l, l.passed) x where l.passed is not null and not trunkline._is_purged(q, l.purge_no, p)
 $$;
 
--- Cursors that may have been drawn from: those with new leases, those whose draws the pass before could not account for, those of p_queues, and some
--- hundred others in turn. A draw that was rolled back leaves no other trace than its sequence.
+-- Returns cursors that may have been drawn from: those with new leases, those with draws that the previous
+-- pass could not account for, those of p_queues, and 300 others in turn. The 300 are needed because a draw
+-- that was rolled back leaves no trace except its sequence.
 create or replace function trunkline._drawn_from(p trunkline.pass_run, p_queues int[]) returns setof trunkline.cursors
 language plpgsql
 as $$
@@ -445,7 +474,7 @@ begin
     perform setval('trunkline.pass_visited', coalesce(v_turn[300], 0));
     return query
     select k.* from trunkline.cursors k
-    -- as _cursor_state and _drawn, which cost five times as much as the rest
+    -- the same as _cursor_state and _drawn, which would cost five times as much as the rest
     left join lateral (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x where x.cursor_id = k.cursor_id order by x.pass desc limit 1) s on true
     cross join lateral (select coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) d
     where k.cursor_id = any (array(
@@ -459,8 +488,9 @@ begin
 end
 $$;
 
--- Writes the states after this pass: for each cursor that something happened to, or whose draws are not all accounted for. p_visited: what was
--- found out about cursors that were drawn from.
+-- Appends the states of cursors after this pass, for each cursor that changed or has draws that are not
+-- accounted for. p_visited: the new states of cursors that were checked for holes. Returns the number of
+-- rows.
 create or replace function trunkline._write_states(p trunkline.pass_run, p_visited trunkline.cursor_states[]) returns int
 language plpgsql
 as $$
@@ -482,14 +512,14 @@ begin
         union all
         select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 from trunkline._new_returns(p) y where y.due > p.now
         union all
-        -- due by now: returned, or purged before
+        -- no longer delayed: returned by this pass, or purged before
         select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when trunkline._is_purged(q, d.purge_no, p) then 1 else 0 end, -1
         from trunkline.later d join trunkline.queues q using (queue_id)
         where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now
         union all
         select v.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from visited v
         union all
-        -- what this pass has returned
+        -- cursors to which this pass may have returned messages
         select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from trunkline.cursors k
         where k.kind in ('returns', 'label') and k.queue_id = any (array(
             select x.queue_id from trunkline.cursors x where x.cursor_id = any (array(select v.cursor_id from visited v))
@@ -500,7 +530,7 @@ begin
                sum(returned) as returned, sum(dead) as dead, sum(gone) as gone, sum(purged) as purged, sum(delayed) as delayed
         from changes group by cursor_id
     ), heads as (
-        -- the newest position in returns, and how many before it were left out
+        -- the newest position in `returns`, and the number of positions before it that were left out
         select k.cursor_id, x.pos as head, x.pos - o.head - x.n as omitted
         from sums c join trunkline.cursors k using (cursor_id) cross join lateral trunkline._cursor_state(k) o
         cross join lateral (select max(r.pos) as pos, count(*) as n from trunkline.returns r where r.cursor_id = k.cursor_id and r.pos > o.head) x where x.n > 0
@@ -522,8 +552,8 @@ begin
 end
 $$;
 
--- One pass over everything that is new or due; null when there was nothing. The caller holds the lock 778001, 0. p_queues: visit the cursors of
--- these queues in any case.
+-- Runs one pass over everything that is new or due. Returns its number, or null if there was nothing to do.
+-- The caller holds the lock (778001, 0). p_queues: also check all cursors of these queues for holes.
 create or replace function trunkline._pass(p_queues int[] default null) returns bigint
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -543,7 +573,7 @@ begin
     perform trunkline._adopt_rows();
     p := trunkline._since_pass();
     p.rotation := (select current from trunkline.rotation);
-    -- moves on also when the clock was set back; and no more than some thousand things in one pass
+    -- Advances even if the server's clock was set back. Limits the work of one pass to about 5,000 due rows.
     p.upto := greatest((p.before).walked + interval '2 microseconds',
                        least(p.now, (select d.due from trunkline.later d where d.due > (p.before).walked and d.due <= p.now order by d.due offset 5000 limit 1)));
     v_cursors := array(select k from trunkline._drawn_from(p, p_queues) k);
@@ -555,7 +585,7 @@ begin
     perform nextval('trunkline.pass_epoch');
     p.own := pg_current_xact_id();
     perform trunkline._commit_durably();
-    -- from here on, what is new is what is visible at this moment
+    -- from here on, "new" means visible in this snapshot
     p.snapshot := pg_current_snapshot();
     select * into p.from_xids, p.upto_xids from trunkline._ended_between((p.before).snapshot, p.snapshot);
     perform trunkline._do_new(p);
@@ -575,14 +605,16 @@ begin
         v_visited := v_visited || s;
     end loop;
     perform trunkline._write_states(p, v_visited);
-    -- the time is later than the snapshot: what this pass has seen is older, what it has not seen and is older was open then
+    -- The time is read after the snapshot. So what this pass has seen is older than `at`; what is older and
+    -- was not seen was open then (_adopt_rows).
     insert into trunkline.passes values (p.rotation, (p.before).pass + 1, p.own, trunkline._without(p.snapshot, p.own), p.upto, trunkline.clock());
     return (p.before).pass + 1;
 end
 $$;
 
--- Takes one of the locks of sequencing (0: that of passes) and returns true. Waits only if p_wait, and not for long: passes take milliseconds, so a
--- holder that takes longer sits in a transaction that was left open, and what it holds is skipped.
+-- Acquires a sequencing lock (log 0: the lock of passes) and returns whether it succeeded. Waits only if
+-- p_wait, at most 300 ms. Passes take milliseconds, so a holder that takes longer is an open transaction, and
+-- the caller skips its log.
 create or replace function trunkline._lock_sequencing(p_log int, p_wait boolean) returns boolean
 language plpgsql
 as $$
@@ -605,7 +637,8 @@ begin
 end
 $$;
 
--- Gives offsets to what was committed in these logs. moved: there was something; skipped: another transaction holds some of them.
+-- Assigns offsets to committed messages of these logs. moved: there were some. skipped: another transaction
+-- holds the lock of some of the logs.
 create or replace function trunkline._sequence_logs(p_logs int[], p_wait boolean default false, out moved boolean, out skipped boolean)
 language plpgsql
 as $$
@@ -640,7 +673,8 @@ begin
 end
 $$;
 
--- Whether a log may have messages without an offset: ids were drawn since the last scan, or some were owned by an open transaction then.
+-- Returns whether a log may have messages without an offset: ids were drawn since the last scan, or an open
+-- transaction held ids then.
 create or replace function trunkline._has_unsequenced(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql
 as $$
@@ -651,7 +685,8 @@ begin
 end
 $$;
 
--- Leases of a queue with deliveries that are not settled, and which these are.
+-- Returns the leases of a queue that have unsettled positions, and these positions. The caller has called
+-- _begin_read.
 create or replace function trunkline._open_leases(p_queue_id int) returns table (l trunkline.leases, positions int8multirange)
 language plpgsql stable
 as $$
@@ -661,7 +696,7 @@ begin
     return query
     select x.l, trunkline._leased(x.l) - coalesce(e.positions, '{}')
     from (
-        -- all that passes have seen are in `later` until they are due
+        -- every lease that passes have seen is in `later` until it is due
         select y.lease as l from trunkline.later d cross join lateral unnest(d.positions) r
         cross join lateral (select z as lease from trunkline.leases z where z.cursor_id = d.cursor_id and z.first >= lower(r) and z.first < upper(r) offset 0) y
         where d.queue_id = p_queue_id and d.kind = 'l' and d.due > (p.before).walked
@@ -674,7 +709,8 @@ begin
 end
 $$;
 
--- What came back to a queue and is not leased again: when it may be delivered, and why it is there.
+-- Returns the messages that were returned to a queue and are not leased again: when each may be delivered,
+-- and why it was returned.
 create or replace function trunkline._returned(p_queue_id int)
 returns table (source_id int, log_offset bigint, attempt int, why "char", error text, due_at timestamptz, at timestamptz)
 language plpgsql stable
@@ -704,7 +740,7 @@ begin
 end
 $$;
 
--- The same for one message of a log, without listing all that came back.
+-- Returns the same for one message of a log, without listing all returned messages of the queue.
 create or replace function trunkline._returned_at(c trunkline.cursors, p_offset bigint)
 returns table (source_id int, log_offset bigint, attempt int, why "char", error text, due_at timestamptz, at timestamptz)
 language plpgsql stable
@@ -738,7 +774,7 @@ begin
 end
 $$;
 
--- Whether a log has committed messages without an offset.
+-- Returns whether a log has committed messages without an offset.
 create or replace function trunkline._has_committed(p_log int, p_topic_id int, p_partition int) returns boolean
 language plpgsql
 as $$
@@ -753,7 +789,8 @@ begin
 end
 $$;
 
--- Whether these logs have committed messages without an offset, or the next pass will return messages to one of these queues.
+-- Returns whether one of these logs has committed messages without an offset, or the next pass will return
+-- messages to one of these queues.
 create or replace function trunkline._has_work(p_queues int[], p_logs int[]) returns boolean
 language plpgsql
 as $$
@@ -781,8 +818,11 @@ begin
 end
 $$;
 
--- For a claim or fetch that found nothing. If a service runs passes, waits until it has done what there is to do, or p_passes have begun and ended. If
--- no pass has run for a second, does one in the caller's transaction: then others cannot, until that ends. Returns whether it is worth to try again.
+-- For a claim or fetch that found nothing. Returns whether the caller should try again.
+-- If a service runs passes: waits until the passes have no more work for these queues and logs, or until
+-- p_passes of them have begun and ended. With p_passes 0 returns at once.
+-- If no pass has run for `sequence_alone_after` (1 s): assigns offsets and runs passes in the caller's
+-- transaction. Until that transaction ends, other sessions skip what it has locked.
 create or replace function trunkline._sequence_alone(p_queues int[], p_logs int[], p_passes int default 1) returns boolean
 language plpgsql
 as $$
@@ -799,10 +839,11 @@ begin
     v_logs := array(select c.log from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log' union select unnest(p_logs));
     if not v_alone then
         if not trunkline._has_work(p_queues, v_logs) then
-            -- or a pass did it after we had looked
+            -- or a pass did the work after this statement began
             return v_ended >= extract(epoch from statement_timestamp()) * 1000 - 100;
         end if;
-        -- A pass tells that it runs before it commits: the one after it is the first that must have begun after this call.
+        -- A pass updates pass_ended before it commits. So only the pass after the next update has certainly
+        -- begun after this call.
         for i in 1 .. ceil(least(v_left, 1.05) * 100) loop
             perform pg_sleep(0.01);
             if pg_sequence_last_value('trunkline.pass_ended') <> v_ended then
@@ -820,7 +861,7 @@ begin
     perform trunkline._release_due(l.topic_id, 1000) from (select distinct topic_id from trunkline.logs where log = any (v_logs)) l;
     v_new := (trunkline._sequence_logs(v_logs)).moved;
     if p_queues is not null and pg_try_advisory_xact_lock(778001, 0) then
-        -- a hole is judged two passes after its draw
+        -- a position is checked for a hole two passes after its draw
         for i in 1 .. 3 loop
             exit when trunkline._pass(p_queues) is null;
             v_new := true;
@@ -830,17 +871,19 @@ begin
 end
 $$;
 
--- Before a reader is made or moved: what was committed in its topic should have an offset. Of two passes to come, the second begins after this call.
+-- Assigns offsets to what was committed in a topic, before a reader is created or moved. Waits for two
+-- passes: the second one begins after this call.
 create or replace function trunkline._sequence_topic(p_topic_id int) returns boolean
 language sql
 as $$ select trunkline._sequence_alone(null, array(select log from trunkline.logs where topic_id = p_topic_id), 2) $$;
 
--- A service runs passes: until a second from now, claims and fetches need not.
+-- Records that a service runs passes. For the next second, claims and fetches do not run passes themselves.
 create or replace function trunkline._note_service() returns void
 language sql
 as $$ select setval('trunkline.pass_ended', (extract(epoch from clock_timestamp()) * 1000)::bigint) $$;
 
--- Moves messages whose delay is over into the logs that these queues and topics read.
+-- Moves delayed messages that are due into the logs that these queues and topics read, up to 1,000 per queue
+-- or topic. Returns the number moved.
 create or replace function trunkline._release_due_of(p_queues int[], p_topics text[]) returns bigint
 language plpgsql
 as $$
@@ -852,8 +895,12 @@ begin
 end
 $$;
 
--- Lets in what was delayed and gives offsets to what was committed in the logs that these queues and topics read (null: some hundred of all). Returns
--- false if some were skipped because another transaction holds them: call it again soon.
+-- Moves delayed messages that are due into their logs, and assigns offsets to committed messages in the logs
+-- that these queues and topics read. If both arguments are null: all queues, and up to 500 logs of topics
+-- chosen at random.
+-- Returns false if it skipped a log because another transaction holds its lock; call it again soon. Waits at
+-- most 300 ms for such a lock, and not at all if both arguments are null. Requires a READ COMMITTED
+-- transaction.
 create or replace function trunkline.sequence_logs(p_queues text[], p_topics text[]) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -872,7 +919,10 @@ begin
 end
 $$;
 
--- The same and one pass, if there are queues among them (null: all). In the caller's transaction: call trunkline.sequence(), which has one of its own.
+-- Does the same as `sequence_logs`, and then runs one pass if p_queues is not empty or both arguments are
+-- null. Returns false if it skipped a log, or if another transaction holds the lock of passes.
+-- Runs in the caller's transaction and keeps its locks until that ends. Use `call trunkline.sequence()`,
+-- which has its own transaction.
 create or replace function trunkline.run_pass(p_queues text[] default null, p_topics text[] default null) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -892,8 +942,9 @@ begin
 end
 $$;
 
--- In how many seconds a process whose consumers wait should run a pass; null: there is nothing to return. Processes share passes: there is one at
--- most every 200 ms, and one a second if nothing is known to be returned.
+-- Returns the number of seconds after which a process with waiting consumers should run a pass, or null if
+-- there is nothing to return to a queue. Processes share passes: one at most every 200 ms, and one per second
+-- if no message is known to be due.
 create or replace function trunkline.next_pass() returns float8
 language plpgsql
 as $$
@@ -914,8 +965,9 @@ begin
 end
 $$;
 
--- Gives offsets to what was committed and returns what is due, at once: for consumers that wait. Begins with a commit, so it cannot sit in a
--- transaction of the caller.
+-- Assigns offsets to committed messages and returns messages that are due to their queues, now. For consumers
+-- that wait. Arguments as for `run_pass`. Begins with a commit, so it cannot be called inside a transaction.
+-- Does nothing on a standby.
 create or replace procedure trunkline.sequence(p_queues text[] default null, p_topics text[] default null)
 language plpgsql
 as $$

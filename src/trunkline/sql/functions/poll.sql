@@ -1,9 +1,11 @@
--- What a process asks, about once a second, for all its waiting consumers together.
+-- Polling: a process calls these about once a second for all of its waiting consumers.
 
--- Which of these queues, groups (topic, group, member) and topics have something to take: kinds 'queue', 'group' and 'topic' (with the sum of
--- its heads); and in a last row of kind 'wait' after how many seconds something is due for them. Only reads: call trunkline.sequence() before it, so
--- that what was committed has its offset and what is due has been returned. p_labels: for each queue, the labels that are asked for, as a JSON array,
--- or null for all; a queue is returned with them (as member).
+-- Returns the queues, groups and topics of a process that have messages, and when the next message is due.
+-- Rows have the kind 'queue', 'group' (topic, group, member) or 'topic' (with the sum of its heads). If
+-- something is due later, a last row of kind 'wait' has the seconds until then. This function only reads:
+-- call trunkline.sequence() before, so that committed messages have an offset and due messages are returned.
+-- p_labels has for each queue the labels of its consumers as a JSON array, or null for all. A queue is
+-- returned with its labels in the column member.
 create or replace function trunkline.poll(p_queues text[], p_topics text[], p_groups text[], p_members text[], p_tails text[], p_labels text[] default null)
 returns table (kind text, name text, group_name text, member text, head bigint, seconds float8)
 language plpgsql
@@ -49,7 +51,7 @@ begin
             select from trunkline.cursors c
             cross join lateral trunkline._position(c) p
             where c.subscription_id = s.subscription_id
-              -- free, ended, or this member's own and all of it committed
+              -- The lease does not exist or has ended, or this member holds it and has committed everything.
               and case when p.deadline is null or p.deadline <= v_now or p.member = g.member and p.fetched = p.committed
                        then trunkline._head(c.log) > p.committed
                        else false end);
@@ -59,7 +61,7 @@ begin
         from trunkline.topics t join trunkline.logs l using (topic_id)
         where t.kind = 'topic' and t.name = any (p_tails) group by t.name;
 
-        -- what a group waits for besides new messages: delayed ones, and the end of another member's lease
+        -- A group also waits for delayed messages and for the end of another member's lease.
         select min(x.at) into v_next from (
             select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1) as at
             from trunkline.topics t where t.kind = 'topic' and t.name = any (p_topics || p_tails)
@@ -81,8 +83,11 @@ begin
 end
 $$;
 
--- What a process runs for its waiting consumers, in one round trip: gives offsets to what was committed for them and polls. A pass, which takes longer,
--- comes first only if none has run lately and no queue has anything to take without it. p_found: the rows of poll, each as an array.
+-- Assigns offsets to messages that were committed for the waiting consumers of a process, and polls, in one
+-- round trip. p_found returns the rows of poll, each as an array. A pass takes longer than a poll. So it
+-- runs, followed by a second poll, only if the first poll finds no queue with messages and next_pass()
+-- returns 0. A row of kind 'wait' is added if a pass is due that has not run, or if another transaction has
+-- locked a log. Begins with a commit, so it cannot be called in a transaction of the caller.
 create or replace procedure trunkline.pass_and_poll(
     p_queues text[], p_topics text[], p_groups text[], p_members text[], p_tails text[], p_labels text[], inout p_found jsonb default null)
 language plpgsql
@@ -119,7 +124,7 @@ begin
 end
 $$;
 
--- Whether a partition of an ordered queue has something to deliver now.
+-- Returns whether a partition of an ordered queue has messages to deliver now.
 create or replace function trunkline._ordered_ready(c trunkline.cursors, p_now timestamptz) returns boolean
 language plpgsql
 as $$

@@ -1,7 +1,8 @@
--- Publishing: a plain insert (functions/topics.sql writes the insert itself). No counter, no lock on other publishers,
--- so it may sit in the caller's own long transaction. Works at every isolation level and in savepoints.
+-- Publishing is a plain insert (functions/topics.sql writes it for each topic, functions/store.sql has it for
+-- queues). It uses no counter and no lock that blocks other publishers, so it may be part of a long
+-- transaction of the caller. It works at every isolation level and in savepoints.
 
--- Says what is wrong with message number p_index (0-based); called only when something is.
+-- Fails with the error for message number p_index (counted from 0). Called only if a check has failed.
 create or replace function trunkline._refuse_message(
     p_index int, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text,
     p_max_payload int)
@@ -30,6 +31,7 @@ begin
 end
 $$;
 
+-- Fails with TL001 if the priority is above the highest one of the queue. Null is accepted.
 create or replace function trunkline._refuse_priority(p_priority int, p_highest int) returns void
 language plpgsql
 as $$
@@ -41,6 +43,8 @@ begin
 end
 $$;
 
+-- Fails unless the batch is within the limits of settings max_batch and max_batch_bytes, all arrays have the
+-- same shape, and every message is valid.
 create or replace function trunkline._check_batch(
     p_max_payload int, p_payloads bytea[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
     p_content_types text[], p_others int[], p_dims text[])
@@ -72,7 +76,7 @@ begin
     if v_bytes > v_max_bytes then
         perform trunkline._fail('TL004', format('the batch has %s bytes, the limit is %s', v_bytes, v_max_bytes), 'publish it in several batches');
     end if;
-    -- most batches have payloads only: then there is nothing else to look at
+    -- Most batches have payloads only. Then no other field needs a check.
     if not v_any and num_nonnulls(p_keys, p_routing_keys, p_labels, p_headers, p_content_types) = 0 then
         return;
     end if;
@@ -89,9 +93,11 @@ begin
 end
 $$;
 
--- Reserves idempotency keys for this transaction. Answers, for each message, null (new, or no key) or the id that the
--- key stands for already. A key is written to its window and the next: so it holds for one to two windows, and
--- publishers on both sides of a border collide on a unique index and wait for each other.
+-- Reserves idempotency keys for this transaction. Returns for each message null (a new message, or no key),
+-- or the id of the message that has already used the key. Each key is written to the current time window and
+-- to the next one. So a key is remembered for one to two windows. Publishers on both sides of a window border
+-- conflict on the same unique index, and the second one waits. Fails with TL022 if the key was used for a
+-- different message, and with 40001 if only the key's row in the next window exists.
 create or replace function trunkline._reserve_keys(p_topic_id int, p_ids uuid[], p_keys text[], p_digests bytea[]) returns uuid[]
 language plpgsql
 as $$
@@ -106,8 +112,8 @@ begin
     if exists (select from unnest(p_keys) k where k = '' or length(k) > 255) then
         perform trunkline._fail('TL001', 'an idempotency_key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
     end if;
-    -- In key order, so that two batches with the same keys cannot deadlock. Each key is looked up by itself: a plan that was made while
-    -- the window was empty would read all of it later.
+    -- Keys are inserted in order, so that two batches with the same keys cannot deadlock. Each key has its
+    -- own index lookup: a plan that was made while the window was empty would later scan the whole window.
     with mine as (
         select distinct on (u.key) u.key, u.id, u.digest
         from unnest(p_keys, p_ids, p_digests) with ordinality u(key, id, digest, ord)
@@ -150,6 +156,8 @@ begin
 end
 $$;
 
+-- Publishes messages to a topic or queue and returns them in input order. Messages that are delayed go to
+-- `scheduled`, the others to the log. Reserves idempotency keys before it inserts anything.
 create or replace function trunkline._publish_many(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[],
     p_headers jsonb[], p_content_types text[], p_content_type text, p_occurred_ats timestamptz[],
@@ -232,7 +240,13 @@ begin
 end
 $$;
 
--- Publishes many messages; answers in input order (ord counts from 1). All arrays but the payloads may be null.
+-- Publishes messages to a topic and returns one row per message in input order: ord (counted from 1), id and
+-- duplicate. If an idempotency key was used before, nothing is stored for that message: duplicate is true and
+-- id is that of the first message. Every array except p_payloads may be null; otherwise it has one element
+-- per message. A batch has at most 1,000 messages and 8 MiB of payloads (settings max_batch and
+-- max_batch_bytes). A delay or deliver_at is at most 365 days ahead. Fails with TL010 if the topic does not
+-- exist, and with TL003 or TL004 above a size limit. Fails with TL022 if an idempotency key was used for a
+-- different message.
 create or replace function trunkline.publish_many(
     p_topic text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
     p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
@@ -245,7 +259,8 @@ as $$
         p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats)
 $$;
 
--- The same into a queue's own inbox.
+-- Publishes messages to a queue's own log, like publish_many. p_priorities has one level per message for
+-- queues with priorities: 0 is the lowest, null means 0. Fails with TL011 if the queue does not exist.
 create or replace function trunkline.enqueue_many(
     p_queue text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
     p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
@@ -258,6 +273,7 @@ as $$
         p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats, p_priorities)
 $$;
 
+-- Publishes one message. Without an idempotency key or a delay it calls the insert function directly.
 create or replace function trunkline._publish_one(
     t trunkline.topics, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text,
     p_id uuid, p_occurred_at timestamptz, p_idempotency_key text, p_delay interval, p_deliver_at timestamptz, p_priority int default null)
@@ -283,8 +299,12 @@ begin
 end
 $$;
 
--- Publishes one JSON message and answers with its id. The bytes kept are the text form of the value;
--- use publish_bytes to keep your own bytes exactly.
+-- Publishes one JSON message to a topic and returns its id. The payload is stored as the text form of the
+-- JSON value. Use publish_bytes to store exact bytes. If p_idempotency_key was used before, nothing is
+-- stored: duplicate is true and id is that of the first message. A key is remembered for 24 to 48 hours (one
+-- to two windows of setting idempotency_window). Give p_delay or p_deliver_at, not both, for a delivery up to
+-- 365 days ahead. Fails with TL010 if the topic does not exist and with TL003 if the payload is larger than
+-- the topic's max_payload.
 create or replace function trunkline.publish(
     p_topic text, p_payload jsonb, p_key text default null, p_routing_key text default null, p_label text default null,
     p_headers jsonb default null, p_id uuid default null, p_occurred_at timestamptz default null,
@@ -296,6 +316,8 @@ as $$
         p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
 $$;
 
+-- Publishes one message with a payload of bytes, which are stored exactly as sent, and returns its id. All
+-- other arguments are those of publish.
 create or replace function trunkline.publish_bytes(
     p_topic text, p_payload bytea, p_content_type text default 'application/octet-stream', p_key text default null,
     p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_id uuid default null,
@@ -308,6 +330,9 @@ as $$
         p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
 $$;
 
+-- Publishes one JSON message to a queue's own log and returns its id. p_priority is for queues with
+-- priorities: 0 is the lowest level, null means 0. All other arguments are those of publish. Fails with TL011
+-- if the queue does not exist.
 create or replace function trunkline.enqueue(
     p_queue text, p_payload jsonb, p_key text default null, p_routing_key text default null, p_label text default null,
     p_headers jsonb default null, p_id uuid default null, p_occurred_at timestamptz default null,
@@ -319,6 +344,8 @@ as $$
         p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at, p_priority)
 $$;
 
+-- Publishes one message with a payload of bytes to a queue's own log and returns its id. The bytes are stored
+-- exactly as sent. All other arguments are those of enqueue.
 create or replace function trunkline.enqueue_bytes(
     p_queue text, p_payload bytea, p_content_type text default 'application/octet-stream', p_key text default null,
     p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_id uuid default null,

@@ -1,6 +1,8 @@
--- Push: endpoints, their limits, and what a dispatcher asks and tells. A dispatcher claims from bound queues like any consumer; no function
--- here makes a request, and no transaction is open while one is under way.
+-- Webhooks: endpoints, their limits, and the functions that dispatchers call. A dispatcher claims from bound
+-- queues like any other consumer. No function here sends a request, and no transaction is open while a
+-- request is in flight.
 
+-- Returns an endpoint by its name; raises TL017 if it does not exist.
 create or replace function trunkline._endpoint(p_name text) returns trunkline.endpoints
 language plpgsql
 as $$
@@ -15,7 +17,8 @@ begin
 end
 $$;
 
--- Prevents the deletion of an endpoint until the transaction ends, for rows that refer to it.
+-- Returns an endpoint and locks its row (for key share), so that it cannot be deleted until the transaction
+-- ends. For callers that insert rows which refer to it.
 create or replace function trunkline._pin_endpoint(p_name text) returns trunkline.endpoints
 language plpgsql
 as $$
@@ -32,7 +35,7 @@ begin
 end
 $$;
 
--- How many bytes a secret has; null: it is not base64, and nothing could be signed with it.
+-- Returns the number of bytes of a secret, or null if it is not base64, so that it cannot sign anything.
 create or replace function trunkline._secret_length(p_secret text) returns int
 language plpgsql immutable
 as $$
@@ -43,6 +46,7 @@ exception when invalid_parameter_value then
 end
 $$;
 
+-- Raises an error unless all settings of an endpoint are valid. The url is checked by _check_url.
 create or replace function trunkline._check_endpoint(e trunkline.endpoints) returns void
 language plpgsql
 as $$
@@ -80,7 +84,7 @@ begin
 end
 $$;
 
--- Tells who made an endpoint on a private network what its dispatchers need.
+-- Raises a notice if dispatchers need --push-allow to send to this url.
 create or replace function trunkline._note_network(p_name text, p_url text) returns void
 language plpgsql
 as $$
@@ -93,11 +97,15 @@ begin
 end
 $$;
 
+-- Returns a new random HMAC secret in the format of Standard Webhooks.
 create or replace function trunkline._new_secret() returns text
 language sql volatile
 as $$ select 'whsec_' || encode(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()), 'base64') $$;
 
--- Creates an endpoint and answers the secret that its deliveries are signed with. Without a burst it is a tenth of the rate, at least 2.
+-- Creates an endpoint and returns its name and the secret that signs its deliveries. p_rate: requests per
+-- second, null for no limit. p_burst: default a tenth of the rate, at least 2. p_secret: null to generate
+-- one. Raises TL020 if the endpoint exists, and a notice if the url is in a private network that dispatchers
+-- must be allowed to send to.
 create or replace function trunkline.create_endpoint(
     p_name text, p_url text, p_rate float8 default null, p_burst int default null, p_max_in_flight int default 50,
     p_timeout interval default '15 seconds', p_headers jsonb default '{}', p_mode text default 'single', p_batch_size int default 100,
@@ -132,7 +140,9 @@ begin
 end
 $$;
 
--- Changes what is given and keeps the rest. A rate of 0 takes the limit away.
+-- Changes the given settings of an endpoint and keeps the others. p_rate 0 removes the rate limit. A new rate
+-- without p_burst also sets the burst to a tenth of the rate, at least 2. A new url resets the egress denials
+-- of dispatchers.
 create or replace function trunkline.alter_endpoint(
     p_name text, p_url text default null, p_rate float8 default null, p_burst int default null, p_max_in_flight int default null,
     p_timeout interval default null, p_headers jsonb default null, p_mode text default null, p_batch_size int default null)
@@ -157,7 +167,8 @@ begin
 end
 $$;
 
--- A new secret, given or made. The former one signs too, until the next rotation; p_keep => false drops it at once.
+-- Sets a new signing secret, p_secret or a generated one, and returns it. Deliveries are signed with the
+-- former secret too until the next rotation. p_keep => false removes the former secret now.
 create or replace function trunkline.rotate_secret(p_name text, p_secret text default null, p_keep boolean default true) returns text
 language plpgsql
 as $$
@@ -171,11 +182,13 @@ begin
 end
 $$;
 
--- The secrets in use, the newest first.
+-- Returns the secrets that sign deliveries to an endpoint, the newest first.
 create or replace function trunkline.endpoint_secrets(p_name text) returns text[]
 language sql
 as $$ select (trunkline._endpoint(p_name)).secrets $$;
 
+-- Sets the state of an endpoint. Also closes its circuit breaker, ends a pause that the receiver asked for,
+-- and resets the egress denials of dispatchers.
 create or replace function trunkline._set_endpoint_state(p_endpoint_id int, p_state text, p_reason text) returns void
 language sql
 as $$
@@ -185,29 +198,33 @@ as $$
     where endpoint_id = p_endpoint_id
 $$;
 
--- Its queues go on filling; nothing is sent until resume_endpoint.
+-- Pauses an endpoint: no requests are sent until resume_endpoint. Bound queues still accept messages.
 create or replace function trunkline.pause_endpoint(p_name text, p_reason text default null) returns void
 language sql
 as $$ select trunkline._set_endpoint_state((trunkline._endpoint(p_name)).endpoint_id, 'paused', p_reason) $$;
 
--- Sends again, whatever stopped it: a pause, an answer 410, the breaker, a dispatcher that may not send there.
+-- Resumes sending to an endpoint, whatever stopped it: a pause, a response with status 410, the circuit
+-- breaker, a Retry-After, or egress denials.
 create or replace function trunkline.resume_endpoint(p_name text) returns void
 language sql
 as $$ select trunkline._set_endpoint_state((trunkline._endpoint(p_name)).endpoint_id, 'enabled', null) $$;
 
--- What a dispatcher does when the receiver says that it is gone for good.
+-- Disables an endpoint until resume_endpoint. A dispatcher calls it when the receiver responds that it is
+-- gone for good (410).
 create or replace function trunkline.disable_endpoint(p_name text, p_reason text) returns void
 language sql
 as $$ select trunkline._set_endpoint_state((trunkline._endpoint(p_name)).endpoint_id, 'disabled', p_reason) $$;
 
--- Deletes an endpoint; refused while queues are bound to it, unless forced. The queues stay, with what they hold.
+-- Deletes an endpoint. Raises TL021 if queues are bound to it, unless p_force is true. The queues and their
+-- messages are kept.
 create or replace function trunkline.delete_endpoint(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
 declare
     e trunkline.endpoints := trunkline._endpoint(p_name);
 begin
-    -- before the bindings are read: a session that binds a queue to it has the row or waits for it
+    -- Locked before the bindings are read: a session that is binding a queue to the endpoint holds this row
+    -- or waits for it.
     perform from trunkline.endpoints where endpoint_id = e.endpoint_id for update;
     if not found then
         perform trunkline._endpoint(p_name);
@@ -221,7 +238,8 @@ begin
 end
 $$;
 
--- Which of the dispatchers that live may not send to an endpoint, and why; null: each may, as far as it has tried.
+-- Returns how many of the live dispatchers have egress to an endpoint denied, and why; null if none has. Only
+-- dispatchers that tried to send count.
 create or replace function trunkline._barred(p_endpoint_id int) returns text
 language sql stable
 as $$
@@ -232,7 +250,8 @@ as $$
     where d.barred > 0
 $$;
 
--- Why nothing of a bound queue is sent now; null: it is, or the queue is bound to no endpoint.
+-- Returns why no message of a bound queue is sent now. Null: messages are sent, or the queue is not bound to
+-- an endpoint.
 create or replace function trunkline._not_sent(p_queue_id int) returns text
 language sql stable
 as $$
@@ -244,7 +263,9 @@ as $$
     from trunkline.bindings b join trunkline.endpoints e using (endpoint_id) where b.queue_id = p_queue_id
 $$;
 
--- Everything but secrets; of the headers only their names; no burst without a rate. The reason says why it is not enabled, or which dispatchers may not send to it.
+-- Returns all endpoints by name, without their secrets (the number of secrets only) and header values (names
+-- only). burst is null without a rate. reason: why the endpoint is not enabled, or which dispatchers have
+-- egress to it denied.
 create or replace function trunkline.list_endpoints()
 returns table (name text, url text, state text, reason text, rate float8, burst int, max_in_flight int, timeout interval, mode text, batch_size int,
                headers text[], secrets int, queues text[], breaker text, open_until timestamptz, held_until timestamptz, created_at timestamptz, updated_at timestamptz)
@@ -259,7 +280,9 @@ as $$
     from trunkline.endpoints e order by e.name
 $$;
 
--- Everything of this queue is sent to the endpoint from now on. A queue has one endpoint; an endpoint has many queues.
+-- Binds a queue to an endpoint: dispatchers send all its messages there, including those already in the
+-- queue. A queue has one endpoint, so a second binding replaces the first. An endpoint may have many queues.
+-- Locks the definition of the queue until the transaction ends.
 create or replace function trunkline.bind_queue(p_queue text, p_endpoint text) returns void
 language plpgsql
 as $$
@@ -272,6 +295,7 @@ begin
 end
 $$;
 
+-- Ends the sending of a queue's messages. The messages stay in the queue.
 create or replace function trunkline.unbind_queue(p_queue text) returns void
 language plpgsql
 as $$
@@ -285,7 +309,8 @@ begin
 end
 $$;
 
--- Asks for a test request, signed like a delivery. The next dispatcher that looks sends it; list_attempts shows what came of it.
+-- Requests a test request to an endpoint and returns its id. The next dispatcher that polls its plan sends
+-- the request, signed like a delivery. list_attempts with p_id shows its outcome.
 create or replace function trunkline.test_endpoint(p_name text) returns uuid
 language plpgsql
 as $$
@@ -298,7 +323,8 @@ begin
 end
 $$;
 
--- Requests of an endpoint, or for one message, newest first. How far back it goes is the setting attempts_kept.
+-- Returns the attempts (HTTP requests) of an endpoint, of one message, or of all endpoints, the newest first.
+-- Attempts are kept for the setting attempts_kept (3 days). p_limit is 1 to 10,000.
 create or replace function trunkline.list_attempts(
     p_endpoint text default null, p_id uuid default null, p_since interval default '1 day', p_limit int default 100)
 returns table (endpoint text, queue text, id uuid, attempt int, started_at timestamptz, seconds float8, status int, outcome text, error text,
@@ -323,7 +349,7 @@ begin
         where p_id is null and (v_endpoint is null or e.endpoint_id = v_endpoint)
         union all
         select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher
-        -- by the id alone, or all requests of an endpoint would be looked through
+        -- offset 0 makes Postgres use the index on the id; otherwise it may read all attempts of an endpoint.
         from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
         where a.started_at > v_since and (v_endpoint is null or e.endpoint_id = v_endpoint)
         order by started_at desc, id limit p_limit;
@@ -334,8 +360,9 @@ begin
 end
 $$;
 
--- How endpoints fare: requests of the last minute by outcome and their times, from the newest thousand of each; per_second is over the time
--- that these cover. At most p_limit endpoints, by name.
+-- Returns one row per endpoint, by name: its state, its attempts of the last minute by outcome, and their
+-- durations. Only the newest 1,000 attempts of an endpoint count; per_second is then computed over the time
+-- that these cover. p_limit: the maximum number of endpoints, null for all.
 create or replace function trunkline.endpoint_stats(p_limit int default 500)
 returns table (endpoint text, state text, breaker text, queues text[], acked int, nacked int, buried int, released int, tested int, per_second float8,
                seconds_p50 float8, seconds_p99 float8)
@@ -356,7 +383,7 @@ begin
                    count(*) filter (where x.outcome = 'nacked')::int as nacked, count(*) filter (where x.outcome = 'buried')::int as buried,
                    count(*) filter (where x.outcome = 'released')::int as released, count(*) filter (where x.outcome = 'tested')::int as tested,
                    percentile_cont(array[0.5, 0.99]) within group (order by x.seconds) as times
-            -- the time in a query of its own: looked up once, it bounds the range of the index
+            -- A scalar subquery is evaluated once, so that its value bounds the index range.
             from (select * from trunkline.attempts y
                   where y.endpoint_id = e.endpoint_id and y.started_at > (select trunkline.clock() - interval '1 minute')
                   order by y.started_at desc limit 1000) x) a
@@ -368,7 +395,8 @@ begin
 end
 $$;
 
--- Who would get a message with this routing key and these headers, and where it would be sent. Publishes nothing.
+-- Returns each reader of a topic, whether a message with this routing key and these headers matches it, and
+-- the endpoint that its queue is bound to. Publishes nothing.
 create or replace function trunkline.test_routing(p_topic text, p_routing_key text default null, p_headers jsonb default null)
 returns table (kind text, name text, subscription text, pattern text, filter jsonb, endpoint text, matches boolean)
 language sql
@@ -380,8 +408,12 @@ as $$
     order by s.kind, s.name, s.subscription
 $$;
 
--- Delivers again what was delivered: messages by id, or those acked in a time range. Same ids, a fresh count of attempts. All of them or
--- none; answers how many. Goes back as far as both the log and the queue's history do.
+-- Enqueues acked messages of a queue again and returns their number. Select them by id, or by the time of the
+-- ack: from p_from, before p_to. Without p_from, the acks of the last 30 days are searched. Messages keep
+-- their ids; attempts start again from 1.
+--
+-- A message is found only while both its log and the queue's delivery history keep it; other ids are skipped.
+-- If more than p_limit (1 to 10,000) messages match, raises TL004 and enqueues none.
 create or replace function trunkline.replay(
     p_queue text, p_ids uuid[] default null, p_from timestamptz default null, p_to timestamptz default null, p_limit int default 1000)
 returns int
@@ -418,9 +450,17 @@ begin
 end
 $$;
 
--- What a dispatcher must know, once a second: the endpoints that have queues, and what each may do now. It also says that the dispatcher lives;
--- max_in_flight is shared out among those that do. A new one waits until the others have seen it and made room (wait, in seconds). One that may not
--- send to an endpoint has no share of it and is held (held_for) until it may try again; the others make room for it three seconds before.
+-- Returns the endpoints that have bound queues or pending tests, with the settings that a dispatcher needs. A
+-- dispatcher calls it once a second. The call also registers the dispatcher as live for p_lease (1 second to
+-- 1 hour).
+--
+-- share: the part of max_in_flight for this dispatcher; live dispatchers divide it among them. wait: seconds
+-- that a new dispatcher waits until the others have read the new shares. held_for: seconds until it may send
+-- to the endpoint.
+--
+-- A dispatcher whose egress is denied has no share until it may try again. The others reduce their shares
+-- three seconds before. tests: the ids of test requests that this dispatcher has to send; no other dispatcher
+-- gets them.
 create or replace function trunkline.dispatch_plan(p_dispatcher text, p_lease interval default '10 seconds')
 returns table (now timestamptz, wait float8, endpoint_id int, name text, url text, rate float8, share int, timeout float8, mode text, batch_size int,
                headers jsonb, secrets text[], enabled boolean, openings int, open_for float8, held_for float8,
@@ -435,7 +475,7 @@ declare
 begin
     perform trunkline._need_duration('lease', p_lease, '1 second', '1 hour');
     select * into d from trunkline.dispatchers x where x.dispatcher = p_dispatcher;
-    -- written when a third of its time is over, not at each look
+    -- Renewed when a third of p_lease has passed, not in each call.
     if d.dispatcher is null or d.seen_until < v_now then
         insert into trunkline.dispatchers as x values (p_dispatcher, v_now, v_now + p_lease)
         on conflict (dispatcher) do update set joined_at = v_now, seen_until = v_now + p_lease returning * into d;
@@ -449,7 +489,8 @@ begin
     with asked as (
         delete from trunkline.endpoint_tests x
         where x.id in (select y.id from trunkline.endpoint_tests y
-                       -- by who may send it, if there is one
+                       -- A dispatcher whose egress is denied gets a test only if all live dispatchers are
+                       -- denied.
                        where not exists (select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = p_dispatcher)
                           or not exists (select from trunkline.dispatchers z where z.seen_until >= v_now and not exists (
                                  select from trunkline.endpoint_bars b where b.endpoint_id = y.endpoint_id and b.dispatcher = z.dispatcher))
@@ -476,15 +517,22 @@ begin
 end
 $$;
 
--- The dispatcher ends: the others take its share at once.
+-- Removes a dispatcher that stops, so that the others take over its share at their next plan.
 create or replace function trunkline.leave_dispatch(p_dispatcher text) returns void
 language sql
 as $$ delete from trunkline.dispatchers where dispatcher = p_dispatcher $$;
 
--- Permits to start requests, at most p_want, for all dispatchers together: a start may lie in [now + delay, now + delay + valid], where now is the
--- time of this call. Permit times follow GCRA with an inner burst that is smaller than the endpoint's by what can start within `valid`, so in any
--- window of w seconds at most rate x w + burst requests start, however late within its validity each of them does. A permit that was not
--- used in time is void. With none to give, wait says when to ask again. Permits reach half a second ahead, so one call serves many requests.
+-- Acquires up to p_want permits (at most 1,000) to start requests, under the endpoint's rate limit over all
+-- dispatchers. Each delay is a permit: its request may start in [now + delay, now + delay + valid], where now
+-- is the time of this call. A permit that is not used in that time is void. wait: without permits, the
+-- seconds until the next call is worthwhile.
+--
+-- Permits follow GCRA with an inner burst, which is smaller than the endpoint's by the starts that fit into
+-- `valid`. So in any window of w seconds at most rate x w + burst requests start, however late each of them
+-- is. Permits reach half a second ahead, so one call serves many requests. An endpoint without a rate grants
+-- all, valid for one second.
+--
+-- Locks the rate of the endpoint (778007) until the transaction ends. Needs read committed.
 create or replace function trunkline.take_permits(p_endpoint_id int, p_want int)
 returns table (delays float8[], valid float8, wait float8)
 language plpgsql
@@ -508,10 +556,11 @@ begin
         return query select array_fill(0::float8, array[p_want]), 1::float8, 0::float8;
         return;
     end if;
-    -- microseconds
+    -- All times are in microseconds.
     v_step := ceil(1000000 / v_rate);
     if v_burst = 1 then
-        -- starts that may be late by a fifth of a step are a step apart if their permits are six fifths apart
+        -- A start may be late by a fifth of a step. Permits are six fifths of a step apart, so starts are at
+        -- least one step apart.
         v_slack := v_step / 5;
         v_step := v_step + v_slack;
         v_inner := 1;
@@ -519,11 +568,12 @@ begin
         v_slack := least(1000000, v_burst / 2 * v_step);
         v_inner := v_burst - ceil(v_slack / v_step::float8);
     end if;
-    -- what was granted must be known after a crash too
+    -- Granted permits must survive a crash.
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778007, p_endpoint_id);
     v_now := extract(epoch from trunkline.clock()) * 1000000;
-    -- never more than what these settings can have used up: what a slower rate used up, or a clock that was ahead, must not hold back this one
+    -- At most what the current settings can have used. A former slower rate, or a clock that was ahead, must
+    -- not delay permits.
     v_last := coalesce(pg_sequence_last_value(v_pace), 0);
     v_used := least(v_last, v_now + 500000 + v_inner * v_step);
     while cardinality(v_list) < least(p_want, 1000) loop
@@ -532,7 +582,8 @@ begin
         v_used := greatest(v_used, v_start) + v_step;
         v_list := v_list || ((v_start - v_now) / 1000000.0)::float8;
     end loop;
-    -- also when nothing was granted: a limit that moves with the clock would never be reached
+    -- Stored even if nothing was granted: the bound above moves with the clock, so the wait would never end
+    -- without it.
     if v_used <> v_last then
         perform setval(v_pace, v_used);
     end if;
@@ -540,9 +591,12 @@ begin
 end
 $$;
 
--- Settles deliveries and writes down the requests, in one transaction. One item per delivery; tests have no receipt. Outcomes: acked, nacked
--- (p_delays: null for the queue's backoff), buried, released, tested; what has none (null) was settled together with another. Answers per
--- item as settle does.
+-- Settles deliveries and records their attempts, in one transaction. Returns done, lost or unknown for each
+-- item. The arrays have one element per delivery. Outcomes: acked, nacked, buried, released, tested.
+--
+-- Tests have no receipt. An item without an outcome (null) was settled together with another item. An item
+-- without p_seconds is not recorded as an attempt. p_delays: null for the queue's backoff. Items that are not
+-- settled here return done.
 create or replace function trunkline.settle_attempts(
     p_dispatcher text, p_endpoints int[], p_queues int[], p_receipts text[], p_ids uuid[], p_attempts int[], p_ages float8[], p_seconds float8[],
     p_statuses int[], p_outcomes text[], p_delays interval[], p_errors text[], p_snippets text[])
@@ -567,7 +621,8 @@ begin
                array_agg(u.receipt order by u.ord) as receipts, array_agg(u.ord::int order by u.ord) as ords
         from unnest(p_receipts, p_outcomes, p_delays, p_errors) with ordinality u(receipt, outcome, delay, error, ord)
         where u.receipt is not null and u.outcome is not null
-        -- acks first: what is sent back in an ordered queue takes along what is behind it
+        -- Acks come first: in an ordered queue, a message that is returned also returns the messages behind
+        -- it.
         group by 1, 2, 3, 4 order by u.outcome
     loop
         if g.outcome = 'acked' then
@@ -591,10 +646,12 @@ begin
 end
 $$;
 
--- The breaker. Dispatchers see its state in their plan; it is written only when it changes.
+-- The circuit breaker. Dispatchers read its state in their plan; it is written only when it changes.
 
--- Opens it for longer each time, from one second to one minute. p_openings: what the caller saw, so that of many who see the same
--- failures one acts. Answers for how many seconds it is open.
+-- Opens the circuit breaker of an endpoint and returns for how many seconds it is open. The time doubles with
+-- each opening, from 1 to 60 seconds, with 10 % of random variation. p_openings: the count that the caller
+-- has read. If it has changed, another dispatcher has opened the breaker for the same failures, and this call
+-- only returns the time.
 create or replace function trunkline.open_breaker(p_endpoint_id int, p_openings int) returns float8
 language sql
 as $$
@@ -604,7 +661,8 @@ as $$
     select extract(epoch from e.open_until - trunkline.clock())::float8 from trunkline.endpoints e where e.endpoint_id = p_endpoint_id;
 $$;
 
--- Whether the caller may send one request to see whether the receiver is back.
+-- Acquires the probe of a half-open breaker; returns true if the caller may send one request to test the
+-- receiver. One caller at a time gets it, for the endpoint's timeout plus 10 seconds.
 create or replace function trunkline.take_probe(p_endpoint_id int) returns boolean
 language plpgsql
 as $$
@@ -615,6 +673,7 @@ begin
 end
 $$;
 
+-- Closes the breaker of an endpoint: its queues are sent again.
 create or replace function trunkline.close_breaker(p_endpoint_id int) returns void
 language sql
 as $$
@@ -622,7 +681,8 @@ as $$
     where endpoint_id = p_endpoint_id and openings > 0
 $$;
 
--- The receiver asked for a pause: nobody sends to it before.
+-- Pauses requests to an endpoint for p_for, at most one hour, because the receiver asked for it
+-- (Retry-After). Applies to all dispatchers. Never shortens a pause.
 create or replace function trunkline.hold_endpoint(p_endpoint_id int, p_for interval) returns void
 language sql
 as $$
@@ -630,8 +690,9 @@ as $$
     where endpoint_id = p_endpoint_id
 $$;
 
--- The egress guard of this dispatcher does not let requests go to the endpoint's address. For a while, longer each time, it leaves the endpoint to the
--- others; answers for how many seconds. p_probing: it had the probe of a half-open breaker, which others may take now.
+-- Records that the egress policy of a dispatcher denies an endpoint's address, and returns for how many
+-- seconds. The dispatcher leaves the endpoint to the others for that time: 10 seconds at first, doubled each
+-- time up to 300. p_probing: the caller held the probe of a half-open breaker, which others may acquire now.
 create or replace function trunkline.bar_dispatcher(p_dispatcher text, p_endpoint_id int, p_reason text, p_probing boolean default false) returns float8
 language plpgsql
 as $$
@@ -653,13 +714,15 @@ begin
 end
 $$;
 
--- A request of this dispatcher went out after all.
+-- Removes the egress denial of a dispatcher for an endpoint, after one of its requests was sent.
 create or replace function trunkline.lift_bar(p_dispatcher text, p_endpoint_id int) returns void
 language sql
 as $$ delete from trunkline.endpoint_bars where endpoint_id = p_endpoint_id and dispatcher = p_dispatcher $$;
 
--- For receivers: whether this delivery is new to them. In the same transaction as its effects it makes these happen exactly once: a repeat
--- that comes at the same time waits for the first and is told that it is not new. Remembered for one to two windows (setting inbox_window).
+-- Returns true if a receiver has not received this delivery before, and records it. Call it in the
+-- transaction of the delivery's effects: these then happen exactly once. A concurrent repeat waits until the
+-- first transaction ends; if that commits, the repeat returns false. Deliveries are remembered for one to two
+-- windows (setting inbox_window, 7 days).
 create or replace function trunkline.receive(p_receiver text, p_id text) returns boolean
 language plpgsql
 as $$
@@ -676,12 +739,13 @@ begin
         return false;
     end if;
     insert into trunkline.inbox_keys (slot, win, receiver, id, at) values ((v_win + 1) % 4, v_win + 1, p_receiver, p_id, v_now) on conflict do nothing;
-    -- somebody with a clock beyond the border was faster
+    -- Not inserted: a session that read a later time has recorded the delivery in the next window.
     return found;
 end
 $$;
 
--- Removes attempts that are not kept any more, and empties the inbox window that nobody can read.
+-- Empties the oldest partition of attempts when its time is over, and the inbox window that no receiver can
+-- use any more. Returns the number of partitions emptied.
 create or replace function trunkline._upkeep_attempts() returns int
 language plpgsql
 as $$

@@ -1,5 +1,7 @@
--- Queues: a mailbox with one delivery policy, fed by its own inbox and by subscriptions to topics.
+-- Queues: one delivery policy for direct messages, which are in the queue's own log, and for messages of
+-- subscribed topics.
 
+-- Returns a queue. Fails with TL011 if it does not exist.
 create or replace function trunkline._queue(p_queue text) returns trunkline.queues
 language plpgsql
 as $$
@@ -14,7 +16,8 @@ begin
 end
 $$;
 
--- Locks the definition of a queue until the transaction ends and returns the row as it is then. A session that needs a topic's lock too takes that first.
+-- Locks the definition of a queue until the transaction ends, and returns its row as of then. A session that
+-- also needs a topic's lock acquires that one first.
 create or replace function trunkline._lock_queue(p_queue text) returns trunkline.queues
 language plpgsql
 as $$
@@ -28,12 +31,13 @@ begin
         if found then
             return v_now;
         end if;
-        -- deleted meanwhile; a new queue may have its name
+        -- The queue was deleted in the meantime. A new queue may have its name.
         q := trunkline._queue(p_queue);
     end loop;
 end
 $$;
 
+-- Fails with TL001 or TL005 if a setting of the queue is out of range.
 create or replace function trunkline._check_queue(q trunkline.queues) returns void
 language plpgsql
 as $$
@@ -53,7 +57,10 @@ begin
 end
 $$;
 
--- Creates a queue; an error if the name is taken. p_segment_rows: give the queue its own tables, with segments of so many messages.
+-- Creates a queue and returns its row. With p_segment_rows the queue gets its own tables, with segments of
+-- that many messages; otherwise its messages are in the shared store. p_priorities is the number of levels (1
+-- to 10). A queue with several levels can have neither order nor partitions (TL023). Fails with TL020 if the
+-- name exists.
 create or replace function trunkline.create_queue(
     p_name text, p_lease interval default '30 seconds', p_max_attempts int default 20,
     p_backoff_base interval default '1 second', p_backoff_factor float8 default 2, p_backoff_cap interval default '1 hour',
@@ -91,7 +98,7 @@ begin
     insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered, history)
     values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered, q.history)
     returning * into q;
-    -- a name that no other subscription can have
+    -- No other subscription can have this name.
     insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', '@inbox', t.topic_id, q.queue_id) returning * into s;
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, 1);
@@ -104,8 +111,10 @@ begin
 end
 $$;
 
--- Makes the queue so: creates it, with the defaults of create_queue for what is not given, or changes of the settings that are given those that
--- differ. An error if order, partitions or priorities differ: these cannot be changed.
+-- Creates a queue, or updates an existing one, and returns its row. A new queue gets the defaults of
+-- create_queue for settings that are not given. In an existing queue, only settings that are given and differ
+-- are changed. A ttl of '0' removes it, a history of '0' disables it. Fails with TL020 if p_ordered,
+-- p_partitions or p_priorities differ: these cannot be changed.
 create or replace function trunkline.ensure_queue(
     p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
     p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
@@ -129,7 +138,7 @@ begin
     end if;
     perform trunkline._need_same(format('queue %L', p_name), 'ordered', r.ordered::text, p_ordered::text);
     perform trunkline._need_same(format('queue %L', p_name), 'priorities', r.priorities::text, p_priorities::text);
-    -- a queue with priorities has a partition for each
+    -- A queue with priorities has one partition per level.
     perform trunkline._need_same(format('queue %L', p_name), 'partitions', case when r.priorities > 1 then 1 else r.partitions end::text,
                                  case when p_partitions = r.partitions and r.priorities > 1 then 1 else p_partitions end::text);
     if p_lease <> r.lease or p_max_attempts <> r.max_attempts or p_backoff_base <> r.backoff_base or p_backoff_factor <> r.backoff_factor
@@ -139,7 +148,7 @@ begin
             return trunkline.alter_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter,
                                          p_ttl, p_delivery_delay, p_retention, p_max_payload, p_history);
         exception when sqlstate 'TL011' then
-            -- deleted meanwhile
+            -- The queue was deleted in the meantime.
             return trunkline.ensure_queue(p_name, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl,
                                           p_delivery_delay, p_ordered, p_partitions, p_retention, p_max_payload, p_priorities, p_history);
         end;
@@ -148,6 +157,7 @@ begin
 end
 $$;
 
+-- Fails with TL020 if a setting that cannot be changed differs from the requested one. Null requests nothing.
 create or replace function trunkline._need_same(p_what text, p_field text, p_found text, p_asked text) returns void
 language plpgsql
 as $$
@@ -159,7 +169,9 @@ begin
 end
 $$;
 
--- Changes what is given and keeps the rest. A ttl of '0' removes it, a history of '0' turns it off.
+-- Changes the settings that are given, keeps the others, and returns the queue's row. A ttl of '0' removes
+-- it, a history of '0' disables it. Locks the definition of the queue until the transaction ends. Fails with
+-- TL011 if the queue does not exist.
 create or replace function trunkline.alter_queue(
     p_name text, p_lease interval default null, p_max_attempts int default null, p_backoff_base interval default null,
     p_backoff_factor float8 default null, p_backoff_cap interval default null, p_backoff_jitter float8 default null,
@@ -192,8 +204,11 @@ begin
 end
 $$;
 
--- Deletes a queue with its messages, dead letters, subscriptions, the jobs that wait to be enqueued there and the schedules that publish to it. Refused
--- while it has dead letters, such jobs or such schedules, unless forced: then the jobs end as failed. Upkeep removes its tables.
+-- Deletes a queue with its messages, dead letters and subscriptions. Fails with TL021 if it has dead letters,
+-- if jobs wait to be enqueued there, or if schedules publish to it, unless p_force is true. Then such jobs
+-- end as failed and such schedules are deleted. Waits up to two seconds for open transactions that have
+-- published to the queue, and as long for locks; then fails with lock_not_available (55P03). Upkeep drops its
+-- tables later.
 create or replace function trunkline.delete_queue(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
@@ -203,6 +218,7 @@ begin
 end
 $$;
 
+-- Deletes a queue under its lock, for delete_queue.
 create or replace function trunkline._delete_queue(p_name text, p_force boolean) returns void
 language plpgsql
 as $$
@@ -228,7 +244,8 @@ begin
 end
 $$;
 
--- Queues with what they have from their inbox. Named one by one, so that a new column of either table changes nothing here.
+-- Returns queues with the settings of each queue's log. Columns are listed by name, so that a new column of
+-- either table changes nothing here.
 create or replace function trunkline._queue_rows(p_names text[]) returns setof trunkline.queue_row
 language sql stable
 as $$
@@ -237,12 +254,13 @@ as $$
     from unnest(p_names) n(name) join trunkline.queues q using (name) join trunkline.topics t on t.topic_id = q.inbox_id order by q.name
 $$;
 
--- One queue; an error if it is not there.
+-- Returns one queue. Fails with TL011 if it does not exist.
 create or replace function trunkline.get_queue(p_name text) returns trunkline.queue_row
 language sql stable
 as $$ select r.* from trunkline._queue(p_name) q cross join lateral trunkline._queue_rows(array[q.name]) r $$;
 
--- All queues by name, or so many of them after a name.
+-- Returns all queues ordered by name. For pages, pass p_limit and the last name of the page before as
+-- p_after.
 create or replace function trunkline.list_queues(p_after text default null, p_limit int default null) returns setof trunkline.queue_row
 language sql stable
 as $$
@@ -250,7 +268,10 @@ as $$
         select name from trunkline.queues where p_after is null or name > p_after order by name limit trunkline._limit(p_limit)))
 $$;
 
--- What can be claimed next, without claiming it or counting an attempt: first what came back, by its time, then what was never delivered.
+-- Returns up to p_limit messages (at most 10,000) that are not leased, without claiming them or counting an
+-- attempt. Returned messages come first, ordered by due_at; if that is in the future, the message cannot be
+-- claimed yet. New messages follow, from the next 1,000 offsets of each log (or p_limit, if larger). Messages
+-- without an offset are not included. The ttl and the delivery delay of the queue are not applied.
 create or replace function trunkline.peek_queue(p_queue text, p_limit int default 10)
 returns table (topic text, partition int, log_offset bigint, id uuid, key text, routing_key text, label text, headers jsonb, payload bytea,
                content_type text, occurred_at timestamptz, created_at timestamptz, attempt int, due_at timestamptz, error text)
@@ -289,7 +310,7 @@ begin
 end
 $$;
 
--- The next offset of a log that a queue will deliver for the first time.
+-- Returns the next offset of a log that the queue will deliver for the first time.
 create or replace function trunkline._next_offset(c trunkline.cursors) returns bigint
 language plpgsql stable
 as $$
@@ -305,7 +326,8 @@ begin
 end
 $$;
 
--- A paused queue accepts messages and settles what is out, but gives out nothing.
+-- Pauses a queue: it accepts messages and deliveries can be settled, but claims return no row. Fails with
+-- TL011 if the queue does not exist.
 create or replace function trunkline.pause_queue(p_name text) returns void
 language plpgsql
 as $$
@@ -316,6 +338,7 @@ begin
 end
 $$;
 
+-- Resumes a paused queue: claims return messages again. Fails with TL011 if the queue does not exist.
 create or replace function trunkline.resume_queue(p_name text) returns void
 language plpgsql
 as $$
@@ -326,8 +349,11 @@ begin
 end
 $$;
 
--- Feeds the queue from a topic too: messages whose routing key matches the pattern and whose headers match the filter,
--- from 'latest' (only new ones), 'earliest', an offset or a time on.
+-- Subscribes a queue to a topic and returns the subscription. The queue then also delivers messages whose
+-- routing key matches p_pattern and whose headers match p_filter. It starts at p_start: 'latest' (only new
+-- messages), 'earliest', an offset or a time. In a pattern, words are separated by dots, * is one word and #
+-- any number of words. p_name defaults to the topic's name. Locks the definitions of both until the
+-- transaction ends. Fails with TL020 if the queue has a subscription of that name.
 create or replace function trunkline.subscribe(
     p_queue text, p_topic text, p_pattern text default '#', p_filter jsonb default null, p_start text default 'latest', p_name text default null)
 returns trunkline.subscriptions
@@ -345,7 +371,8 @@ begin
     perform trunkline._check_name('subscription', v_name);
     perform trunkline._check_filter(p_filter);
     perform trunkline._need_read_committed('subscribe');
-    -- both as they are now, with all partitions; and retention removes nothing of the topic until this transaction ends
+    -- Reads both current rows, with all partitions. Retention removes nothing from the topic until this
+    -- transaction ends.
     t := trunkline._lock_topic('topic', p_topic, true);
     q := trunkline._lock_queue(p_queue);
     perform trunkline._sequence_topic(t.topic_id);
@@ -363,7 +390,8 @@ begin
 end
 $$;
 
--- Patterns that an earlier release has translated. One that is over today's limits keeps its translation.
+-- Translates again the patterns that an earlier release has translated. A pattern above today's limits keeps
+-- its translation.
 do $do$
 declare
     s       record;
@@ -384,11 +412,14 @@ begin
 end
 $do$;
 
--- Stops feeding. Messages of this subscription that are not settled yet are forgotten with it.
+-- Deletes a subscription of a queue. Its messages that are not settled are no longer delivered. Retries for
+-- up to two seconds while another session holds a lock, then fails with lock_not_available (55P03). Fails
+-- with TL013 if the subscription does not exist.
 create or replace function trunkline.unsubscribe(p_queue text, p_name text) returns void
 language sql
 as $$ select trunkline._delete(format('_unsubscribe(%L, %L)', p_queue, p_name)) $$;
 
+-- Deletes a subscription under the queue's lock, for unsubscribe.
 create or replace function trunkline._unsubscribe(p_queue text, p_name text) returns void
 language plpgsql
 as $$
@@ -402,6 +433,7 @@ begin
 end
 $$;
 
+-- Returns the subscriptions of one queue, or of all queues, ordered by queue and name.
 create or replace function trunkline.list_subscriptions(p_queue text default null)
 returns table (queue text, name text, topic text, pattern text, filter jsonb, created_at timestamptz)
 language sql stable
@@ -411,7 +443,8 @@ as $$
     where t.kind = 'topic' and (p_queue is null or q.name = p_queue) order by q.name, s.name
 $$;
 
--- Who reads a topic, and whether a message with this routing key and these headers would be for them.
+-- Returns the groups and subscriptions that read a topic, and whether a message with this routing key and
+-- these headers would match each of them.
 create or replace function trunkline.test_subscriptions(p_topic text, p_routing_key text default null, p_headers jsonb default null)
 returns table (kind text, name text, subscription text, pattern text, filter jsonb, matches boolean)
 language sql stable
@@ -424,8 +457,11 @@ as $$
     order by s.kind, coalesce(q.name, s.name), s.name
 $$;
 
--- Drops everything that has an offset, or waits for its time, and is not leased at this moment; returns how many. Call sequence() before, to include
--- what was committed last. Bounded: call again while it returns p_limit or more.
+-- Purges a queue: drops all messages that have an offset or are delayed and are not leased at this moment.
+-- Returns their number. Messages that were committed last may have no offset yet; call trunkline.sequence()
+-- before to include them. One call deletes at most p_limit messages that were enqueued with a delay: repeat
+-- while it returns p_limit or more. Locks the queue's row until the transaction ends, and in an ordered queue
+-- also its partitions.
 create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
 language plpgsql
 as $$
@@ -439,7 +475,7 @@ begin
     perform trunkline._need_read_committed('purge_queue');
     perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
-    -- as alter_queue: the row before the locks of the log
+    -- As in alter_queue, the queue's row is locked before the logs.
     perform from trunkline.queues where queue_id = q.queue_id for no key update;
     perform trunkline._sequence_alone(array[q.queue_id], null);
     for c in select * from trunkline.cursors where queue_id = q.queue_id order by cursor_id loop
@@ -451,7 +487,8 @@ begin
     end loop;
     begin
         perform trunkline._begin_read();
-        -- what waits for its time, or behind an open delivery of an ordered queue, is dropped when its turn comes
+        -- A message that waits for its retry, or behind an open delivery of an ordered queue, is dropped when
+        -- it is due.
         v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
         v_seen := (select trunkline._newest_seen(x.purge_xids) from trunkline.queues x where x.queue_id = q.queue_id);
         perform trunkline._end_read();
@@ -470,7 +507,8 @@ begin
 end
 $$;
 
--- The place of the newest of these transactions that all passes to come have seen; 1 when there is none.
+-- Returns the index of the newest of these transactions that the newest pass, and so every later one, has
+-- seen; 1 if there is none.
 create or replace function trunkline._newest_seen(p_xids xid8[]) returns int
 language sql stable
 as $$
@@ -478,7 +516,9 @@ as $$
     where pg_visible_in_snapshot(p_xids[i], (select snapshot from trunkline.passes order by pass desc limit 1))
 $$;
 
--- Draws everything that a cursor has, and settles it as purged.
+-- Draws all positions of a cursor, settles them as purged and returns their number. Returns 0 if two passes
+-- began in the meantime. Then a pass finds the draw as a hole. It drops these messages, because their
+-- positions are not above purged_upto.
 create or replace function trunkline._purge_cursor(c trunkline.cursors) returns bigint
 language plpgsql
 as $$
@@ -488,7 +528,8 @@ declare
     v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
 begin
     begin
-        -- of what came back not what a pass is about to append: if that pass fails, these positions are those of nothing
+        -- From returns, draw only committed rows. If a pass that is about to append more rows fails, the
+        -- positions of these are never used.
         v_head := case when c.kind = 'log' then trunkline._head(c.log)
                        else coalesce((select r.pos from trunkline.returns r where r.cursor_id = c.cursor_id order by r.pos desc limit 1), 0) end;
         perform trunkline._lock_cursor(c.cursor_id);
@@ -501,7 +542,8 @@ begin
     exception when sqlstate 'TLX00' then
         null;
     end;
-    -- not what was drawn above the head: offsets that a transaction gave, drew and took back with it will be those of other messages
+    -- Positions above the head do not count. If the transaction that assigned and drew these offsets is
+    -- rolled back, other messages will get them.
     update trunkline.cursors set purged_upto = v_head where cursor_id = c.cursor_id;
     if s.n = 0 or not pg_try_advisory_xact_lock_shared(trunkline._mark(c.cursor_id, s.first, s.n)) or coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) > v_epoch + 1 then
         return 0;
@@ -515,7 +557,9 @@ begin
 end
 $$;
 
--- The same for a partition of an ordered queue: what came back, unless a delivery is open, and what is new.
+-- Purges a partition of an ordered queue and returns the number of messages: returned and new ones. If a
+-- delivery is open, returns 0; messages up to purged_upto are then dropped when they are due. Holds the
+-- cursor's lock until the transaction ends.
 create or replace function trunkline._purge_ordered(c trunkline.cursors) returns bigint
 language plpgsql
 as $$

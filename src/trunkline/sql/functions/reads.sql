@@ -1,9 +1,12 @@
--- Reading tables whose partitions are emptied in turn: ticks and positions, leases and what belongs to them, windows. A lock on a partition keeps it
--- from being emptied until the transaction of the caller ends, and for ever where such transactions overlap (docs/adr/0022). So a read is a
--- subtransaction that is rolled back on purpose: its locks end with it, the variables it has set stay. What it returns is in memory by then: a whole row in one
--- variable has no parts in another table, and a wide column is copied (`|| ''`).
+-- Reads of tables whose partitions are emptied in turn: ticks, positions, windows, leases and the tables that
+-- belong to leases. A lock on a partition prevents upkeep from emptying it until the caller's transaction
+-- ends. If such transactions overlap, the partition is never emptied (docs/adr/0022). So each read runs in a
+-- subtransaction that is rolled back on purpose: its locks end with it, and the variables that it has set
+-- stay. All results must be in memory by then. A whole row in one variable has no values that are stored out
+-- of line. A single wide column is copied (`|| ''`).
 
--- Ends a read by rolling it back. A transaction above read committed keeps its locks: to its snapshot do not belong the rows that are copied later.
+-- Ends a read by raising TLX00, which rolls the subtransaction back. A transaction above read committed keeps
+-- its locks, because its snapshot does not contain the rows that a rotation copies later.
 create or replace function trunkline._end_read() returns void
 language plpgsql
 as $$
@@ -14,7 +17,8 @@ begin
 end
 $$;
 
--- Begins a read that has several statements, or functions that see the snapshot of their caller: from here on nothing is emptied until it ends.
+-- Locks the rotated tables for a read with several statements, or with functions that use their caller's
+-- snapshot. Upkeep empties no partition until the read ends.
 create or replace function trunkline._begin_read() returns void
 language plpgsql
 as $$
@@ -24,7 +28,7 @@ begin
 end
 $$;
 
--- The tick that has an offset, or the newest one of a log if the offset is null.
+-- Returns the tick that contains an offset. If the offset is null, returns the newest tick of the log.
 create or replace function trunkline._tick_of(p_log int, p_offset bigint) returns trunkline.ticks
 language plpgsql
 as $$
@@ -45,7 +49,8 @@ begin
 end
 $$;
 
--- Highest offset given so far; 0 for none. Not everything committed has an offset yet: see tick().
+-- Returns the highest offset of a log, or 0 if it has none. Committed messages may still wait for their
+-- offset: see _tick.
 create or replace function trunkline._head(p_log int) returns bigint
 language plpgsql
 as $$
@@ -62,7 +67,7 @@ begin
 end
 $$;
 
--- The state of a group's cursor.
+-- Returns the state of a group's cursor: its newest row, or its start position if it has no row.
 create or replace function trunkline._position(c trunkline.cursors) returns trunkline.positions
 language plpgsql
 as $$

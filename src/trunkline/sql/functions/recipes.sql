@@ -1,7 +1,9 @@
--- The usual queries of a log and a queue in plain SQL, each as one function with plain types, for sqlc, PostgREST and everybody who
--- generates code from signatures. docs/reference/recipes.sql has them with sqlc's annotations. For topics with one partition; the
--- verbs behind them (publish_many, fetch, claim ...) can do more.
+-- Compatibility layer for pg-messaging: the usual operations of a log and a queue, one function each, with
+-- plain types. For sqlc, PostgREST and other tools that generate code from signatures.
+-- docs/reference/recipes.sql has them with sqlc's annotations. They work with topics of one partition. The
+-- functions behind them (publish_many, fetch, claim and others) can do more.
 
+-- Returns the topic. Raises TL023 if it has more than one partition.
 create or replace function trunkline._single_log(p_topic text, p_verb text) returns trunkline.topics
 language plpgsql
 as $$
@@ -16,7 +18,8 @@ begin
 end
 $$;
 
--- Publishes a batch, all or none; answers the ids in its order. Offsets are given when the transaction has committed.
+-- Publishes a batch, all or none, and returns the ids in the order of the payloads. The messages get offsets
+-- after the transaction has committed.
 create or replace function trunkline.publish_messages(p_topic text, p_payloads bytea[]) returns setof uuid
 language plpgsql
 as $$
@@ -29,19 +32,23 @@ begin
 end
 $$;
 
--- Makes the group, to begin at p_start, unless it is there already.
+-- Creates a consumer group that starts at offset p_start, unless it exists. Raises TL023 if the topic has
+-- several partitions.
 create or replace function trunkline.init_consumer_group(p_group text, p_topic text, p_start bigint default 1) returns void
 language plpgsql
 as $$
 begin
     perform trunkline._single_log(p_topic, 'init_consumer_group');
     perform trunkline._check_range('start', p_start, 1, 9e17);
-    -- 1 is the beginning, also when retention has taken the first messages
+    -- 1 means the earliest available offset, also if retention has removed the first messages
     perform trunkline.ensure_group(p_topic, p_group, case p_start when 1 then 'earliest' else p_start::text end);
 end
 $$;
 
--- Takes the next range of offsets for the group, for good. Nothing new: the end is one below the start. No such group: no row.
+-- Claims the next range of offsets for a group and commits it at once: the range is not redelivered. Returns
+-- its first and last offset. If there is nothing new, or a member has leased the partition, the end is one
+-- below the start. Returns no row if the group does not exist.
+-- Raises TL023 if the topic has several partitions, or the group has a pattern or filter.
 create or replace function trunkline.claim_offsets(p_group text, p_max bigint, p_topic text, out claimed_start_offset bigint, out claimed_end_offset bigint)
 returns setof record
 language plpgsql
@@ -64,7 +71,8 @@ begin
 end
 $$;
 
--- The messages of a range of offsets, at most 100,000; those beyond the head are left out, an empty range has none.
+-- Returns the messages of a range of offsets, at most 100,000. Offsets beyond the head are omitted; an empty
+-- range returns no rows. Raises an error if retention has removed the first offset.
 create or replace function trunkline.get_messages(p_start bigint, p_end bigint, p_topic text)
 returns table (c_offset bigint, payload bytea, created_at timestamptz)
 language plpgsql
@@ -82,18 +90,20 @@ begin
 end
 $$;
 
--- Puts a job into a queue; answers its id.
+-- Enqueues a job and returns its id.
 create or replace function trunkline.enqueue_job(p_queue text, p_payload bytea) returns uuid
 language sql
 as $$ select id from trunkline.enqueue_bytes(p_queue, p_payload) $$;
 
--- Takes a job for as long as the queue's lease; no row when there is none. The id is the receipt: only its holder can archive the job.
+-- Claims one job for the queue's lease time. Returns no row if none is ready. The id is the receipt, so only
+-- the consumer that claimed the job can complete it.
 create or replace function trunkline.claim_job(p_queue text) returns table (id text, payload bytea, created_at timestamptz)
 language sql
 as $$ select c.receipt, c.payload, c.created_at from trunkline.claim(p_queue, 1) c $$;
 
--- The job is done: out of the queue, kept in the archive. Answers done; lost (the lease has ended, somebody else may have the job);
--- unknown (no such job). In the transaction of claim_job, or in a later one.
+-- Acknowledges a job: it leaves the queue and is listed in view `archive` of completed messages. Returns
+-- done; lost (the lease ended, another consumer may have the job); or unknown (no such job). Works in the
+-- transaction of claim_job or in a later one.
 create or replace function trunkline.archive_job(p_id text) returns text
 language sql
 as $$ select result from trunkline.ack(array[p_id]) $$;

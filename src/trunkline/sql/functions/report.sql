@@ -1,7 +1,10 @@
--- What a delivery report reads besides the messages themselves: deliveries with the times of their messages, and lag over time.
+-- Data for delivery reports, besides the messages themselves: deliveries with the times of their messages,
+-- lag over time, and dead letters.
 
--- Deliveries of all queues since p_since, newest first, at most p_limit runs of adjoining offsets. For messages of a queue's own inbox also
--- when the first and the last of the run were published, unless retention took them; those of topics can be read from their log or archive.
+-- Returns deliveries of all queues since p_since, newest claim first: one row per run of adjoining offsets,
+-- at most p_limit rows (1 to 10,000,000).
+-- published_first and published_last: when the first and last message of the run entered the queue's own log;
+-- null if retention removed them. They are null for messages of topics, whose log or archive has these times.
 create or replace function trunkline.delivery_times(p_since interval default '1 day', p_limit int default 200000)
 returns table (queue text, topic text, partition int, first_offset bigint, last_offset bigint, attempt int, consumer text, claimed_at timestamptz,
                settled_at timestamptz, outcome text, error text, published_first timestamptz, published_last timestamptz)
@@ -36,7 +39,8 @@ begin
 end
 $$;
 
--- How far each group and queue was behind, in steps: the newest rollup of a step stands for it.
+-- Returns the lag of each group and queue per step of p_step. The newest rollup of a step represents it. The
+-- lag of a queue is the number of ready and leased messages; oldest_age is in seconds.
 create or replace function trunkline.reader_lags(p_since interval default '1 day', p_step interval default '5 minutes')
 returns table (kind text, reader text, at timestamptz, lag bigint, oldest_age float8)
 language plpgsql
@@ -57,7 +61,7 @@ begin
 end
 $$;
 
--- Dead letters of all queues since p_since, without their payloads.
+-- Returns the dead letters of all queues since p_since, without payloads, in no particular order.
 create or replace function trunkline.dead_letter_errors(p_since interval default '1 day')
 returns table (queue text, topic text, label text, attempts int, error text, reason text, created_at timestamptz, dead_at timestamptz)
 language plpgsql stable

@@ -1,7 +1,9 @@
--- Who may call what. Four roles without a login, to be granted to users: trunkline_publisher, trunkline_consumer, trunkline_reader and
--- trunkline_owner. They belong to the cluster, their rights to this database. The role that installed the schema needs none of them.
+-- Rights. There are four roles without a login, to be granted to users: trunkline_publisher,
+-- trunkline_consumer, trunkline_reader and trunkline_owner. Roles belong to the cluster, their rights to this
+-- database. The role that installed the schema needs none of them.
 
--- The verbs of each role; the owner may call everything.
+-- Returns the public functions that each role may call. trunkline_owner may call all functions; its list has
+-- those that no other role may call.
 create or replace function trunkline._verbs() returns table (role text, verbs text[])
 language sql immutable
 as $$
@@ -28,12 +30,15 @@ as $$
         retry_job,run_upkeep,upkeep,grant_roles}')
 $$;
 
+-- Returns true if a role with this name exists.
 create or replace function trunkline._has_role(p_role text) returns boolean
 language sql stable
 as $$ select exists (select from pg_roles where rolname = p_role) $$;
 
--- The functions that topics and queues have of their own: nobody may call them but the owner, and publish and claim those who may
--- publish and claim. Renewing a function keeps its rights, so there is something to do only for a new one.
+-- Sets the rights on the generated functions of a topic whose names match p_pattern. Only trunkline_owner may
+-- call them, and trunkline_publisher the publish function. Replacing a function keeps its rights, so only new
+-- ones, or those of another owner, are changed. Also grants trunkline_owner the right to read and insert rows
+-- of the topic's table.
 create or replace function trunkline._guard_functions(p_pattern text) returns void
 language plpgsql
 as $$
@@ -62,8 +67,9 @@ begin
 end
 $$;
 
--- Makes the roles that are missing, if this role may, and gives each its rights. Runs with every upgrade; call it again when an
--- administrator has made the roles. Rights that were granted to other roles by hand stay.
+-- Creates missing roles, if the caller may create roles, and grants each role its rights; otherwise raises a
+-- notice. Every upgrade calls it. Call it again after an administrator has created the roles. Rights that
+-- were granted to other roles by hand are kept.
 create or replace function trunkline.grant_roles() returns void
 language plpgsql
 as $$
@@ -82,7 +88,7 @@ begin
             begin
                 execute format('create role %I nologin', r.role);
             exception when duplicate_object or unique_violation then
-                -- another database of this cluster was faster
+                -- A session in another database of this cluster has created the role meanwhile.
                 null;
             end;
         end if;
@@ -91,14 +97,15 @@ begin
         exception when insufficient_privilege then
             raise notice 'the owner of schema trunkline must grant its usage to %', r.role;
         end;
-        -- what an earlier release allowed and this one does not
+        -- Revokes rights that an earlier release granted and this one does not.
         execute format('revoke all on all routines in schema trunkline from %I', r.role);
         if r.role = 'trunkline_owner' then
             execute 'grant execute on all routines in schema trunkline to trunkline_owner';
-            -- Rows only. A trigger, a rule or a foreign key on our tables would run inside verbs, with the rights of the schema's owner.
+            -- Rights on rows only. A trigger, rule or foreign key on these tables would run inside public
+            -- functions, with the rights of the schema's owner.
             execute 'revoke all on all tables in schema trunkline from trunkline_owner';
             execute 'grant select, insert, update, delete on all tables in schema trunkline to trunkline_owner';
-            -- entries of the audit log are only ever added
+            -- Entries of the audit log are never changed or deleted.
             execute 'revoke update, delete on trunkline.audit from trunkline_owner';
             execute 'grant usage, select, update on all sequences in schema trunkline to trunkline_owner';
         else
@@ -120,17 +127,20 @@ begin
 end
 $$;
 
--- The numbers of the functions that a topic or queue has of its own, for clients that call these directly.
+-- Returns the number of a topic (p_kind 'topic'), or of a queue's own log (p_kind 'inbox'), as in
+-- `topic_<n>_publish`. For clients that call the generated functions of a topic directly.
 create or replace function trunkline.topic_number(p_kind text, p_name text) returns int
 language sql
 as $$ select (trunkline._topic(p_kind, p_name)).topic_id $$;
 
+-- Returns the number of a queue.
 create or replace function trunkline.queue_number(p_queue text) returns int
 language sql
 as $$ select (trunkline._queue(p_queue)).queue_id $$;
 
--- Makes a role the owner of everything in the schema. For an administrator, after "alter schema trunkline owner to ..."; verbs run with the
--- rights of their owner, so that should be no superuser.
+-- Makes a role the owner of all tables, views, sequences, types and functions of the schema. For an
+-- administrator, after "alter schema trunkline owner to ...". Public functions run with the rights of their
+-- owner, so the owner should not be a superuser.
 create or replace function trunkline._set_owner(p_owner regrole) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -141,7 +151,7 @@ begin
     for v_what in
         select format('%s %s', case relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end, oid::regclass) from pg_class c
         where relnamespace = 'trunkline'::regnamespace and relowner <> p_owner and relkind in ('r', 'p', 'v', 'S')
-          -- the sequence of a column follows its table
+          -- The sequence of a column has the owner of its table.
           and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i') and c.relkind = 'S')
         union all
         select format('type %s', t.oid::regtype) from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
@@ -154,7 +164,8 @@ begin
 end
 $$;
 
--- Everything belongs to the role that installed the first version, also after an upgrade by another: the rights of verbs should not become those of an administrator.
+-- All objects belong to the role that installed the first version, also after an upgrade by another role.
+-- Otherwise public functions would run with the rights of an administrator.
 do $do$
 begin
     perform trunkline._set_owner((select relowner from pg_class where oid = 'trunkline.topics'::regclass)::regrole);

@@ -1,8 +1,10 @@
--- Rollups: once a minute the running totals of every topic, group and queue, and a sample of latencies, so that dashboards can show
--- rates of the last day without looking at messages or leases. No lock is taken and nothing is sequenced here: heads are those of the
--- last tick, which upkeep cuts about once a second.
+-- Rollups: running totals of topics, groups and queues and a sample of latencies, once a minute. Idle queues
+-- and groups get rows less often. Dashboards show the rates of the last day from them without reading
+-- messages or leases; rows are kept for 25 hours. This file assigns no offsets: the head of a log is that of
+-- its newest tick, which upkeep writes every 200 ms.
 
--- When the message at an offset was published; null when retention took it.
+-- Returns when the message at an offset entered the log; null if retention removed it. This is later than its
+-- publish time if the message was delayed, redriven or replayed.
 create or replace function trunkline._published_at(p_cursor_id int, p_offset bigint) returns timestamptz
 language plpgsql
 as $$
@@ -19,8 +21,8 @@ begin
 end
 $$;
 
--- Adds the latencies of a queue to its row: of about 100 deliveries that were settled since the last rollup. The history has them; without one
--- there are none.
+-- Adds the latencies of a queue to its row: of up to 100 runs of deliveries that were settled since the last
+-- rollup. They are read from the delivery history; a queue without one has no latencies.
 create or replace function trunkline._queue_latencies(inout r trunkline.rollups, p_last trunkline.rollups)
 language plpgsql
 as $$
@@ -33,7 +35,7 @@ begin
     ), waits as (
         select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, f.first_offset))::float8 as took from sampled f where f.attempt = 1
     ), works as (
-        -- what a consumer did: not the end of a lease
+        -- settled by a consumer, not by expiry
         select extract(epoch from f.settled_at - f.claimed_at)::float8 as took from sampled f where f.kind in ('a', 'n', 'b', 'd', 'r')
     )
     select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max
@@ -42,8 +44,8 @@ begin
 end
 $$;
 
--- Writes the row of a queue. p_before: when the run before this one was. A queue that was idle has no row of that time: then it gets one, so that rates are those of one
--- interval.
+-- Writes the row of a queue. p_before: time of the previous run. A queue that was idle has no row of that
+-- time. Then a copy of its last totals is inserted for that time, so that rates cover one interval only.
 create or replace function trunkline._write_queue_rollup(r trunkline.rollups, p_before timestamptz) returns void
 language plpgsql
 as $$
@@ -62,7 +64,8 @@ begin
 end
 $$;
 
--- Many queues together: what is new since the newest pass is read once for all of them. Returns how many there were.
+-- Writes the rows of several queues, and returns how many. What is new since the newest pass is read once for
+-- all of them.
 create or replace function trunkline._roll_up_queues(p_queues int[], p_now timestamptz, p_before timestamptz) returns int
 language plpgsql
 as $$
@@ -72,7 +75,7 @@ declare
     v_late  timestamptz;
     v_count int := 0;
 begin
-    -- in the order of the queues
+    -- ordered by queue
     for t in select * from trunkline._cursor_totals(p_queues) loop
         if r.subject is distinct from (t.q).queue_id then
             if r.subject is not null then
@@ -107,6 +110,7 @@ begin
 end
 $$;
 
+-- Writes the row of a group.
 create or replace function trunkline._roll_up_group(p_subscription_id int, p_now timestamptz) returns void
 language plpgsql
 as $$
@@ -133,7 +137,8 @@ begin
             r.oldest_age := greatest(r.oldest_age, extract(epoch from p_now - trunkline._published_at(c.cursor_id, s.committed + 1)));
         end if;
     end loop;
-    -- the newest 100 states of each partition: a fetch is one with more fetched than committed, a commit one after it
+    -- The newest 100 states of each partition. In a fetch, more is fetched than committed; a commit is the
+    -- state after it.
     with states as (
         select p.*, lag(p.committed) over w as was_committed, lag(p.fetched) over w as was_fetched, lag(p.at) over w as was_at
         from trunkline.cursors k
@@ -153,14 +158,15 @@ begin
 end
 $$;
 
--- Queues that something has happened to since the run before the last one, or that have messages: so the first idle minute has a row, with rates of 0. The
--- others get a row every six to ten minutes, not all of them in the same run.
+-- Returns the queues that need a row: those that changed since the run before the last one, and those that
+-- have messages. So the first idle minute has a row with rates of 0. Other queues get a row every six to ten
+-- minutes, spread over different runs.
 create or replace function trunkline._queues_to_roll_up(p_now timestamptz, p_before timestamptz, p_pass bigint) returns setof trunkline.queues
 language sql stable
 as $$
     select q.* from trunkline.queues q
     left join lateral (
-        -- totals only grow, so their sum tells whether one did
+        -- totals only grow, so their sum shows whether one of them did
         select x.at, x.ready, x.leased, x.total is distinct from lag(x.total) over (order by x.at) as moved
         from (select y.at, y.ready, y.leased, y.head + y.delivered + y.acked + y.returned + y.dead + y.expired as total
               from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id order by y.at desc limit 2) x
@@ -170,12 +176,13 @@ as $$
        or q.queue_id in (select k.queue_id from trunkline.cursor_states s join trunkline.cursors k using (cursor_id) where s.pass > p_pass)
        or exists (select from trunkline.cursors k
                   cross join lateral (select t.cut_at from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t
-                  -- a tick may commit after a run that it was cut before
+                  -- a tick may commit after a run that began after it was written
                   where k.queue_id = q.queue_id and t.cut_at >= p_before - interval '1 minute')
     order by q.queue_id
 $$;
 
--- Groups with a member in the last hour, and some hundred of the others in turn: what an idle group costs does not depend on how many there are.
+-- Returns groups with a member seen in the last hour, and up to 500 others in turn. So the cost of a run does
+-- not depend on the number of idle groups.
 create or replace function trunkline._groups_to_roll_up() returns setof int
 language plpgsql
 as $$
@@ -189,7 +196,8 @@ begin
 end
 $$;
 
--- One that cannot be read (a damaged log) must not keep the others waiting.
+-- Deletes old rollups and writes new ones; returns how many. A queue or group that cannot be read (a damaged
+-- log) causes a warning and does not stop the others.
 create or replace function trunkline._upkeep_rollups() returns int
 language plpgsql
 as $$
@@ -204,14 +212,14 @@ declare
     v_group  int;
 begin
     if v_before >= v_now then
-        -- the clock was set back
+        -- the server's clock was set back
         v_before := null;
     end if;
     delete from trunkline.rollups where at < v_now - interval '25 hours';
     insert into trunkline.rollups (kind, subject, at, head)
     select 'topic', l.topic_id, v_now, sum(trunkline._head(l.log)) from trunkline.logs l join trunkline.topics t using (topic_id)
     where t.kind = 'topic' group by l.topic_id
-    -- a clock that stands still or goes back adds nothing
+    -- no new row if the server's clock stands still or was set back
     on conflict do nothing;
     get diagnostics v_count = row_count;
     v_queues := array(select q.queue_id from trunkline._queues_to_roll_up(v_now, v_before, v_pass) q);
@@ -242,8 +250,9 @@ begin
 end
 $$;
 
--- The rows of one subject in steps, each with the distance to the end of the step before: the newest row of a step stands for it.
--- Of the latencies in a step: the middle one of the medians, the highest of the others.
+-- Returns the rows of one subject in steps, each with the seconds since the row of the previous step. The
+-- newest row of a step represents it. Latencies of a step: the median of the medians, and the maximum of the
+-- others.
 create or replace function trunkline._rollup_steps(p_kind text, p_subject int, p_since interval, p_step interval)
 returns table (step timestamptz, seconds float8, r trunkline.rollups, was trunkline.rollups)
 language plpgsql
@@ -256,7 +265,7 @@ begin
     v_from := date_bin(p_step, trunkline.clock() - p_since, 'epoch');
     return query
     with picked as (
-        -- one step more, as the start of the first
+        -- one step earlier, as the start of the first
         select date_bin(p_step, x.at, 'epoch') as step, x as r from trunkline.rollups x
         where x.kind = p_kind and x.subject = p_subject and x.at >= v_from - greatest(p_step, interval '11 minutes')
     ), steps as (
@@ -276,12 +285,14 @@ begin
 end
 $$;
 
--- What a running total grew per second; null in the first step of all. A seek backwards is no negative rate.
+-- Returns how much a running total grew per second; null for the first step. After a seek backwards the rate
+-- is 0, not negative.
 create or replace function trunkline._per_second(p_now bigint, p_was bigint, p_seconds float8) returns float8
 language sql immutable
 as $$ select greatest(0, p_now - p_was) / nullif(p_seconds, 0) $$;
 
--- Rates of a topic in steps, oldest first: messages published per second.
+-- Returns the head and the published messages per second of a topic, in steps, oldest first. p_since and
+-- p_step: 1 minute to 25 hours.
 create or replace function trunkline.topic_rollups(p_topic text, p_since interval default '1 day', p_step interval default '1 minute')
 returns table (at timestamptz, head bigint, published_per_second float8)
 language plpgsql
@@ -295,8 +306,10 @@ begin
 end
 $$;
 
--- Rates, depth and latencies of a queue in steps, oldest first. wait: seconds from publish to claim; work: from claim to settle.
--- ready counts what waits in the logs as a whole: also what a filter will pass over or a delivery delay holds back.
+-- Returns rates, totals, depth and latencies of a queue in steps, oldest first. p_since and p_step: 1 minute
+-- to 25 hours.
+-- wait: seconds from entering the log to the first claim; work: from claim to settle. ready counts all
+-- unclaimed messages of the logs, including those that a filter will skip or a delivery delay holds back.
 create or replace function trunkline.queue_rollups(p_queue text, p_since interval default '1 day', p_step interval default '1 minute')
 returns table (at timestamptz, accepted_per_second float8, delivered_per_second float8, acked_per_second float8, returned_per_second float8,
                dead_per_second float8, expired_per_second float8, accepted bigint, delivered bigint, acked bigint, returned bigint, dead bigint,
@@ -317,7 +330,8 @@ begin
 end
 $$;
 
--- Rates, lag and latencies of a group in steps, oldest first. wait: seconds from publish to fetch; work: from fetch to commit.
+-- Returns rates, lag and latencies of a group in steps, oldest first. p_since and p_step: 1 minute to 25
+-- hours. wait: seconds from entering the log to fetch; work: from fetch to commit.
 create or replace function trunkline.group_rollups(p_topic text, p_group text, p_since interval default '1 day', p_step interval default '1 minute')
 returns table (at timestamptz, published_per_second float8, committed_per_second float8, head bigint, committed bigint, lag bigint, oldest_age float8,
                wait_p50 float8, wait_p99 float8, wait_max float8, work_p50 float8, work_p99 float8, work_max float8)

@@ -1,6 +1,9 @@
--- Cron schedules. Expressions are evaluated here, so that upkeep from psql or pg_cron is enough to fire them (docs/adr/0010).
+-- Cron schedules. A tick is a time at which a schedule fires. SQL evaluates the expressions, so upkeep that
+-- is run from psql or pg_cron is enough to fire schedules (docs/adr/0010).
 
--- One field of an expression as a set of bits: *, a, a-b, each with /step, and lists of these; names where the field has them.
+-- Returns one field of a cron expression as a set of bits, one for each value that matches. A field is *, a,
+-- a-b, each with an optional /step, or a list of these. "a/step" runs from a to the maximum. p_names: the
+-- names that stand for values, from p_min up; null for a field without names. Raises TL001.
 create or replace function trunkline._cron_field(p_field text, p_text text, p_min int, p_max int, p_names text[]) returns bigint
 language plpgsql immutable
 as $$
@@ -37,6 +40,9 @@ begin
 end
 $$;
 
+-- Returns a parsed cron expression: five fields, or a shortcut such as @daily. Raises TL001. If day-of-month
+-- or day-of-week starts with *, a day must match both fields (both_days); otherwise it must match one of
+-- them. fixed: neither minute nor hour starts with *, which decides how _cron_next handles clock changes.
 create or replace function trunkline._parse_cron(p_cron text) returns trunkline.cron
 language plpgsql immutable
 as $$
@@ -58,7 +64,7 @@ begin
     c.days := trunkline._cron_field('day of month', v_parts[3], 1, 31, null);
     c.months := trunkline._cron_field('month', v_parts[4], 1, 12, '{JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC}');
     c.weekdays := trunkline._cron_field('day of week', v_parts[5], 0, 7, '{SUN,MON,TUE,WED,THU,FRI,SAT}');
-    -- 7 is Sunday too
+    -- Both 0 and 7 are Sunday.
     c.weekdays := (c.weekdays | (c.weekdays >> 7)) & 127;
     c.both_days := starts_with(v_parts[3], '*') or starts_with(v_parts[5], '*');
     c.fixed := not starts_with(v_parts[1], '*') and not starts_with(v_parts[2], '*');
@@ -66,7 +72,8 @@ begin
 end
 $$;
 
--- The first time on the wall at p_from or later that the expression names; null when there is none in 50 years.
+-- Returns the first local time at p_from or later that matches the expression, or null if none does in 50
+-- years. Knows nothing of time zones. p_from must be a whole minute.
 create or replace function trunkline._cron_wall(c trunkline.cron, p_from timestamp) returns timestamp
 language plpgsql immutable
 as $$
@@ -80,7 +87,7 @@ declare
     v_dow    int;
     v_ok     boolean;
 begin
-    -- the minute of the day, on p_from's own day
+    -- The time of day, if p_from's own day matches.
     while v_minute < 60 and (c.minutes >> v_minute) & 1 = 0 loop
         v_minute := v_minute + 1;
     end loop;
@@ -97,7 +104,7 @@ begin
     if v_hour = 24 then
         v_day := v_day + 1;
     end if;
-    -- the day; by months, so that a rare month costs little
+    -- The day. Months that do not match are skipped as a whole, so a rare month costs little.
     v_d := extract(day from v_day);
     v_month := v_day - v_d + 1;
     <<months>>
@@ -120,7 +127,7 @@ begin
         return null;
     end if;
     if v_month + v_d - 1 > p_from::date then
-        -- another day than p_from's: from its start
+        -- A later day than p_from's: the first matching time of that day.
         v_hour := 0;
         while (c.hours >> v_hour) & 1 = 0 loop
             v_hour := v_hour + 1;
@@ -134,8 +141,9 @@ begin
 end
 $$;
 
--- When the wall of a zone shows p_wall: once (first = second), twice (the clocks were set back), or never (they were set forward
--- over it): then both are the moment of the jump, and exists is false.
+-- Returns the instants at which local clocks in a zone show p_wall. Usually there is one (first = second).
+-- There are two if the clocks were set back over p_wall. If they were set forward over it there is none:
+-- "exists" is false, and both are the instant of the change.
 create or replace function trunkline._instants(p_wall timestamp, p_zone text, out first timestamptz, out second timestamptz, out "exists" boolean)
 language plpgsql stable
 as $$
@@ -143,10 +151,11 @@ declare
     v_low timestamptz;
     v_mid timestamptz;
 begin
-    -- of two Postgres takes the second; where there is none it answers one that lies behind the jump
+    -- If there are two instants, Postgres returns the second. If there is none, it returns one after the
+    -- change.
     second := p_wall at time zone p_zone;
     "exists" := (second at time zone p_zone) = p_wall;
-    -- with the distance to UTC of a day before
+    -- Converts p_wall with the UTC offset of the day before.
     first := second - interval '24 hours';
     first := (p_wall - ((first at time zone p_zone) - (first at time zone 'UTC'))) at time zone 'UTC';
     if "exists" then
@@ -155,7 +164,7 @@ begin
         end if;
         return;
     end if;
-    -- the jump is where the wall gets ahead of p_wall
+    -- Binary search for the change, to the second: the local time is above p_wall from there on.
     v_low := second - interval '48 hours';
     while second - v_low > interval '1 second' loop
         v_mid := date_trunc('second', v_low + (second - v_low) / 2);
@@ -169,7 +178,7 @@ begin
 end
 $$;
 
--- The first tick after p_after; null when there is none in 50 years.
+-- Returns the first tick after p_after, or null if there is none in 50 years.
 create or replace function trunkline._cron_next(c trunkline.cron, p_zone text, p_after timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -185,7 +194,8 @@ begin
         return trunkline._cron_wall(c, v_wall) at time zone 'UTC';
     end if;
     if c.fixed then
-        -- by the wall: what the clocks skip runs at the jump, what they repeat runs the first time
+        -- A fixed time of day: a time that the clocks skip runs at the change, and a time that they repeat
+        -- runs the first time only.
         loop
             v_next := trunkline._cron_wall(c, v_wall);
             exit when v_next is null;
@@ -197,7 +207,8 @@ begin
         end loop;
         return null;
     end if;
-    -- by elapsed time: every minute that really comes is looked at, once or twice
+    -- An interval such as "every 15 minutes": all minutes that really occur are considered. A local time that
+    -- the clocks repeat matches twice, and one that they skip does not match.
     v_from := p_after + (v_wall - (p_after at time zone p_zone));
     loop
         v_wall := v_from at time zone p_zone;
@@ -205,7 +216,8 @@ begin
         exit when v_next is null;
         v_now := trunkline._instants(v_wall, p_zone);
         if v_now.first < v_now.second and v_from = v_now.first then
-            -- this part of the day comes again: after its first end, go on at its second beginning
+            -- v_from is in the first run of a repeated period. If the match is not in that run, continue at
+            -- the start of the second run.
             v_tick := v_from + (v_next - v_wall);
             if (v_tick at time zone p_zone) = v_next then
                 return v_tick;
@@ -217,14 +229,15 @@ begin
         if t."exists" then
             return case when t.first >= v_from then t.first else t.second end;
         end if;
-        -- goes on behind the jump
+        -- The clocks skip this match: continue after the change.
         v_from := t.first;
     end loop;
     return null;
 end
 $$;
 
--- The moment between two at which the clocks of a zone were set back.
+-- Returns the instant between p_first and p_second at which the clocks of a zone were set back, to the
+-- second.
 create or replace function trunkline._set_back(p_first timestamptz, p_second timestamptz, p_zone text) returns timestamptz
 language plpgsql stable
 as $$
@@ -246,7 +259,8 @@ begin
 end
 $$;
 
--- The newest tick in (p_after, p_upto]; there must be one. Halves the time, so that a long pause costs no more than a short one.
+-- Returns the newest tick in (p_after, p_upto]. The caller must know that there is one. Binary search, so a
+-- long pause costs little more than a short one.
 create or replace function trunkline._cron_newest(c trunkline.cron, p_zone text, p_after timestamptz, p_upto timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -271,13 +285,15 @@ begin
 end
 $$;
 
+-- Raises TL001 unless p_zone is the name of a time zone; the hint suggests similar names.
 create or replace function trunkline._check_timezone(p_zone text) returns void
 language plpgsql
 as $$
 declare
     v_near text;
 begin
-    -- only names of places: an abbreviation or an own rule has no history of its offsets
+    -- Only names in pg_timezone_names are accepted: an abbreviation or a POSIX rule has no history of UTC
+    -- offsets.
     if p_zone = 'UTC' or exists (select from pg_timezone_names where name = p_zone) then
         return;
     end if;
@@ -288,6 +304,7 @@ begin
 end
 $$;
 
+-- Returns p_tick. Raises TL001 if it is null, because the expression matches no date.
 create or replace function trunkline._need_tick(p_tick timestamptz, p_cron text) returns timestamptz
 language plpgsql
 as $$
@@ -299,7 +316,8 @@ begin
 end
 $$;
 
--- The next p_n ticks of an expression after p_after (default: now), without a schedule.
+-- Returns the next p_n run times of a cron expression after p_after (default: now). Needs no schedule. p_n is
+-- 1 to 10,000. Raises TL001 if the expression or time zone is not valid, or if no date matches in 50 years.
 create or replace function trunkline.next_runs(p_cron text, p_timezone text default 'UTC', p_n int default 5, p_after timestamptz default null)
 returns setof timestamptz
 language plpgsql
@@ -324,6 +342,8 @@ begin
 end
 $$;
 
+-- Returns a schedule by its name; raises TL015 if it does not exist. p_lock: locks the row until the
+-- transaction ends.
 create or replace function trunkline._schedule(p_name text, p_lock boolean default false) returns trunkline.schedules
 language plpgsql
 as $$
@@ -342,7 +362,8 @@ begin
 end
 $$;
 
--- A row as it would be stored; refuses what could never be published.
+-- Returns the row that a schedule with these arguments has. Raises an error for a message that could never be
+-- published. Keeps a shared lock on the definition of the target (778012) until the transaction ends.
 create or replace function trunkline._make_schedule(
     p_name text, p_cron text, p_topic text, p_queue text, p_payload jsonb, p_key text, p_routing_key text, p_label text, p_headers jsonb,
     p_timezone text, p_catch_up text)
@@ -361,7 +382,8 @@ begin
         perform trunkline._fail('TL001', format('catch_up is %s', coalesce(quote_literal(left(p_catch_up, 50)), 'null')),
                                 'use skip (forget missed ticks), one (one message for all of them) or all (a message for each)');
     end if;
-    -- locked, so that a deletion finds the schedule, or the schedule finds its target gone
+    -- With this lock, a concurrent deletion of the target finds the schedule, or this function finds the
+    -- target deleted.
     t := trunkline._lock_topic(case when p_queue is null then 'topic' else 'inbox' end, coalesce(p_queue, p_topic), true);
     s.name := p_name;
     s.topic := p_topic;
@@ -382,8 +404,18 @@ begin
 end
 $$;
 
--- Creates a schedule: at each tick of p_cron in p_timezone, upkeep publishes the payload to the topic or queue, once over all processes.
--- p_catch_up: what to do with ticks that passed while nobody ran upkeep: 'one' message for all of them (the newest), 'all', or 'skip' them.
+-- Creates a schedule and returns its row. At each time that matches p_cron in p_timezone (a tick), upkeep
+-- publishes the payload to the topic or queue. Each tick is published once, however many processes run
+-- upkeep. The message has the header trunkline-schedule with the schedule's name; occurred_at is the time of
+-- the tick.
+--
+-- p_catch_up decides about ticks that were missed because upkeep did not run. 'one' publishes one message for
+-- all of them, with the time of the newest. 'all' publishes a message for each. 'skip' publishes none, except
+-- for the newest tick if it is not older than the setting schedule_grace (2 minutes).
+--
+-- Give either p_topic or p_queue. Raises TL020 if the schedule exists, TL001 if p_cron or p_timezone is not
+-- valid, and the errors of publish for its message. Locks the definition of the target until the transaction
+-- ends; publishers do not wait for this lock.
 create or replace function trunkline.create_schedule(
     p_name text, p_cron text, p_topic text default null, p_queue text default null, p_payload jsonb default 'null', p_key text default null,
     p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_timezone text default 'UTC',
@@ -405,7 +437,9 @@ begin
 end
 $$;
 
--- Creates the schedule, or makes it what is said here. A paused one stays paused; the next tick moves only when cron or time zone do.
+-- Creates a schedule, or changes an existing one to these arguments, and returns its row. Arguments that are
+-- left out get their defaults, as in create_schedule. A paused schedule stays paused. The next tick changes
+-- only if p_cron or p_timezone changes.
 create or replace function trunkline.ensure_schedule(
     p_name text, p_cron text, p_topic text default null, p_queue text default null, p_payload jsonb default 'null', p_key text default null,
     p_routing_key text default null, p_label text default null, p_headers jsonb default null, p_timezone text default 'UTC',
@@ -430,10 +464,12 @@ begin
 end
 $$;
 
+-- Returns all schedules, by name.
 create or replace function trunkline.list_schedules() returns setof trunkline.schedules
 language sql stable
 as $$ select * from trunkline.schedules order by name $$;
 
+-- Pauses a schedule: it does not fire until resume_schedule.
 create or replace function trunkline.pause_schedule(p_name text) returns void
 language plpgsql
 as $$
@@ -444,7 +480,9 @@ begin
 end
 $$;
 
--- Goes on with the next tick from now: what passed during the pause was not missed.
+-- Resumes a paused schedule; the next tick is the first one after now. Ticks during the pause are dropped,
+-- whatever p_catch_up is. Has no effect on a schedule that is not paused. Raises an error if the target no
+-- longer exists.
 create or replace function trunkline.resume_schedule(p_name text) returns void
 language plpgsql
 as $$
@@ -460,7 +498,8 @@ begin
 end
 $$;
 
--- For what is going to be deleted: the schedules that publish to it end with it, if forced; otherwise they are in the way.
+-- Deletes the schedules that publish to a topic or queue which is being deleted. Without p_force, raises
+-- TL021 if there are any.
 create or replace function trunkline._drop_schedules(p_what text, p_schedules int[], p_force boolean) returns void
 language plpgsql
 as $$
@@ -474,6 +513,7 @@ begin
 end
 $$;
 
+-- Deletes a schedule.
 create or replace function trunkline.delete_schedule(p_name text) returns void
 language plpgsql
 as $$
@@ -484,7 +524,7 @@ begin
 end
 $$;
 
--- Publishes the message of one tick.
+-- Publishes the message of one tick and returns its id.
 create or replace function trunkline._fire(s trunkline.schedules, p_tick timestamptz) returns uuid
 language plpgsql
 as $$
@@ -500,7 +540,8 @@ begin
 end
 $$;
 
--- Fires a schedule now, also a paused one, apart from its ticks; answers the id of the message.
+-- Publishes the schedule's message now and returns its id. Works for paused schedules too, and does not
+-- change the next tick. Locks the schedule until the transaction ends; upkeep skips it meanwhile.
 create or replace function trunkline.run_schedule(p_name text) returns uuid
 language plpgsql
 as $$
@@ -514,7 +555,8 @@ begin
 end
 $$;
 
--- Fires what is due of one schedule, and moves it on in the same transaction. Answers how many messages, at most p_limit.
+-- Publishes the due ticks of one schedule and stores its next tick in the same transaction. Returns the
+-- number of messages, at most p_limit. The caller holds the lock on the schedule's row.
 create or replace function trunkline._fire_due(s trunkline.schedules, p_now timestamptz, p_limit int) returns int
 language plpgsql
 as $$
@@ -545,8 +587,10 @@ begin
 end
 $$;
 
--- Schedules that are due. One that cannot be fired, because its target is gone or refuses the message, is paused with an alert; the
--- others go on. At most 1,000 messages in a run: what is left is due in the next.
+-- Fires the schedules that are due and returns the number of messages, at most 1,000 per run. The next run
+-- continues with the rest. If the target does not exist or refuses the message, the schedule is paused, an
+-- alert is written, and the run continues with the other schedules. Skips schedules that another session has
+-- locked.
 create or replace function trunkline._upkeep_schedules() returns int
 language plpgsql
 as $$
@@ -559,7 +603,8 @@ begin
         begin
             v_count := v_count + trunkline._fire_due(s, v_now, 1000 - v_count);
         exception when others then
-            -- 22023: the server no longer knows the time zone. Anything else (no room, a lock) may be over at the next run.
+            -- 22023: the server no longer has the time zone. Other errors (no space, a lock timeout) may be
+            -- gone in the next run.
             if sqlstate not like 'TL%' and sqlstate <> '22023' then
                 raise warning 'schedule % cannot be fired now: % (%)', s.name, sqlerrm, sqlstate;
             else

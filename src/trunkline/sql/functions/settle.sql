@@ -1,9 +1,16 @@
--- Settling: ack, nack, bury, release and extend, all fenced. A receipt is '<position>.<cursor>.<first>.<rotation>.<token>'.
--- Results per receipt: done; lost (the lease ended, was replaced, or the message was settled otherwise); unknown (no such lease).
--- A settle may sit in the caller's transaction. It shares the row of its lease with other settles and keeps expiry out; the key of `settled`
--- decides between two settles of one message. Only the tables of the rotation that the receipt names are touched.
+-- Settling: ack, nack, bury, release and extend. A receipt is
+-- '<position>.<cursor>.<first>.<rotation>.<token>'. The token fences: an expired or replaced lease cannot be
+-- settled.
+-- Each receipt has one result. done: this call settled the message, or an ack found it acked before. lost:
+-- the lease ended or was replaced, or the message was settled in another way. unknown: no such lease exists.
+-- A settle can be part of the caller's transaction. It holds the lease row `for key share` until that
+-- transaction ends. Other settles share this lock; expiry cannot get its lock meanwhile. The primary key of
+-- `settled` decides between two settles of one message.
+-- A settle uses the rotation partition that the receipt names. It reads the other two only if upkeep has
+-- moved the lease or the lease no longer exists.
 
--- Whether this is the part of a receipt behind the position, with numbers that fit.
+-- Returns whether p_text has the form of a lease in a receipt ('.<cursor>.<first>.<rotation>.<token>') and
+-- its numbers fit their types.
 create or replace function trunkline._names_a_lease(p_text text) returns boolean
 language sql immutable
 as $$
@@ -12,7 +19,9 @@ as $$
        and length(split_part(p_text, '.', 3)) between 1 and 18 and ltrim(split_part(p_text, '.', 3), '0123456789') = ''
 $$;
 
--- The row of a lease, locked: shared with other settles, or alone. Not there: in the rotation that it was carried to.
+-- Locks a lease row and returns it: `for update` if p_alone, else `for key share`. Waits for conflicting
+-- locks. Tries the named rotation partition first, then the two others, to which upkeep may have moved the
+-- lease. Returns null if the lease does not exist.
 create or replace function trunkline._lock_lease(p_rotation smallint, p_cursor_id int, p_first bigint, p_alone boolean) returns trunkline.leases
 language plpgsql
 as $$
@@ -40,7 +49,7 @@ begin
 end
 $$;
 
--- Is the row of the lease free to be locked alone? Then it is.
+-- Tries to lock a lease row `for update`, without waiting. Returns whether the lock was acquired.
 create or replace function trunkline._try_lock_lease(p_rotation smallint, p_cursor_id int, p_first bigint) returns boolean
 language plpgsql
 as $$
@@ -54,7 +63,7 @@ begin
 end
 $$;
 
--- Rows of `settled` that belong to a lease.
+-- Returns the rows of `settled` that belong to a lease. Reads only the lease's rotation partition.
 create or replace function trunkline._settled_of(l trunkline.leases) returns setof trunkline.settled
 language plpgsql
 as $$
@@ -67,7 +76,7 @@ begin
 end
 $$;
 
--- The positions of a lease that are kept beyond its deadline.
+-- Returns the positions of a lease that have an extension beyond p_now.
 create or replace function trunkline._extended(l trunkline.leases, p_now timestamptz) returns int8multirange
 language plpgsql
 as $$
@@ -83,12 +92,13 @@ begin
 end
 $$;
 
--- The positions that a lease delivered.
+-- Returns the positions that a lease delivered. `taken` is null if it delivered all of them.
 create or replace function trunkline._leased(l trunkline.leases) returns int8multirange
 language sql immutable
 as $$ select coalesce(l.taken, int8multirange(int8range(l.first, l.first + l.n))) $$;
 
--- What is at positions of a lease: the cursor on whose log the message is, its offset, and the attempts it had before.
+-- Returns the messages at positions of a lease: the cursor whose log has the message, its offset, and the
+-- number of earlier attempts.
 create or replace function trunkline._entries(l trunkline.leases, p_positions int8multirange) returns table (pos bigint, source_id int, log_offset bigint, attempt int)
 language sql immutable
 as $$
@@ -96,6 +106,7 @@ as $$
     from unnest(p_positions) r cross join lateral generate_series(lower(r), upper(r) - 1) p
 $$;
 
+-- Returns the delay before the next attempt: exponential in the attempt number, capped, with random jitter.
 create or replace function trunkline._backoff(q trunkline.queues, p_attempt int) returns interval
 language sql volatile
 as $$
@@ -104,8 +115,10 @@ as $$
            * (1 + q.backoff_jitter * (2 * random() - 1)) * interval '1 second'
 $$;
 
--- Writes what becomes of positions that were found open, under the lock on their lease: p_alone, one row per run, else one per position, for
--- which two settles may compete. Returns the positions that this call has settled.
+-- Records how open positions of a lease were settled, and returns the positions that this call settled. The
+-- caller holds the lock on the lease and has checked that the positions are open.
+-- p_alone: the caller holds the lease `for update`, so one row covers each run of positions. Otherwise writes
+-- one row per position, because another settle can compete for it; the primary key decides.
 create or replace function trunkline._write_settled(
     l trunkline.leases, p_kind "char", p_positions int8multirange, p_now timestamptz, p_alone boolean, p_due timestamptz default null, p_error text default null)
 returns int8multirange
@@ -131,8 +144,10 @@ begin
 end
 $$;
 
--- Ends deliveries that were found open. A verb may reach fewer positions than it was given: what retention or the end of the subscription took
--- cannot come back, and another settle may have been faster. Returns those that it reached.
+-- Settles open positions of a lease and returns those that were settled. The caller holds the lock on the
+-- lease.
+-- The result can have fewer positions than p_positions. Messages removed by retention or by the end of a
+-- subscription cannot be redelivered and are recorded as gone. Another settle may have been first.
 create or replace function trunkline._settle_lease(
     l trunkline.leases, p_kind "char", p_positions int8multirange, p_now timestamptz, p_alone boolean, p_delay interval, p_error text)
 returns int8multirange
@@ -153,7 +168,7 @@ begin
     select * into c from trunkline.cursors where cursor_id = l.cursor_id;
     select * into q from trunkline.queues where queue_id = c.queue_id;
     if p_kind = 'e' then
-        -- an ordered queue keeps or loses a lease as a whole
+        -- in an ordered queue, a lease is extended as a whole
         insert into trunkline.extensions (rotation, cursor_id, first, positions, until)
         values (l.rotation, l.cursor_id, l.first, case when q.ordered then trunkline._leased(l) else p_positions end, p_now + p_delay);
         return p_positions;
@@ -165,7 +180,7 @@ begin
         perform trunkline._write_settled(l, 'g', v_set, p_now, p_alone);
         v_left := v_left - v_set;
     end if;
-    -- by attempt: the last one ends in the dead letters, and the backoff grows with it
+    -- group by attempt: the last attempt makes a dead letter, and the backoff depends on the attempt
     for e in
         select case when p_kind = 'b' or p_kind in ('n', 'x') and x.attempt + 1 >= q.max_attempts then case p_kind when 'b' then 'b' else 'd' end::"char" else p_kind end as kind,
                x.attempt + 1 as attempt, range_agg(int8range(x.pos, x.pos + 1)) as positions
@@ -182,7 +197,8 @@ begin
             from trunkline._entries(l, v_set) x join trunkline.cursors k on k.cursor_id = x.source_id
             cross join lateral trunkline._read(k.topic_id, k.partition, k.segment_rows, x.log_offset, x.log_offset) m;
         elsif p_kind = 'n' and p_delay is null and q.backoff_jitter > 0 then
-            -- each with a backoff of its own, so that they do not come back together
+            -- a separate random backoff for each message, so that they are not all redelivered at the same
+            -- time
             select coalesce(range_agg(trunkline._write_settled(l, 'n', int8multirange(int8range(x.pos, x.pos + 1)), p_now, p_alone, p_now + trunkline._backoff(q, e.attempt), p_error)), '{}')
               into v_set from trunkline._entries(l, e.positions) x;
         else
@@ -194,7 +210,8 @@ begin
             v_back := v_back + v_set;
         end if;
     end loop;
-    -- In an ordered queue nothing behind a message that came back may be finished before it: the rest of the lease goes back too.
+    -- In an ordered queue, no later message may be completed before one that is redelivered. So the rest of
+    -- the lease is released too.
     if q.ordered and not isempty(v_back) then
         select trunkline._leased(l) * int8multirange(int8range(lower(v_back), null)) - coalesce(range_agg(int8range(s.pos, s.pos + s.n)), '{}')
           into v_set from trunkline._settled_of(l) s;
@@ -206,8 +223,10 @@ begin
 end
 $$;
 
--- Settles positions of one lease. p_lease is the part of a receipt behind the position, with its dot; `held` are the positions of the lease,
--- null when it is not known.
+-- Settles positions of one lease. p_lease is the receipt without its position, with the leading dot.
+-- done: the positions that are settled now, for an ack also those acked before. held: the positions of the
+-- lease. It is all positions if the lease has ended and its row was removed, and null if the lease never
+-- existed.
 create or replace function trunkline._settle_one(
     p_kind "char", p_lease text, p_positions int8multirange, p_delay interval, p_error text, out done int8multirange, out held int8multirange)
 language plpgsql
@@ -228,7 +247,7 @@ begin
     l := trunkline._lock_lease(split_part(p_lease, '.', 4)::smallint, v_cursor, v_first, false);
     if l.cursor_id is null then
         perform trunkline._wait_as_before(v_waits);
-        -- what was leased once and is not there any more has ended
+        -- a lease that existed and has no row any more has ended
         select * into c from trunkline.cursors where cursor_id = v_cursor;
         if c.drawn_seq is not null and v_first <= trunkline._drawn(c) or c.drawn_seq is null and exists (select from trunkline.leases x where x.cursor_id = v_cursor and x.first >= v_first) then
             held := '{(,)}';
@@ -240,8 +259,9 @@ begin
         perform trunkline._wait_as_before(v_waits);
         return;
     end if;
-    -- A statement of its own: it must see what was settled while we waited for the row. More than a few positions, if no other settle is open, in
-    -- one row per run.
+    -- The statements below run after the lock was acquired, so they see what other settles committed while
+    -- this call waited. For more than a few positions, tries to lock the lease alone, to write one row per
+    -- run.
     if trunkline._size(p_positions) > 1 and (p_positions = held or trunkline._size(p_positions) > 20) then
         v_alone := trunkline._try_lock_lease(l.rotation, v_cursor, v_first);
     end if;
@@ -254,7 +274,7 @@ begin
         done := done * trunkline._extended(l, v_now);
     end if;
     if not isempty(done) then
-        -- waits here too, for a settle of the same message that is open
+        -- can also wait here, for an open settle of the same message
         done := trunkline._settle_lease(l, p_kind, done, v_now, v_alone, p_delay, p_error);
     end if;
     perform trunkline._wait_as_before(v_waits);
@@ -264,6 +284,8 @@ begin
 end
 $$;
 
+-- Settles receipts grouped by lease, and returns one result per receipt. Requires a READ COMMITTED
+-- transaction. At most 10,000 receipts per call; an error text is cut after 10,000 characters.
 create or replace function trunkline._settle(p_kind "char", p_receipts text[], p_delay interval default null, p_error text default null)
 returns setof trunkline.settlement
 language plpgsql
@@ -287,7 +309,7 @@ begin
     end if;
     perform trunkline._commit_durably();
     for g in
-        -- by lease: all of a receipt but the position in front
+        -- grouped by lease: the receipt without its leading position
         select u.lease, array_agg(u.ord) as ords, array_agg(u.receipt) as receipts, array_agg(u.pos) as places,
                coalesce(range_agg(int8range(u.pos, u.pos + 1)) filter (where u.pos is not null), '{}') as positions
         from (
@@ -309,8 +331,9 @@ begin
 end
 $$;
 
--- The short way of an ack: one message of a lease that is open and not extended. Returns whether it was that; if not, the long way finds out
--- what it is.
+-- Fast path of ack: one message of a lease whose original deadline has not passed. Returns true if the
+-- message was acked. If it returns false, the caller uses _settle, which finds the correct result. Does not
+-- wait for the lease row.
 create or replace function trunkline._ack_one(p_pos bigint, p_cursor_id int, p_first bigint, p_rotation text, p_token text) returns boolean
 language plpgsql
 as $$
@@ -330,14 +353,15 @@ begin
     else
         select token, deadline, taken, n into l from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for key share skip locked;
     end if;
-    -- a statement of its own: it sees what was settled before the row was ours
+    -- a new statement: it sees what was settled before this session had the lock on the row
     v_now := trunkline.clock();
     if l.token::text <> p_token or l.deadline <= v_now or l.token is null or p_pos >= p_first + l.n or not coalesce(l.taken @> p_pos, p_pos >= p_first) then
         return false;
     end if;
-    -- for a settle of the same message that is open
+    -- may wait for an open settle of the same message
     v_waits := trunkline._wait_ten_seconds();
-    -- by name: a plan for any partition would lock them all until the caller commits, and keep them from being emptied
+    -- Names each partition: a plan for the whole table would lock all partitions until the caller commits,
+    -- and upkeep could not empty them.
     if l.n = 1 then
         v_done := true;
     elsif p_rotation = '0' then
@@ -357,7 +381,10 @@ begin
 end
 $$;
 
--- The messages are done. Never delivered again.
+-- Acknowledges messages: they are completed and are not delivered again. Returns one result per receipt:
+-- done, lost or unknown. Acking an acked message again returns done.
+-- Takes at most 10,000 receipts. Requires a READ COMMITTED transaction. Waits at most ten seconds for an open
+-- settle of the same message, unless the session has its own lock_timeout.
 create or replace function trunkline.ack(p_receipts text[]) returns setof trunkline.settlement
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -377,7 +404,8 @@ begin
             return;
         end if;
     elsif cardinality(p_receipts) between 2 and 10000 and array_ndims(p_receipts) = 1 and array_position(p_receipts, null) is null then
-        -- mostly they are of one lease: to take them apart one by one costs more than the rest
+        -- Usually all receipts belong to one lease. Parsing them one by one would cost more than the rest of
+        -- the call.
         v_all := array_to_string(p_receipts, ',');
         v_tail := substr(p_receipts[1], strpos(p_receipts[1], '.'));
         if replace(v_all, v_tail, '') ~ '^[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*$' then
@@ -393,8 +421,9 @@ begin
 end
 $$;
 
--- The same for positions of one lease: what our own client calls, because to take receipts apart costs more than the rest.
--- Returns null when all are done, else one result per position.
+-- Acknowledges positions of one lease. Returns null if all are done, else an array with one result per
+-- position: done, lost or unknown. p_lease is the receipt without its position and the dot after it. For
+-- client libraries: cheaper than `ack` for many messages of one lease.
 create or replace function trunkline.ack_lease(p_lease text, p_positions bigint[]) returns text[]
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -405,7 +434,7 @@ declare
 begin
     if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_positions) = 1 and cardinality(p_positions) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
-        -- null when a position is null or not one that can be: then all goes the long way
+        -- Null if a position is null or out of range. Then _settle processes all of them.
         if p_positions[1] between 1 and 999999999999990000 and p_positions = array(select generate_series(p_positions[1], p_positions[1] + cardinality(p_positions) - 1)) then
             v_set := int8multirange(int8range(p_positions[1], p_positions[1] + cardinality(p_positions)));
         else
@@ -426,22 +455,29 @@ begin
 end
 $$;
 
--- Deliver again after p_delay (default: the queue's backoff), or move to the dead letters if this was the last attempt.
+-- Returns messages to the queue for another attempt after p_delay (0 to 365 days; default: the queue's
+-- backoff). If this was the last attempt, the message becomes a dead letter. Returns one result per receipt:
+-- done, lost or unknown.
+-- p_error is stored in the delivery history and with the dead letter, cut after 10,000 characters. In an
+-- ordered queue, the later messages of the lease are released too.
 create or replace function trunkline.nack(p_receipts text[], p_delay interval default null, p_error text default null) returns setof trunkline.settlement
 language sql
 as $$ select * from trunkline._settle('n', p_receipts, p_delay, p_error) order by ord $$;
 
--- Move to the dead letters now.
+-- Moves messages to the dead letters now, whatever attempts remain. Returns one result per receipt: done,
+-- lost or unknown. p_error is stored with the dead letter.
 create or replace function trunkline.bury(p_receipts text[], p_error text default null) returns setof trunkline.settlement
 language sql
 as $$ select * from trunkline._settle('b', p_receipts, null, p_error) order by ord $$;
 
--- Return to the queue without counting an attempt.
+-- Returns messages to the queue without counting an attempt. Returns one result per receipt: done, lost or
+-- unknown. In an ordered queue, the later messages of the lease are released too.
 create or replace function trunkline.release(p_receipts text[]) returns setof trunkline.settlement
 language sql
 as $$ select * from trunkline._settle('r', p_receipts) order by ord $$;
 
--- Keep the messages until p_for from now; never shortens a lease.
+-- Extends the lease of messages until p_for from now (1 second to 12 hours). Never shortens a lease. Returns
+-- one result per receipt: done, lost or unknown. In an ordered queue, extends the whole lease.
 create or replace function trunkline.extend(p_receipts text[], p_for interval default '30 seconds') returns setof trunkline.settlement
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -452,8 +488,9 @@ begin
 end
 $$;
 
--- Ends a lease whose deadline has passed, but for what was extended. Returns how many messages come back; none when a settle of it is open: then
--- that one wins, and the lease is checked again later.
+-- Ends a lease of an ordered queue whose deadline has passed, except for extended positions. Returns the
+-- number of expired messages. Returns 0 without waiting if an open settle holds the lease: that settle wins,
+-- and a later call checks the lease again.
 create or replace function trunkline._expire_lease(p_lease trunkline.leases) returns int
 language plpgsql
 as $$

@@ -1,10 +1,13 @@
--- What Spark's readers and writers need: heads and places of offsets in the log, staged writes that are published exactly once, the
--- position of a group that Spark moves, and how pipelines fare.
+-- Functions for Spark. For readers: the heads of logs, and where offsets are stored. For writers: staged rows
+-- that are published exactly once. For both: the position of a group that Spark moves, and the status of
+-- pipelines.
 
 -- Reading
 
--- Each partition of these topics: the lowest offset left and the next one to be given. Call trunkline.sequence() before it to count everything
--- that is committed; on a standby it is what the primary has sequenced, a contiguous prefix.
+-- Returns for each partition of these topics the earliest available offset (base_offset) and the next offset
+-- to be given (next_offset). Messages without an offset do not count: call trunkline.sequence() first to
+-- include all that are committed. On a standby, it returns what the primary has sequenced and sent, a
+-- contiguous prefix.
 create or replace function trunkline.log_heads(p_topics text[])
 returns table (topic text, topic_id int, partition int, base_offset bigint, next_offset bigint)
 language plpgsql
@@ -18,7 +21,7 @@ begin
         for p in 0 .. t.partitions - 1 loop
             partition := p;
             next_offset := trunkline._head(t.topic_id * 64 + p) + 1;
-            -- read after the head, so that it is never above it
+            -- Read after the head. It may have moved above that head meanwhile, so least() limits it.
             select least(l.base_offset, next_offset) into base_offset from trunkline.logs l where l.log = t.topic_id * 64 + p;
             return next;
         end loop;
@@ -26,8 +29,12 @@ begin
 end
 $$;
 
--- Where offsets p_from to p_until - 1 are in the log: runs of row ids, in the order of offsets. Who reads exactly these rows has
--- read exactly these offsets; fewer rows mean that retention was faster (then lowest_offset says so).
+-- Returns where offsets p_from to p_until - 1 of a partition are stored: runs of row ids, in the order of
+-- offsets. A reader that finds all these rows has read exactly these offsets. If it finds fewer, retention
+-- has removed some; lowest_offset then returns an offset above p_from.
+--
+-- Raises TL006 if retention has removed p_from, or if the topic was deleted and created again. Raises TL007
+-- if an offset is above the head; a standby may be behind.
 create or replace function trunkline.log_runs(p_topic text, p_topic_id int, p_partition int, p_from bigint, p_until bigint)
 returns table (first_offset bigint, first_id bigint, n bigint)
 language plpgsql
@@ -60,7 +67,7 @@ begin
         end if;
         v_take := least(p_until, t.first_offset + t.n) - v_next;
         if upper(t.ids) - lower(t.ids) = t.n then
-            -- one run, which may continue the one before
+            -- The tick is one run, which may continue the run before it.
             v_lo := lower(t.ids) + v_next - t.first_offset;
             if n > 0 and first_id + n = v_lo then
                 n := n + v_take;
@@ -89,7 +96,8 @@ begin
 end
 $$;
 
--- The rows of spans of ids, lower bounds and upper bounds (not included), for callers that may not read the table of messages itself.
+-- Returns the messages with ids in these ranges, for callers without the right to read the topic's table.
+-- p_los: the first ids. p_his: the ends, which are not included. Raises TL010 if the topic does not exist.
 create or replace function trunkline.log_rows(p_topic_id int, p_partition int, p_los bigint[], p_his bigint[])
 returns table (id bigint, message_id uuid, key text, routing_key text, label text, headers jsonb, payload bytea, content_type text,
                occurred_at timestamptz, created_at timestamptz)
@@ -107,17 +115,22 @@ begin
 end
 $$;
 
--- The lowest offset that can still be read. Asked after a read: what it names was there during the read.
+-- Returns the earliest available offset of a partition. Call it after a read: all offsets from this one on
+-- were available during that read.
 create or replace function trunkline.lowest_offset(p_topic_id int, p_partition int) returns bigint
 language sql
 as $$ select base_offset from trunkline.logs where log = p_topic_id * 64 + p_partition $$;
 
--- A routing-key pattern as the regular expression that claims use for it.
+-- Returns the regular expression that subscriptions use for a routing-key pattern.
 create or replace function trunkline.pattern_regex(p_pattern text) returns text
 language sql
 as $$ select trunkline._pattern_regex(p_pattern) $$;
 
--- Spark keeps its own place; a group that shows it to others is moved by this, forwards only.
+-- Moves a group's position forward to these next offsets, and creates the group if needed. Spark stores its
+-- position in its checkpoint; the group only shows it to others. A position is never moved backward.
+--
+-- Raises TL021 if a member of the group holds a partition. Locks the group's cursors, in the order of their
+-- numbers, until the transaction ends. Needs read committed.
 create or replace function trunkline.advance_group(p_topic text, p_group text, p_partitions int[], p_next_offsets bigint[]) returns void
 language plpgsql
 as $$
@@ -154,27 +167,31 @@ begin
 end
 $$;
 
--- Writing: tasks copy rows to staged segments of the log; one transaction gives them offsets and notes that it did (docs/adr/0018).
+-- Writing: tasks copy rows to staged segments of the log. One transaction then gives them offsets and records
+-- that it did (docs/adr/0018).
 
--- The role of the session: verbs run with the rights of their owner, so current_user is not the caller.
+-- Returns the role of the caller: the one chosen by set role, else session_user. Public functions run with
+-- the rights of their owner, so current_user is not the caller.
 create or replace function trunkline._caller() returns text
 language sql stable
 as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
 
--- True if the caller is this role or a member of it. A role that was dropped, or was never recorded, excludes no caller.
+-- Returns true if the caller is this role or a member of it. A role that was dropped, or was never recorded,
+-- excludes no caller.
 create or replace function trunkline._acts_for(p_role text) returns boolean
 language sql stable
 as $$ select coalesce((select pg_has_role(trunkline._caller(), r.oid, 'member') from pg_roles r where r.rolname = p_role), true) $$;
 
--- A topic by its name, or a queue's own inbox by 'queue:<name>'.
+-- Returns a topic by its name, or a queue's own log by 'queue:<name>'.
 create or replace function trunkline._target(p_name text) returns trunkline.topics
 language sql
 as $$
     select trunkline._topic(case when p_name like 'queue:%' then 'inbox' else 'topic' end, case when p_name like 'queue:%' then substr(p_name, 7) else p_name end)
 $$;
 
--- What a task must know to share out rows: into how many partitions (1 where keys do not matter), and how long a payload may be. The probe is
--- the hash of a known text: a task that gets another one cannot tell where keys belong.
+-- Returns what a Spark task needs to assign rows to partitions: the number of partitions that keys are spread
+-- over (1 if the queue has priorities), the number of all partitions, and the largest payload in bytes.
+-- probe: the hash of a known text. A task that computes another value cannot compute the partition of a key.
 create or replace function trunkline.stage_target(p_topic text, out partitions int, out all_partitions int, out max_payload int, out probe bigint)
 language plpgsql
 as $$
@@ -188,8 +205,13 @@ begin
 end
 $$;
 
--- Reserves ids for the rows of an attempt, a number for each of these partitions, and returns the tables to copy them to. Only the calling role can
--- use the attempt and write to these tables. Commit it at once: until then no other attempt gets ids of these logs.
+-- Reserves ids for the rows of a task attempt, p_rows for each of p_partitions, and returns the tables to
+-- copy them to. Only the calling role can use the attempt and write to these tables. created_at of the rows
+-- must not be before the returned time (at), or close_stage refuses them. p_rows is 1 to 16,777,216 per
+-- partition.
+--
+-- Commit at once: the call locks the staged ids of these partitions (778011), and no other attempt gets ids
+-- before the commit. Raises TL004 if there are too many open staged segments. Needs read committed.
 create or replace function trunkline.open_stage(p_topic text, p_attempt uuid, p_partitions int[], p_rows int[])
 returns table (partition int, segment text, first_id bigint, n int, at timestamptz)
 language plpgsql
@@ -221,8 +243,9 @@ begin
 end
 $$;
 
--- The next ids of a log's staged rows: as many as wanted, or as are left in the open segment of this role. Roles do not share segments, so
--- that none can take ids of another's attempts.
+-- Reserves the next staged ids of a log: p_wanted, or as many as are left in the role's open segment. Roles
+-- do not share segments, so no role can use ids of another role's attempts. Keeps the lock 778011 of the log
+-- until the transaction ends.
 create or replace function trunkline._reserve(p_topic_id int, p_partition int, p_segment_rows int, p_wanted int, p_role text, out first_id bigint, out n int)
 language plpgsql
 as $$
@@ -245,7 +268,8 @@ begin
 end
 $$;
 
--- Refuses another segment beyond the limits in trunkline.settings: each is a table with its index until upkeep seals it.
+-- Raises TL004 if another staged segment would exceed the limits in trunkline.settings. Each one is a table
+-- with an index until upkeep seals it.
 create or replace function trunkline._check_staged(p_role text) returns void
 language plpgsql
 as $$
@@ -264,8 +288,9 @@ begin
 end
 $$;
 
--- The caller holds the lock of _reserve, and so sees what others have made. The limits of a message are constraints here, because its role
--- may copy rows to it.
+-- Creates a staged segment for a role and returns its number. The caller holds the lock of _reserve (778011),
+-- so it sees all segments that other sessions have created. The limits of a message are constraints of the
+-- table, because the role copies rows straight to it.
 create or replace function trunkline._make_staged_segment(p_topic_id int, p_partition int, p_rows int, p_role text) returns bigint
 language plpgsql
 as $$
@@ -285,7 +310,7 @@ begin
     if to_regclass(v_ids) is null then
         execute format('create sequence %s minvalue %s', v_ids, trunkline._staged_from(p_rows));
     end if;
-    -- an earlier release may have left this sequence inside a segment
+    -- An earlier release may have left the value of this sequence inside a segment.
     loop
         v_segment := nextval(v_ids::regclass) / p_rows;
         perform setval(v_ids::regclass, (v_segment + 1) * p_rows - 1);
@@ -307,8 +332,12 @@ begin
 end
 $$;
 
--- Says that an attempt has copied its rows. What a publish would refuse is refused here, and so are ids without a row: a commit trusts
--- what is complete, and these rows cannot be changed any more. Answers how many they are.
+-- Marks an attempt as complete after its rows were copied, and returns the number of rows. A commit publishes
+-- complete attempts only; the role that copied the rows cannot change them. Marked rows are not counted
+-- again.
+--
+-- Raises TL024 if rows are missing, and TL003 if a payload is too large. Raises TL001 if headers are not an
+-- object, or if created_at is before open_stage or in the future.
 create or replace function trunkline.close_stage(p_attempt uuid) returns bigint
 language plpgsql
 as $$
@@ -338,7 +367,7 @@ begin
         elsif f.newest > trunkline.clock() then
             perform trunkline._fail('TL001', 'created_at is in the future', 'take the time that open_stage answers');
         end if;
-        -- only what was looked at: another session may have opened more for the same attempt
+        -- Only the row that was checked: another session may have reserved more ids for the same attempt.
         update trunkline.staged x set complete = true where x.log = s.log and x.first_id = s.first_id and x.attempt = p_attempt;
         v_count := v_count + s.n;
     end loop;
@@ -346,17 +375,19 @@ begin
 end
 $$;
 
--- Gives up what these attempts have staged: it can get no offsets any more, and goes with its segment.
+-- Abandons the staged rows of these attempts. They never get offsets, and are removed with their segments.
+-- Attempts of other roles are not changed.
 create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
 as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
--- The newest version that a writer has published; null for none.
+-- Returns the newest version that a writer has published, or null if there is none.
 create or replace function trunkline.newest_commit(p_writer text) returns bigint
 language sql
 as $$ select version from trunkline.sink_commits where writer = p_writer order by version desc limit 1 $$;
 
--- Lets a role, or its members, commit versions of a writer, and no other. Without it a writer belongs to the role of its first commit.
+-- Assigns a writer to a role: from now on only this role and its members can commit its versions. Without an
+-- assignment, a writer belongs to the role of its first commit. Raises TL001 if the role does not exist.
 create or replace function trunkline.assign_writer(p_writer text, p_role text) returns void
 language plpgsql
 as $$
@@ -370,6 +401,7 @@ begin
 end
 $$;
 
+-- Raises TL001 unless the name of a writer has 1 to 300 characters.
 create or replace function trunkline._check_writer(p_writer text) returns void
 language plpgsql
 as $$
@@ -380,7 +412,9 @@ begin
 end
 $$;
 
--- Refuses a writer of another role, whose versions this caller could close or skip. A new writer, or one whose role was dropped, becomes the caller's.
+-- Raises 42501 if the writer belongs to another role: the caller could publish or skip that role's versions.
+-- A new writer, or one whose role was dropped, is assigned to the caller. The caller of this function holds
+-- the lock of the writer (778008).
 create or replace function trunkline._claim_writer(p_writer text) returns void
 language plpgsql
 as $$
@@ -397,9 +431,15 @@ begin
 end
 $$;
 
--- Publishes what attempts have staged, in their order, once for each version of a writer: answers how many rows, or null when this version
--- (or a later one) was published before. If there are others than p_rows of each attempt, they were lost in a crash or given up: nothing is
--- published, and the tasks have to run again.
+-- Publishes the staged rows of these attempts, in their order, once for each version of a writer. Returns the
+-- number of rows, or null if this version or a later one was published before.
+--
+-- Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
+-- abandoned. Then nothing is published, and the tasks have to run again. Raises 42501 if the writer belongs
+-- to another role.
+--
+-- Locks the writer (778008) and the sequencing of each partition (778001) until the transaction ends.
+-- Publishers do not wait for these locks. Needs read committed.
 create or replace function trunkline.commit_stage(p_writer text, p_version bigint, p_attempts uuid[], p_rows bigint[]) returns bigint
 language plpgsql
 as $$
@@ -420,7 +460,7 @@ begin
     if coalesce(trunkline.newest_commit(p_writer) >= p_version, false) then
         return null;
     end if;
-    -- what leaves this table here gets its offsets here: it cannot get them twice
+    -- A row leaves this table in the transaction that gives its offsets, so it cannot get offsets twice.
     with taken as (
         delete from trunkline.staged s using unnest(p_attempts) with ordinality a(attempt, ord)
         where s.attempt = a.attempt and s.complete and trunkline._acts_for(s.role) returning a.ord, s.log, s.first_id, s.n)
@@ -444,7 +484,8 @@ begin
 end
 $$;
 
--- Segments that get offsets now must not be sealed before this transaction ends.
+-- Locks the segments that get offsets now (for share), so that they are not sealed before this transaction
+-- ends. Raises TL024 if one is sealed already.
 create or replace function trunkline._keep_staged(p_logs int[], p_ids bigint[]) returns void
 language plpgsql
 as $$
@@ -464,8 +505,10 @@ begin
 end
 $$;
 
--- Runs of staged ids get the next offsets of their log, in this order, in ticks of 1,000 as _tick makes them. The rows are committed, and
--- nobody else knows their ids; so all that _tick has to find out is known here. What others published before comes before them.
+-- Gives the next offsets of a log to runs of staged ids, in this order, in ticks of up to 1,000 like those of
+-- _tick. The rows are committed and no other session knows their ids, so no scan is needed. _tick runs first,
+-- so that messages which were published before get lower offsets. Keeps the sequencing lock (778001) until
+-- the transaction ends.
 create or replace function trunkline._give_offsets(p_topic_id int, p_partition int, p_segment_rows int, p_ids bigint[], p_ns int[]) returns void
 language plpgsql
 as $$
@@ -480,7 +523,8 @@ begin
     perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
     perform set_config('trunkline.sequencing', v_log::text, true);
     t := trunkline._tick_of(v_log, null);
-    -- only the newest tick of a log says where the sequencer goes on; what it knew before stays as it was
+    -- Only the newest tick of a log holds the state of the sequencer. The last new tick takes it over
+    -- unchanged.
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids)
     select (select slot from trunkline.epoch), v_log, coalesce(t.first_offset + t.n, 1) + x.before + k, least(1000, x.n - k),
            int8multirange(int8range(x.first_id + k, x.first_id + least(x.n, k + 1000))), trunkline.clock(),
@@ -494,12 +538,14 @@ begin
 end
 $$;
 
--- Gives up what was staged more than three days ago, seals staged segments, and forgets what was published by versions that are long past.
+-- Abandons rows that were staged more than three days ago, and seals staged segments. Deletes records of
+-- commits after one day, except for the newest version of a writer. Writers of a single write ('once:...')
+-- are deleted as a whole. Returns the number of segments sealed.
 create or replace function trunkline._upkeep_stages() returns int
 language plpgsql
 as $$
 begin
-    -- what a commit has in hand is the commit's, however long that takes
+    -- Skips rows that a commit has locked: these belong to the commit, however long it takes.
     delete from trunkline.staged s using (select log, first_id from trunkline.staged where at < trunkline.clock() - interval '3 days' for update skip locked) x
     where s.log = x.log and s.first_id = x.first_id;
     delete from trunkline.sink_commits c where c.at < trunkline.clock() - interval '1 day'
@@ -510,7 +556,8 @@ begin
 end
 $$;
 
--- Seals staged segments that are full or old, or all of one log, once nothing in them waits for a commit. Answers how many.
+-- Seals staged segments that are full or old, or all of one log (p_log), if none of their rows waits for a
+-- commit. Returns the number of segments sealed.
 create or replace function trunkline._seal_staged(p_log int) returns int
 language plpgsql
 as $$
@@ -523,23 +570,24 @@ begin
     for s in
         select g.log, g.segment, g.created_at, g.role, l.topic_id, l.partition, t.segment_rows, t.retention
         from trunkline.staged_segments g join trunkline.logs l using (log) join trunkline.topics t using (topic_id)
-        -- a commit that has it is not waited for: it may be waiting for us
+        -- Skips segments that a commit has locked: the commit may be waiting for this transaction.
         where g.sealed_at is null and (p_log is null or g.log = p_log) order by g.log, g.segment for update of g skip locked
     loop
         v_end := (s.segment + 1) * s.segment_rows - 1;
         select i.next_id into v_next from trunkline.staged_ids i where i.log = s.log and i.segment = s.segment;
         continue when p_log is null and v_next <= v_end
                   and s.created_at >= trunkline.clock() - greatest(least(s.retention, interval '30 days') / 8, interval '1 second');
-        -- a session that is being given ids of it holds this, and its line in staged cannot be seen yet
+        -- A session that reserves ids in the segment holds this lock, and its row in staged is not visible
+        -- yet.
         continue when not pg_try_advisory_xact_lock(778011, s.log);
-        -- the rest of its ids is never given out
+        -- The remaining ids of the segment are never used.
         update trunkline.staged_ids i set next_id = v_end + 1 where i.log = s.log and i.segment = s.segment and i.next_id <= v_end;
         continue when exists (select from trunkline.staged x where x.log = s.log and x.first_id between s.segment * s.segment_rows and v_end);
         update trunkline.staged_segments g set sealed_at = trunkline.clock(), last_offset = (
             select coalesce(max(k.first_offset + trunkline._size(k.ids * int8multirange(int8range(null, v_end, '[]'))) - 1), 0)
             from trunkline.ticks k where k.log = s.log and not k.shared and k.ids && int8range(s.segment * s.segment_rows, v_end, '[]'))
         where g.log = s.log and g.segment = s.segment;
-        -- so that the role can be dropped; the owner of the table keeps its rights
+        -- Revoked so that the role can be dropped. The owner of the table keeps its rights.
         if s.role <> 'trunkline_owner' and exists (select from pg_roles where rolname = s.role and oid <> (select relowner from pg_class where oid = 'trunkline.topics'::regclass)) then
             execute format('revoke insert on trunkline.topic_%s_%s_%s from %I', s.topic_id, s.partition, s.segment, s.role);
         end if;
@@ -551,7 +599,9 @@ $$;
 
 -- Pipelines
 
--- A pipeline says how it fares: what is null stays as it was; rows are all so far.
+-- Records the status of a pipeline. Arguments that are null keep their former values, and p_detail is merged
+-- into the former detail. p_rows is the total so far. When a pipeline starts again, its start time is set and
+-- its error is cleared. Raises TL001 unless p_state is running, done, failed or stopped.
 create or replace function trunkline.report_pipeline(
     p_name text, p_kind text, p_state text default 'running', p_batch bigint default null, p_rows bigint default null,
     p_rows_per_second float8 default null, p_lag bigint default null, p_error text default null, p_detail jsonb default null)
@@ -579,12 +629,12 @@ begin
 end
 $$;
 
--- How pipelines fare, the one that spoke last first.
+-- Returns the status of all pipelines, the one that reported last first.
 create or replace function trunkline.list_pipelines() returns setof trunkline.pipelines
 language sql stable
 as $$ select * from trunkline.pipelines order by updated_at desc, name $$;
 
--- Removes a pipeline from the list; answers whether it was there.
+-- Removes a pipeline from the list; returns true if it was listed.
 create or replace function trunkline.forget_pipeline(p_name text) returns boolean
 language sql
 as $$ with gone as (delete from trunkline.pipelines where name = p_name returning 1) select exists (select from gone) $$;

@@ -1,8 +1,9 @@
--- Numbers that never scan messages: offsets are arithmetic, leases are looked at only while they are open, and the rows
--- of exceptions are counted up to 100,000 (more shows as 100,000).
+-- Statistics that never scan messages. Depth and lag are differences of offsets, and totals are those of the
+-- newest pass plus what is new since. Dead letters and messages that were published with a delay are counted
+-- up to 100,000 (more are shown as 100,000).
 
--- The head of a log, everything committed counted; null when its topic was deleted while we asked. Once there is an answer, the topic cannot go
--- before our transaction ends.
+-- Returns the head of a log: the highest assigned offset. Committed messages without an offset do not count.
+-- Returns null if the topic was deleted meanwhile.
 create or replace function trunkline._head_now(p_topic_id int, p_partition int, p_segment_rows int) returns bigint
 language plpgsql
 as $$
@@ -14,7 +15,9 @@ exception when others then
 end
 $$;
 
--- Per partition: lowest and highest offset, bytes on disk, and messages in the last minute.
+-- Returns statistics per partition of a topic (null: of all topics). These are the earliest available and the
+-- highest offset, bytes on disk, segments, and messages per second in the last minute. scheduled: delayed
+-- messages of the whole topic, the same number in each row, counted up to 100,000.
 create or replace function trunkline.topic_stats(p_topic text default null)
 returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
 language plpgsql
@@ -49,7 +52,8 @@ begin
 end
 $$;
 
--- Messages per second over the last minute: the distance between two offsets and two times.
+-- Returns the messages per second in the last minute: the offsets since the first tick of that minute,
+-- divided by its age. Reads at most the newest 200,000 offsets.
 create or replace function trunkline._rate(p_log int, p_head bigint) returns float8
 language sql
 as $$
@@ -59,8 +63,11 @@ as $$
           order by first_offset limit 1) t
 $$;
 
--- Per partition: position (next offset to deliver), lag in messages and in seconds, and the owner. The lag of a group with a pattern or filter
--- counts what it will pass by too.
+-- Returns statistics per partition of consumer groups. next_offset: the first offset that is not committed.
+-- fetched: the last fetched offset. lag: messages not committed, including those that a pattern or filter
+-- will skip. lag_seconds: age of the first of them.
+-- member: the member that has leased the partition, null if its lease has ended. deadline: when that lease
+-- ends or ended.
 create or replace function trunkline.group_stats(p_topic text default null, p_group text default null)
 returns table (topic text, group_name text, partition int, next_offset bigint, fetched bigint, head bigint, lag bigint, lag_seconds float8,
                member text, deadline timestamptz)
@@ -96,7 +103,8 @@ begin
             lag := head - s.committed;
             lag_seconds := 0;
             if lag > 0 then
-                -- below retention: at least as old as the lowest one left, or as the last tick when none is left
+                -- If retention removed the first of them: the age of the earliest available message. If none
+                -- is left: the age of the newest tick.
                 select greatest(next_offset, l.base_offset) into v_from from trunkline.logs l where l.log = (r.cur).log;
                 if v_from <= head then
                     select extract(epoch from trunkline.clock() - m.entered_at) into lag_seconds
@@ -117,8 +125,13 @@ begin
 end
 $$;
 
--- Per queue. ready: can be claimed now (an upper bound where a subscription filters, since unread messages are not read);
--- delayed: waits for its time; leased: out with a consumer; dead: dead letters; oldest_age: seconds since the oldest ready one came.
+-- Returns statistics per queue (null: for all queues).
+-- ready: can be claimed now, or after the next pass. An upper bound if a subscription has a filter, since
+-- unread messages are not examined.
+-- delayed: not due yet. leased: held by a consumer, or drawn by a claim that is still open. dead: dead
+-- letters, counted up to 100,000. acked, expired, purged: totals.
+-- oldest_age: seconds since the next message of a log entered it, or since the next returned one was
+-- returned; the larger of these.
 create or replace function trunkline.queue_stats(p_queue text default null)
 returns table (queue text, ready bigint, delayed bigint, leased bigint, dead bigint, acked bigint, expired bigint, purged bigint,
                oldest_age float8, paused boolean)
@@ -134,7 +147,8 @@ begin
         v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
     end if;
     for i in 1 .. cardinality(v_queues) by 200 loop
-        -- rolled back at every isolation level: the server has room for some thousand locks, and each sequence takes one
+        -- Rolled back at every isolation level: each sequence needs a lock, and the server's lock table has
+        -- room for a few thousand.
         begin
             perform trunkline._begin_read();
             return query select * from trunkline._queue_stats(v_queues[i : i + 199]);
@@ -146,6 +160,7 @@ begin
 end
 $$;
 
+-- Returns the rows of queue_stats for these queues. The caller has called _begin_read.
 create or replace function trunkline._queue_stats(p_queues int[]) returns setof trunkline.queue_stat
 language plpgsql
 as $$
@@ -193,7 +208,8 @@ begin
 end
 $$;
 
--- As pg_sequence_last_value, whose lock lasts until the transaction ends; this one at most until the subtransaction does.
+-- Returns the same as pg_sequence_last_value, whose lock lasts until the transaction ends. The lock of this
+-- function ends with the subtransaction at the latest.
 do $do$
 begin
     if current_setting('server_version_num')::int >= 180000 then
@@ -225,7 +241,7 @@ begin
 end
 $do$;
 
--- The totals of each cursor of these queues: those after the newest pass, and what is new since.
+-- Returns the totals of each cursor of these queues: those of the newest pass plus what is new since.
 create or replace function trunkline._cursor_totals(p_queues int[])
 returns table (q trunkline.queues, cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint,
                expired bigint, acked bigint, returned bigint, dead bigint, purged bigint)
@@ -243,13 +259,14 @@ declare
     o     record;
 begin
     for e in
-        -- One statement for all that passes write, so that it is of one moment. The sequences are read after it: what was drawn since counts as leased.
+        -- One statement reads all that passes write, so that it has one snapshot. The sequences are read
+        -- after it: what was drawn since then counts as leased.
         with p as materialized (
             select trunkline._since_pass() as run
         ), k as materialized (
             select x.cursor_id, x.queue_id, x as cur, y as queue from trunkline.queues y join trunkline.cursors x using (queue_id) where y.queue_id = any (p_queues)
         ), new_leases as materialized (
-            -- each is read once, not once for each cursor
+            -- read once for all cursors
             select z.*, trunkline._leased(z) as leased from p cross join lateral trunkline._new_leases(p.run) z
         ), new_settled as materialized (
             select z.* from p cross join lateral trunkline._new_settled(p.run) z
@@ -295,11 +312,11 @@ begin
         purged := s.purged + e.purged + e.passed_purged;
         if c.drawn_seq is not null then
             head := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
-            -- the sequence is the truth of this moment, the rest is of the snapshot
+            -- the sequence has the current value, the rest is from the snapshot
             next := least(coalesce(trunkline._last_value(c.drawn_seq), c.start_position - 1), head) + 1;
             delayed := s.delayed + e.delayed;
             if c.kind = 'returns' and q.purge_nos <> '{}' then
-                -- purged, and dropped when it is due
+                -- purged already; a pass drops it when it is due
                 select delayed - count(*), purged + count(*) into delayed, purged from trunkline.later d
                 where d.queue_id = q.queue_id and d.kind = 'r' and d.due > (select p.walked from trunkline.passes p order by p.pass desc limit 1) and d.purge_no < q.purge_nos[cardinality(q.purge_nos)];
             end if;
@@ -322,8 +339,10 @@ begin
 end
 $$;
 
--- Whether a rotation has committed since the snapshot of this transaction: then a row of `epoch` or `rotation` that it sees was replaced by one that
--- has committed. xmax is the low half of the number of that transaction; an older one than the snapshot was rolled back, since the row is seen.
+-- Returns whether a rotation has committed since the snapshot of this transaction. If so, a row of `epoch` or
+-- `rotation` that the snapshot sees was replaced by a committed transaction.
+-- xmax has the low 32 bits of that transaction's number. A number older than the snapshot belongs to a
+-- transaction that was rolled back, since the row is still visible.
 create or replace function trunkline._rotated_since_snapshot() returns boolean
 language sql
 as $$
@@ -333,8 +352,10 @@ as $$
     where y.low >= y.seen % 4294967296
 $$;
 
--- The conservation law of a queue (promise Q1), for checkers, not for dashboards: exact when no claim is open and no pass runs at the moment:
--- accepted = ready + pending + leased + acked + dead + expired + purged.
+-- Returns the totals of a queue for which this equation holds (guarantee Q1): accepted = ready + pending +
+-- leased + acked + dead + expired + purged. pending: delayed messages. For checks, not for dashboards: exact
+-- only while no claim is open and no pass runs.
+-- Above READ COMMITTED, raises 40001 if a rotation has committed since the snapshot of the transaction.
 create or replace function trunkline.audit_queue(p_queue text)
 returns table (accepted bigint, ready bigint, pending bigint, leased bigint, acked bigint, dead bigint, expired bigint, purged bigint)
 language plpgsql

@@ -1,12 +1,14 @@
--- The shared store: the messages of queues, in a ring of eight tables (docs/adr/0021). Ids are drawn from one sequence; a scan gives offsets in each
--- queue's log, so a log is dense and in the order of its ids. Topics have their own tables (topics.sql).
+-- The shared store: the messages of queues, in a ring of eight tables (docs/adr/0021). Ids are drawn from one
+-- sequence. A scan assigns offsets in the log of each queue, so each log is dense and in the order of its
+-- ids. Topics have their own tables (topics.sql).
 
--- The place of a segment in the ring.
+-- Returns the number of the ring table that holds a segment.
 create or replace function trunkline._ring(p_segment bigint) returns int
 language sql immutable parallel safe
 as $$ select (p_segment & 7)::int $$;
 
--- Keeps a queue from being deleted without a wait for this transaction, and fails if it was deleted.
+-- Acquires the shared lock that makes a deletion of the queue wait for this transaction. Fails with TL011 if
+-- the queue was deleted.
 create or replace function trunkline._pin_inbox(t trunkline.topics) returns void
 language plpgsql
 as $$
@@ -19,7 +21,7 @@ begin
 end
 $$;
 
--- Publishes one message, which must be checked here.
+-- Checks and inserts one message and returns its id.
 create or replace function trunkline._publish_shared(
     t trunkline.topics, p_payload bytea, p_key text, p_routing_key text, p_label text, p_headers jsonb, p_content_type text, p_id uuid,
     p_occurred_at timestamptz, p_priority int)
@@ -41,10 +43,12 @@ begin
     elsif t.partitions > 1 then
         v_partition := trunkline._partition_of(p_key, t.partitions);
     end if;
-    -- The transaction id before the row id. One expression, because each one that is not constant takes its own snapshot, which is expensive with many publishers.
+    -- The transaction id must exist before the row id is drawn (see topic_<n>_publish in topics.sql). This is
+    -- one expression, because each non-constant expression takes its own snapshot, which is expensive with
+    -- many publishers.
     v_row := case when pg_current_xact_id() is not null and pg_advisory_xact_lock_shared(778013, t.topic_id) is not null
                    and (current_setting('synchronous_commit') <> 'off' or set_config('synchronous_commit', 'on', true) is not null) then nextval('trunkline.store_ids') end;
-    -- from the row of the queue: none if it was deleted meanwhile
+    -- Selects from the queue's row, so nothing is inserted if the queue was deleted in the meantime.
     insert into trunkline.store
     select t.topic_id * 64 + v_partition, v_row, coalesce(p_id, trunkline.new_id()), p_key, p_routing_key, p_label, p_headers,
            p_payload, coalesce(p_content_type, 'application/json'), p_occurred_at, trunkline.clock()
@@ -57,8 +61,8 @@ begin
 end
 $$;
 
--- Draws the row ids of a batch for the log of each message. A caller that then writes exactly these rows in the same transaction, by insert or by COPY,
--- has published them.
+-- Draws row ids for a batch, and returns them with the log of each message. A caller that then writes exactly
+-- these rows in the same transaction, by insert or by COPY, has published them.
 create or replace function trunkline._draw_shared(t trunkline.topics, p_n int, p_keys text[], p_priorities int[], out logs int[], out ids bigint[])
 language plpgsql
 as $$
@@ -79,7 +83,11 @@ begin
 end
 $$;
 
--- The same for a client that knows the name of a topic or queue, with the table to write to and its column for the places.
+-- Draws row ids for p_n messages (1 to 100,000), so that a client can write them with COPY. p_kind is
+-- 'topic', or 'inbox' for a queue's own log. Returns the table to write to, an id per message, and the
+-- current time. place_column is 'log' or 'partition', and places has its value for each message. If places is
+-- null, that value is 0 for all. The client must write exactly these rows in the same transaction. In a queue
+-- with priorities all messages get level 0. Fails with TL010 or TL011 if the topic or queue does not exist.
 create or replace function trunkline.draw_ids(
     p_kind text, p_name text, p_n int, p_keys text[] default null,
     out table_name text, out place_column text, out places int[], out ids bigint[], out at timestamptz)
@@ -102,6 +110,7 @@ begin
 end
 $$;
 
+-- Inserts a batch of checked messages into the store and returns their ids in input order.
 create or replace function trunkline._append_shared(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[], p_headers jsonb[],
     p_content_types text[], p_content_type text, p_occurred_ats timestamptz[], p_priorities int[])
@@ -121,8 +130,9 @@ begin
 end
 $$;
 
--- Two functions with a fixed statement for each table of the ring, written here once: a statement on the partitioned table would lock all of them until
--- its transaction ends, and one that is put together at run time is planned anew each time.
+-- Creates two functions with one fixed statement for each table of the ring. A statement on the partitioned
+-- table would lock all eight tables until its transaction ends. A statement that is built at run time would
+-- be planned again for each call.
 do $do$
 declare
     v_rows text;
@@ -137,7 +147,8 @@ begin
             return query select m.log, m.id from unnest(p_from, p_upto) u(lo, hi)
                          cross join lateral (select x.log, x.id from trunkline.store_%1$s x where x.xid >= u.lo and x.xid < u.hi offset 0) m;$x$, r), E'\n        ' order by r)
       into v_rows, v_scan from generate_series(0, 7) r;
-    -- The messages of runs of ids (upper bounds not included) in one table; the offset of a message is its id and the shift of its run.
+    -- _store_rows returns the messages of several runs of ids (upper bounds excluded) in one table. The
+    -- offset of a message is its id plus the shift of its run.
     execute format($f$
 create or replace function trunkline._store_rows(p_ring int, p_los bigint[], p_his bigint[], p_shifts bigint[]) returns setof trunkline.log_row
 language plpgsql
@@ -148,7 +159,7 @@ begin
     end case;
 end
 $$$f$, v_rows);
-    -- What transactions with these numbers have committed to one table.
+    -- _store_scan returns what transactions in these ranges have committed to one table.
     execute format($f$
 create or replace function trunkline._store_scan(p_ring int, p_from xid8[], p_upto xid8[]) returns table (log int, id bigint)
 language plpgsql
@@ -162,7 +173,7 @@ $$$f$, v_scan);
 end
 $do$;
 
--- The segments that may hold messages without an offset, as places in the ring.
+-- Returns the ring tables of segments that may have messages without an offset.
 create or replace function trunkline._unsealed_rings() returns setof int
 language sql stable
 as $$
@@ -170,12 +181,13 @@ as $$
     from generate_series((select min(segment) from trunkline.segments where log = 1 and sealed_at is null), greatest(trunkline._last_id(0, 1) >> 30, (select max(segment) from trunkline.segments where log = 1))) s
 $$;
 
--- What transactions with these numbers have committed to the store.
+-- Returns what transactions in these ranges have committed to the store.
 create or replace function trunkline._store_new(p_from xid8[], p_upto xid8[]) returns table (log int, id bigint)
 language sql
 as $$ select m.log, m.id from trunkline._unsealed_rings() r cross join lateral trunkline._store_scan(r, p_from, p_upto) m where p_from <> '{}' $$;
 
--- What has no offset, as of a snapshot: as _unsequenced, with the log of each id. t: the newest tick of the store.
+-- Returns the ids without an offset as of a snapshot, like _unsequenced, with the log of each id. t is the
+-- newest tick of the store.
 create or replace function trunkline._store_unsequenced(t trunkline.ticks, p_now pg_snapshot) returns table (log int, id bigint)
 language plpgsql
 as $$
@@ -185,7 +197,7 @@ declare
 begin
     return query select * from trunkline._store_new(v_ended.from_xids, v_ended.upto_xids);
     if t.own_xid is distinct from v_own and t.own_xid is not null then
-        -- the transaction that made the tick may have published more after it
+        -- The transaction that wrote the tick may have published more messages after it.
         return query select n.log, n.id from trunkline._store_new(array[t.own_xid], array[trunkline._next_xid(t.own_xid)]) n where not t.own_ids @> n.id;
     end if;
     if v_own is not null then
@@ -194,7 +206,7 @@ begin
 end
 $$;
 
--- The logs of committed messages without an offset.
+-- Returns the logs that have committed messages without an offset.
 create or replace function trunkline._store_new_logs() returns setof int
 language plpgsql
 as $$
@@ -208,7 +220,8 @@ begin
 end
 $$;
 
--- Gives the next offsets of their logs to messages that were committed to the store since its last scan; see _tick. Returns whether there were any.
+-- Assigns the next offsets of their logs to messages that were committed to the store since its last scan, as
+-- _tick does. Returns whether there were any. Holds the lock of log 1 until the transaction ends.
 create or replace function trunkline._tick_store(p_wait boolean default false) returns boolean
 language plpgsql
 as $$
@@ -226,7 +239,7 @@ begin
     end if;
     perform trunkline._adopt_logs();
     t := trunkline._tick_of(1, null);
-    -- in this order, as in _tick
+    -- The order of these statements matters: see _tick.
     v_last_id := trunkline._last_id(0, 1);
     v_whole := not trunkline._has_owner(0, 1);
     v_snapshot := trunkline._snapshot_of_others();
@@ -245,7 +258,7 @@ begin
     end if;
     perform trunkline._commit_durably();
     perform trunkline._write_store_ticks(v_logs, v_ids);
-    -- The next scan starts from the tick of the store itself. Its ids are only bounds.
+    -- The next scan starts from the tick of the store itself. The ids of that tick are only bounds.
     insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
     select (select slot from trunkline.epoch), 1, coalesce(t.first_offset + t.n, 1), 1, int8multirange(range_merge(range_agg(u))), trunkline.clock(),
            v_snapshot, v_last_id, v_whole and v_own_ids is null, case when v_own_ids is not null then pg_current_xact_id() end, v_own_ids, true
@@ -254,7 +267,8 @@ begin
 end
 $$;
 
--- Writes ticks of up to 1,000 offsets for each of these logs that is still there.
+-- Appends ticks of up to 1,000 offsets for each of these logs that still exists. The caller holds the lock of
+-- log 1.
 create or replace function trunkline._write_store_ticks(p_logs int[], p_ids int8multirange[]) returns void
 language sql
 as $$
@@ -265,8 +279,10 @@ as $$
     order by t.log, t.k
 $$;
 
--- Starts the next segment, when the current one is old enough and the next table of the ring is empty. Needs no lock on the sequence: it jumps far ahead of
--- any id that is drawn meanwhile. Returns how many were started.
+-- Starts the next segment if the next table of the ring is empty and the current segment is old enough. That
+-- is so if its oldest message is older than a sixth of the store's retention. Returns 1 if it started a
+-- segment, else 0. Needs no lock on the sequence, because the new value is far above any id that is drawn in
+-- the meantime.
 create or replace function trunkline._roll_store() returns int
 language plpgsql
 as $$
@@ -275,7 +291,7 @@ declare
     v_current bigint := v_last >> 30;
     v_oldest  timestamptz;
 begin
-    -- a billion messages in one segment reach the next one
+    -- If a segment has received a billion ids, publishers already use the next one.
     insert into trunkline.segments (log, segment) select 1, s from generate_series((select max(segment) + 1 from trunkline.segments where log = 1), v_current) s;
     if exists (select from trunkline.segments where log = 1 and trunkline._ring(segment) = trunkline._ring(v_current + 1)) then
         return 0;
@@ -290,8 +306,10 @@ begin
 end
 $$;
 
--- Copies messages of a queue that are still needed out of the store to the queue's own tables, and returns how many. Their offsets stay, a new tick names their
--- new ids. What is below p_from is finished. The caller holds the lock of the store.
+-- Copies up to 5,000 messages of a queue, from offset p_from to p_last, out of the store to the queue's own
+-- tables. Returns their number. Offsets stay the same, and a new tick names the new ids. Messages below
+-- p_from are finished. The caller holds the lock of the store (778001, 1) and that of the rotation task
+-- (778004).
 create or replace function trunkline._copy_out(p_log int, p_from bigint, p_last bigint) returns bigint
 language plpgsql
 as $$
@@ -316,7 +334,7 @@ begin
     with gone as (
         delete from trunkline.ticks k where k.log = p_log and k.first_offset <= v_upto and k.first_offset + k.n > p_from returning k.*
     ), rest as (
-        -- of the longest: while ticks are rotated there may be a copy that stands for several
+        -- The rest of the longest tick: while ticks are rotated, one copy may replace several ticks.
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, shared)
         select (select slot from trunkline.epoch), p_log, v_upto + 1, g.first_offset + g.n - 1 - v_upto,
                trunkline._slice(g.ids, v_upto + 1 - g.first_offset, g.first_offset + g.n - 1 - v_upto), g.cut_at, g.shared
@@ -329,8 +347,9 @@ begin
 end
 $$;
 
--- Empties the oldest table of the ring when its time is over. What a queue still needs of it, and all of a queue that keeps its messages longer than the store
--- does, is copied out before, some thousand messages in each run. Returns 1 when the table was emptied. The caller limits the time that it waits for locks.
+-- Empties the oldest table of the ring if its retention is over. Before that, it copies out the messages that
+-- a queue still needs, and all messages of queues with a longer retention than the store. Each run copies
+-- fewer than 10,000 messages. Returns 1 if the table was emptied, else 0. The caller sets the lock timeout.
 create or replace function trunkline._retire_segment() returns int
 language plpgsql
 as $$
@@ -345,7 +364,8 @@ declare
     r        record;
 begin
     select * into s from trunkline.segments where log = 1 order by segment limit 1;
-    -- Not while ticks are rotated: that copies ticks as they were before, and a copy would still name the messages in this table.
+    -- Not while ticks are rotated: the rotation copies ticks that it has read before, and such a copy would
+    -- still name messages in this table.
     if s.sealed_at is null or s.sealed_at >= trunkline.clock() - v_keep
        or not pg_try_advisory_xact_lock(778004, hashtext('rotate')) or not pg_try_advisory_xact_lock(778001, 1) then
         return 0;

@@ -1,5 +1,7 @@
--- Tokens of the HTTP service, and the audit log. For the server and the command line, which make the secrets; so the names start with _.
+-- Tokens of the HTTP service, and the audit log. The server and the command line generate the secrets and
+-- call these functions; so all names start with _. Only hashes of secrets are stored.
 
+-- Raises TL001 unless there are 1 to 100 valid scopes.
 create or replace function trunkline._check_scopes(p_scopes text[]) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -19,6 +21,7 @@ begin
 end
 $$;
 
+-- Creates a token and returns its row. Raises TL020 if the name exists.
 create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
 returns trunkline.tokens
 language plpgsql
@@ -41,6 +44,7 @@ begin
 end
 $$;
 
+-- Returns a token by its name; raises TL016 if it does not exist.
 create or replace function trunkline._token(p_name text) returns trunkline.tokens
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -56,7 +60,8 @@ begin
 end
 $$;
 
--- A new secret under the same name; the former one is good for p_grace.
+-- Sets a new secret for a token and returns its row. The former secret stays valid for p_grace (0 to 30
+-- days). A token that was revoked is valid again.
 create or replace function trunkline._rotate_token(p_name text, p_hash bytea, p_grace interval default '0', p_expires_at timestamptz default null)
 returns trunkline.tokens
 language plpgsql
@@ -73,6 +78,7 @@ begin
 end
 $$;
 
+-- Revokes a token. A repeat keeps the time of the first revocation.
 create or replace function trunkline._revoke_token(p_name text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -84,11 +90,13 @@ begin
 end
 $$;
 
+-- Returns all tokens by name, including revoked and expired ones.
 create or replace function trunkline._list_tokens() returns setof trunkline.tokens
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select * from trunkline.tokens order by name $$;
 
+-- Returns the hash of an audit entry, which includes the hash of the entry before it.
 create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
 returns bytea
 language sql immutable
@@ -97,6 +105,7 @@ as $$
     select sha256(coalesce(p_before, '') || convert_to(jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)::text, 'UTF8'))
 $$;
 
+-- Appends an entry to the audit log and returns its number. Holds the lock 778006 until the transaction ends.
 create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -107,10 +116,10 @@ declare
     v_at   timestamptz;
 begin
     perform trunkline._commit_durably();
-    -- one at a time: each entry needs the one before
+    -- One writer at a time: each entry needs the hash of the one before.
     perform pg_advisory_xact_lock(778006, 0);
     select * into v_last from trunkline.audit order by audit_id desc limit 1;
-    -- numbers are not used again: a new entry must not hide that the last ones were removed
+    -- Numbers are never reused: a new entry must not hide that the last entries were deleted.
     v_id := greatest(coalesce(v_last.audit_id, 0), coalesce((select audit_id from trunkline.audit_head), 0)) + 1;
     v_at := trunkline.clock();
     insert into trunkline.audit (audit_id, at, actor, address, action, object, hash)
@@ -122,14 +131,15 @@ begin
 end
 $$;
 
+-- Returns up to p_limit audit entries with a number above p_after, the oldest first.
 create or replace function trunkline._list_audit(p_after bigint default 0, p_limit int default 100)
 returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text)
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
 
--- The first entry that was changed, or that is missing, or that follows one that is missing; null: the log is whole.
--- audit_head names the newest entry, so the last ones cannot be removed unseen.
+-- Returns the number of the first audit entry that was changed, is missing, or follows a missing one; null if
+-- the log is complete. audit_head names the newest entry, so a deletion of the last entries is found too.
 create or replace function trunkline._verify_audit() returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -139,7 +149,8 @@ as $$
                a.audit_id = coalesce(lag(a.audit_id) over w, 0) + 1 as follows
         from trunkline.audit a window w as (order by a.audit_id)
         union all
-        -- the entry after the last one, if the head is beyond it; the last one, if the head has another hash or is gone
+        -- If the head is above the last entry, the number after that entry. If the head has another hash, is
+        -- below it or is missing, the last entry itself.
         select coalesce(case when h.audit_id > n.audit_id then n.audit_id + 1 else n.audit_id end, 1), n.hash,
                case when h.audit_id = n.audit_id then h.hash end, h.audit_id = n.audit_id
         from (select audit_id, hash from trunkline.audit order by audit_id desc limit 1) n full join trunkline.audit_head h on true) x

@@ -1,11 +1,17 @@
--- Topics: the tables and the publish functions that each of them has, and the verbs create, ensure, alter, delete.
+-- Topics: their tables, their generated publish functions, and the functions that create, change and delete
+-- them.
 
--- Advisory locks use the two-number form with one class number per purpose, so that users' own locks cannot collide:
---   778001 sequencing a log (0: the pass)   778005 drawing from a cursor, or owning it (fetch, commit, ordered claims)
---   778003 making a topic's segments and functions                   778004 one upkeep task at a time
---   778012 changing what a topic or queue is: settings, partitions, readers
---   778013 publishing to a queue (shared only): shows which transactions have
+-- Advisory locks have two numbers. The first one names the purpose, so that they do not collide with locks of
+-- the application. All of them and their order are in ../README.md. These are the most used ones:
+--   778001 sequencing a log (0: the pass)
+--   778003 creating a topic's segments and functions; zero or negative: creating a name (_name_lock)
+--   778004 one upkeep task at a time
+--   778005 drawing from a cursor, or owning it (fetch, commit, ordered claims)
+--   778012 changing the definition of a topic or queue: settings, partitions, readers
+--   778013 publishing to a queue. Always shared: it shows which transactions have published
 
+-- Returns a topic, or with kind 'inbox' the own log of a queue. Fails with TL010 or TL011 if it does not
+-- exist.
 create or replace function trunkline._topic(p_kind text, p_name text) returns trunkline.topics
 language plpgsql stable
 as $$
@@ -20,6 +26,7 @@ begin
 end
 $$;
 
+-- Fails with TL011 for a queue and with TL010 for a topic.
 create or replace function trunkline._fail_topic(p_kind text, p_name text) returns void
 language plpgsql
 as $$
@@ -33,8 +40,9 @@ begin
 end
 $$;
 
--- Locks the definition of a topic until the transaction ends and returns the row as it is then: another session may have changed or
--- deleted the topic while this one waited. Shared: readers are added or moved. Exclusive: everything else. Publishers never wait for it.
+-- Locks the definition of a topic until the transaction ends, and returns its row as of then. Another session
+-- may have changed or deleted the topic while this one waited. The lock is shared for callers that add or
+-- move readers, and exclusive for all others. Publishers never wait for it.
 create or replace function trunkline._lock_topic(p_kind text, p_name text, p_shared boolean default false) returns trunkline.topics
 language plpgsql
 as $$
@@ -52,7 +60,7 @@ begin
         if found then
             return v_now;
         end if;
-        -- deleted meanwhile; a new topic may have its name
+        -- The topic was deleted in the meantime. A new topic may have its name.
         t := trunkline._topic(p_kind, p_name);
     end loop;
 end
@@ -70,7 +78,7 @@ begin
 end
 $$;
 
--- The same for a log, for callers that know no name.
+-- Prevents the deletion of a log until the transaction ends, for callers that do not have the topic's name.
 create or replace function trunkline._pin_log(p_topic_id int, p_partition int) returns void
 language plpgsql
 as $$
@@ -85,12 +93,13 @@ begin
 end
 $$;
 
--- Whether a transaction that held the topic's lock has committed and not released it. Its tables are visible, and other sessions may not have heard of them:
--- Postgres sends messages about tables after a commit is visible, and releases locks after that. Open transactions do not count.
+-- Returns whether a transaction that holds the topic's lock 778003 has committed and not released the lock
+-- yet. Its tables are visible, but other sessions may not have received the invalidation messages. Postgres
+-- sends these after the commit is visible, and releases locks after that. Open transactions do not count.
 create or replace function trunkline._is_committing(p_topic_id int) returns boolean
 language sql volatile
 as $$
-    -- read once: a transaction that is being prepared changes its name in between
+    -- The lock table is read once, because a transaction that is being prepared changes its virtual id.
     with held as materialized (select * from pg_locks where pid is distinct from pg_backend_pid() and granted)
     select exists (
         select from held m join held x on x.virtualtransaction = m.virtualtransaction and x.locktype = 'transactionid'
@@ -99,7 +108,7 @@ as $$
           and pg_xact_status(trunkline._full_xid(x.transactionid)) = 'committed')
 $$;
 
--- The full number of a transaction that is open or ended a moment ago.
+-- Returns the 64-bit number of a transaction that is open or ended shortly before.
 create or replace function trunkline._full_xid(p_xid xid) returns xid8
 language sql volatile
 as $$
@@ -107,13 +116,14 @@ as $$
     from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) x(newest)
 $$;
 
--- Makes this session know the tables of every transaction whose commit it can see, after it has seen one of them.
+-- Makes this session see the tables of every transaction whose commit is visible to it. Called after it has
+-- seen one of these tables in the catalog or in `segments`.
 create or replace function trunkline._await_makers(p_topic_id int) returns void
 language plpgsql
 as $$
 begin
     loop
-        -- mostly it is free
+        -- The lock is free in most calls.
         if pg_try_advisory_lock_shared(778003, p_topic_id) then
             perform pg_advisory_unlock_shared(778003, p_topic_id);
             exit;
@@ -125,9 +135,11 @@ begin
 end
 $$;
 
--- The table that a segment is attached to, made if it is missing: blocks of 32 segments are between a topic's table and its segments. To drop a segment takes a
--- lock on its block, which publishers hold only while they write to that block; on the topic's table there may always be a publisher.
--- Where an earlier release has attached segments to the topic's table, their block is not made. The caller holds the lock 778003.
+-- Returns the table to which a segment is attached, and creates it if it is missing. Blocks of 32 segments
+-- are between a topic's table and its segments. Dropping a segment locks its block, and publishers lock a
+-- block only while they write to it. The topic's table is locked by some publisher almost always. No block is
+-- created where an earlier release has attached segments to the topic's table. The caller holds the lock
+-- 778003.
 create or replace function trunkline._block(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
 language plpgsql
 as $$
@@ -148,8 +160,9 @@ begin
 end
 $$;
 
--- Makes the segment that id p_id belongs to. Runs ahead of need in upkeep and in ticks; a publisher does it only
--- when nobody did (then others who need the same new segment wait for that publisher).
+-- Creates segment number p_segment if it is missing, and returns whether it did. Upkeep and ticks call it
+-- before the segment is needed. A publisher creates a segment only if neither of them has. Then other
+-- publishers that need the same segment wait until that publisher's transaction ends.
 create or replace function trunkline._make_segment(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns boolean
 language plpgsql
 as $$
@@ -168,11 +181,12 @@ begin
         return false;
     end if;
     perform trunkline._pin_log(p_topic_id, p_partition);
-    -- created apart and then attached: "create ... partition of" would lock publishers out, attach does not
+    -- The table is created separately and then attached: "create ... partition of" would block publishers,
+    -- attach does not.
     execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
     if p_segment * p_rows < trunkline._staged_from(p_rows) then
-        -- by which the sequencer finds what was committed since its last scan
+        -- The sequencer uses this index to find what was committed since its last scan.
         execute format('create index on trunkline.%I (xid, id)', v_name);
     end if;
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
@@ -182,7 +196,7 @@ begin
 end
 $$;
 
--- Whether the messages of a topic or queue go to the shared store (store.sql).
+-- Returns whether the messages of a topic or queue are in the shared store (store.sql).
 create or replace function trunkline._is_shared(p_topic_id int) returns boolean
 language plpgsql stable
 as $$
@@ -191,7 +205,7 @@ begin
 end
 $$;
 
--- The sequence of a log's ids; null when the topic is gone.
+-- Returns the sequence of a log's ids, or null if the topic was deleted.
 create or replace function trunkline._ids(p_topic_id int, p_partition int) returns regclass
 language plpgsql stable
 as $$
@@ -203,11 +217,13 @@ begin
 end
 $$;
 
+-- Returns the name of the table that holds a segment. Topic 0 is the shared store.
 create or replace function trunkline._segment_table(p_topic_id int, p_partition int, p_segment bigint) returns text
 language sql immutable
 as $$ select case when p_topic_id = 0 then format('trunkline.store_%s', trunkline._ring(p_segment)) else format('trunkline.topic_%s_%s_%s', p_topic_id, p_partition, p_segment) end $$;
 
--- The newest id drawn. A sequence has no versions: this is the truth of the moment at every isolation level.
+-- Returns the newest id that was drawn. A sequence is not versioned, so the value is current at every
+-- isolation level.
 create or replace function trunkline._last_id(p_topic_id int, p_partition int) returns bigint
 language plpgsql
 as $$
@@ -216,7 +232,8 @@ begin
 end
 $$;
 
--- Whether publishers do not count on all segments yet: those that were attached when their functions were written last, or later.
+-- Returns whether the generated publish functions do not yet contain the limits of all segments. That is so
+-- for segments that were attached by the transaction that wrote the functions, or later.
 create or replace function trunkline._limits_lag(p_topic_id int) returns boolean
 language sql
 as $$
@@ -227,7 +244,8 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Makes sure that the segment in use and the next one exist; renews the publish functions when one was added, or they do not count on all of them.
+-- Creates the segment in use and the next one, for each partition that lacks them, and returns the number of
+-- new segments. Writes the publish functions again if a segment was added or their limits are out of date.
 create or replace function trunkline._make_segments(p_topic_id int) returns int
 language plpgsql
 as $$
@@ -236,7 +254,8 @@ declare
     v_made  int := 0;
     v_at    bigint;
 begin
-    -- Tried, because the lock comes before those that a sequencer holds: a session that changes or deletes the topic writes its functions itself.
+    -- The lock is only tried, because it comes before the locks that a sequencer holds. A session that
+    -- changes or deletes the topic writes its functions itself.
     if not pg_try_advisory_xact_lock_shared(778012, p_topic_id) then
         return 0;
     end if;
@@ -259,8 +278,9 @@ begin
 end
 $$;
 
--- Each topic has functions of its own, written here, so that what they do is a cached plan on a fixed table: to plan an insert
--- or a read anew for each call costs several times the work itself (docs/adr/0002). They are renewed with each new segment.
+-- Writes the functions of one topic. Their statements on fixed tables have cached plans. Planning an insert
+-- or a read for each call would cost several times the work itself (docs/adr/0002). They are written again
+-- for each new segment and for changed settings.
 create or replace function trunkline._write_functions(p_topic_id int) returns void
 language plpgsql
 as $f$
@@ -278,9 +298,11 @@ begin
     if not found then
         return;
     end if;
-    -- Up to here a publisher need not look whether the segment exists. Not counting what this transaction attached (see _make_segment), also in its
-    -- subtransactions, whose numbers are a little higher than its own; far above it is what is older than half of all numbers. If it made all of them,
-    -- the topic is new and nobody can have an older idea of it.
+    -- Below these limits a publisher need not check that the segment exists. Segments that this transaction
+    -- has attached do not count: other sessions may not know them yet (see _make_segment). Subtransactions
+    -- have numbers slightly above v_me, so the comparison includes them. Numbers far above belong to rows
+    -- older than half of the number range. If this transaction has created all segments, the topic is new and
+    -- no session can have outdated information.
     select coalesce(bool_and(age(s.xmin) between -16777216 and age(v_me)), true) into v_new
     from trunkline.logs l join trunkline.segments s using (log) where l.topic_id = p_topic_id;
     select string_agg((coalesce((select max(s.segment) + 1 from trunkline.segments s where s.log = l.log
@@ -291,7 +313,8 @@ begin
         v_part_one := '0';
         v_part_many := '0';
     else
-        -- a key always maps to the same partition; messages without one go together to a random partition
+        -- A key always maps to the same partition. All messages of a batch without a key go to one random
+        -- partition.
         v_draw := format('case v_partition when %s end', (
             select string_agg(format('%s then nextval(%L)', p, format('trunkline.topic_%s_%s_ids', p_topic_id, p)), ' when ')
             from generate_series(0, t.partitions - 1) p));
@@ -302,7 +325,7 @@ begin
         v_part_one := 'coalesce(p_priority, 0)';
         v_part_many := 'coalesce(u.priority, 0)';
     end if;
-    -- as they were before priorities
+    -- Drops the versions of these functions without priorities.
     if to_regprocedure(format('trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id)) is not null then
         execute format('drop function trunkline.topic_%s_publish(bytea, text, text, text, jsonb, text, uuid, timestamptz)', p_topic_id);
         execute format('drop function trunkline.topic_%s_append(bytea[], uuid[], text[], text[], text[], jsonb[], text[], text, timestamptz[])', p_topic_id);
@@ -329,8 +352,10 @@ begin
         perform trunkline._refuse_priority(p_priority, %7$s);
         perform trunkline._refuse_message(0, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, %4$s);
     end if;
-    -- The transaction id before the row id: otherwise the sequencer could give this row up while we are still open.
-    -- One expression, because each one that is not constant takes a snapshot of its own, which is dear with many publishers.
+    -- The transaction id must exist before the row id is drawn. Otherwise upkeep could seal the segment while
+    -- this transaction is open: the horizon of a drained segment covers only transactions that had their id
+    -- before. This is one expression, because each non-constant expression takes its own snapshot, which is
+    -- expensive with many publishers.
     v_row := case when pg_current_xact_id() is not null
                    and (current_setting('synchronous_commit') <> 'off' or set_config('synchronous_commit', 'on', true) is not null) then %5$s end;
     if v_row >= v_limits[v_partition + 1] then
@@ -344,8 +369,9 @@ end
 $$
     $x$, p_topic_id, v_limits, v_part_one, t.max_payload, v_draw, t.segment_rows, coalesce(t.priorities, 1) - 1);
 
-    -- Draws the row ids of a batch: after the transaction id, as in publish, and with the segments they fall into made.
-    -- Who then writes exactly these rows in the same transaction, by insert or by COPY, has published them.
+    -- topic_<n>_draw draws the row ids of a batch, after the transaction id as in publish, and creates
+    -- missing segments. A caller that then writes exactly these rows in the same transaction, by insert or by
+    -- COPY, has published them.
     execute format($x$
 create or replace function trunkline.topic_%1$s_draw(p_n int, p_keys text[] default null, p_priorities int[] default null, out partitions int[], out ids bigint[])
 language plpgsql
@@ -372,7 +398,7 @@ end
 $$
     $x$, p_topic_id, v_limits, t.segment_rows, t.partitions,
         case when t.partitions = 1 then
-            -- ids go up as they are drawn, so the last one tells whether a segment is missing
+            -- Ids increase as they are drawn, so the last one shows whether a segment is missing.
             format('ids := array(select %s from generate_series(1, p_n));
     if ids[p_n] < v_limits[1] then
         return;
@@ -410,7 +436,7 @@ end
 $$
     $x$, p_topic_id);
 
-    -- reading: fixed statements for the segments in use, a planned one for the others
+    -- topic_<n>_read has fixed statements for the newest segments, and plans a statement for each other one.
     execute format($x$
 create or replace function trunkline.topic_%1$s_read(v_partition int, v_segment bigint, p_first_id bigint, p_last_id bigint, p_shift bigint)
 returns setof trunkline.log_row
@@ -449,7 +475,7 @@ begin
 end
 $$
     $x$, p_topic_id, trunkline._branches(p_topic_id, $b$
-        -- mostly without gaps: then the ids need not be collected
+        -- Most scans find ids without gaps. Then the ids need not be collected.
         select min(m.id) as lo, max(m.id) as hi, count(*) as n into v_found
         from unnest(p_from, p_upto) r(lo, hi) cross join lateral (select id from trunkline.%1$I where xid >= r.lo and xid < r.hi offset 0) m;
         if v_found.n = v_found.hi - v_found.lo + 1 then
@@ -464,7 +490,7 @@ $$
 end
 $f$;
 
--- One branch for each of the newest three segments of each partition.
+-- Returns one branch for each of the newest three segments of each partition.
 create or replace function trunkline._branches(p_topic_id int, p_statement text) returns text
 language sql
 as $$
@@ -476,6 +502,7 @@ as $$
     where nth <= 3
 $$;
 
+-- Returns the partition of a key, or a random one if the key is null.
 create or replace function trunkline._partition_of(p_key text, p_partitions int) returns int
 language sql parallel safe
 as $$
@@ -483,7 +510,7 @@ as $$
                 else ((hashtextextended(p_key, 0) & 9223372036854775807) % p_partitions)::int end
 $$;
 
--- Makes the log of one more partition.
+-- Creates the log of one more partition.
 create or replace function trunkline._make_log(p_topic_id int, p_partition int) returns void
 language plpgsql
 as $$
@@ -496,8 +523,8 @@ begin
 end
 $$;
 
--- Makes the table of a topic; also that of a queue whose messages are in the shared store, for those that cannot be there: staged by Spark, or copied out
--- because they outlive their segment.
+-- Creates the table of a topic if it is missing. A queue in the shared store gets its own table only for two
+-- kinds of messages. Spark stages some. Others outlive their segment and are copied out.
 create or replace function trunkline._make_tables(t trunkline.topics) returns void
 language plpgsql
 as $$
@@ -524,10 +551,14 @@ begin
 end
 $$;
 
+-- Returns the second number of the lock 778003 for creating a name. It is zero or negative, unlike the number
+-- of a topic.
 create or replace function trunkline._name_lock(p_kind text, p_name text) returns int
 language sql immutable
 as $$ select -abs(hashtext(case p_kind when 'inbox' then 'queue ' else '' end || p_name) / 2) $$;
 
+-- Creates the row, logs and tables of a topic or of a queue's own log. p_segment_rows null: messages go to
+-- the shared store.
 create or replace function trunkline._make_topic(
     p_kind text, p_name text, p_partitions int, p_retention interval, p_retention_bytes bigint,
     p_hard_retention interval, p_max_payload int, p_segment_rows int, p_priorities int default null)
@@ -546,7 +577,8 @@ begin
     if p_retention is null then
         perform trunkline._fail('TL005', 'retention is null', 'give a duration, for example interval ''7 days''');
     end if;
-    -- creations of the same name wait for each other here, so that ensure_topic and ensure_queue find what another session created
+    -- Sessions that create the same name wait for each other here. So ensure_topic and ensure_queue find what
+    -- another session has created.
     perform pg_advisory_xact_lock(778003, trunkline._name_lock(p_kind, p_name));
     insert into trunkline.topics (kind, name, partitions, retention, retention_bytes, hard_retention, max_payload, segment_rows, priorities, shared)
     values (p_kind, p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload, coalesce(p_segment_rows, 1048576), p_priorities,
@@ -568,6 +600,7 @@ begin
 end
 $$;
 
+-- Creates the cursor of a subscription on one partition. Cursors of unordered queues get their sequence.
 create or replace function trunkline._make_cursor(s trunkline.subscriptions, t trunkline.topics, p_partition int, p_position bigint) returns void
 language plpgsql
 as $$
@@ -583,7 +616,8 @@ begin
 end
 $$;
 
--- Creates a topic; an error if the name is taken.
+-- Creates a topic and returns its row. p_segment_rows is the number of ids in one segment, the unit that
+-- retention removes. Fails with TL020 if the name exists.
 create or replace function trunkline.create_topic(
     p_name text, p_partitions int default 1, p_retention interval default '7 days',
     p_retention_bytes bigint default null, p_hard_retention interval default null,
@@ -601,8 +635,9 @@ begin
 end
 $$;
 
--- Makes the topic so: creates it, or changes of the settings that are given those that differ. An error if it is there with another number of
--- partitions than asked for, since more partitions map keys anew.
+-- Creates a topic, or updates an existing one, and returns its row. Only settings that are given and differ
+-- are changed. A retention_bytes of 0 removes that limit. Fails with TL020 if the topic exists with another
+-- number of partitions than p_partitions, since adding partitions maps keys to other partitions.
 create or replace function trunkline.ensure_topic(
     p_name text, p_partitions int default null, p_retention interval default null, p_retention_bytes bigint default null,
     p_hard_retention interval default null, p_max_payload int default null)
@@ -628,7 +663,7 @@ begin
         begin
             return trunkline.alter_topic(p_name, null, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
         exception when sqlstate 'TL010' then
-            -- deleted meanwhile
+            -- The topic was deleted in the meantime.
             return trunkline.ensure_topic(p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention, p_max_payload);
         end;
     end if;
@@ -636,7 +671,10 @@ begin
 end
 $$;
 
--- Changes what is given and keeps the rest. Partitions can be added, never removed; keys then map anew. A retention_bytes of 0 removes that limit.
+-- Changes the settings that are given, keeps the others, and returns the topic's row. A retention_bytes of 0
+-- removes that limit. Partitions can be added but not removed (TL023). Keys then map to other partitions.
+-- Existing readers read new partitions from their first offset. Locks the definitions of the topic and of the
+-- queues that read it until the transaction ends. Fails with TL010 if the topic does not exist.
 create or replace function trunkline.alter_topic(
     p_name text, p_partitions int default null, p_retention interval default null,
     p_retention_bytes bigint default null, p_hard_retention interval default null, p_max_payload int default null)
@@ -647,7 +685,8 @@ declare
     t        trunkline.topics := trunkline._lock_topic('topic', p_name);
     v_queues int[] := trunkline._lock_feeds(t.topic_id);
 begin
-    -- above read committed the row that was read may be an old one: then this fails, as any update would
+    -- Above read committed, the row that was read may be outdated. Then this statement fails, as any update
+    -- would.
     select * into t from trunkline.topics where topic_id = t.topic_id for no key update;
     perform trunkline._check_range('partitions', coalesce(p_partitions, t.partitions), 1, 64);
     perform trunkline._check_range('max_payload', coalesce(p_max_payload, t.max_payload), 1, 16777216);
@@ -673,7 +712,8 @@ begin
 end
 $$;
 
--- Locks the queues that read a topic, for a caller that holds the topic's lock: their claim functions are about to be written. Returns them.
+-- Locks the definitions of the queues that read a topic, because the caller adds or deletes their cursors,
+-- and returns the queues. The caller holds the topic's lock.
 create or replace function trunkline._lock_feeds(p_topic_id int) returns int[]
 language plpgsql
 as $$
@@ -681,14 +721,15 @@ begin
     perform pg_advisory_xact_lock(778012, x.inbox_id)
     from (select distinct q.inbox_id from trunkline.subscriptions s join trunkline.queues q using (queue_id)
           where s.topic_id = p_topic_id order by q.inbox_id offset 0) x;
-    -- some of them may have been deleted while this session waited
+    -- Some of these queues may have been deleted while this session waited.
     return array(select distinct q.queue_id from trunkline.subscriptions s join trunkline.queues q using (queue_id)
                  where s.topic_id = p_topic_id order by q.queue_id);
 end
 $$;
 
--- Deletes the row of a topic, with everything that refers to it and is not deleted yet. Its tables go later: a transaction that is open may use
--- them without knowing of the deletion, and would fail with an error of Postgres. A call that comes later finds functions that fail with TL010 or TL011.
+-- Deletes the row of a topic and the rows that cascade from it. Upkeep drops its tables later: an open
+-- transaction that has not seen the deletion may still use them, and would fail with a Postgres error. From
+-- now on the topic's publish functions fail with TL010 or TL011.
 create or replace function trunkline._drop_topic(t trunkline.topics, p_queue_id int default null) returns void
 language plpgsql
 as $$
@@ -707,7 +748,7 @@ begin
 end
 $$;
 
--- Transactions that hold a lock on one of these relations, other than the caller's.
+-- Returns the other transactions that hold a lock on one of these relations.
 create or replace function trunkline._holders(p_relations oid[]) returns text[]
 language sql
 as $$
@@ -716,7 +757,8 @@ as $$
                    and database = (select oid from pg_database where datname = current_database()))
 $$;
 
--- Transactions that have published to a topic or queue and are open, other than the caller's.
+-- Returns the other open transactions that have published to a topic or queue. For a topic these are the
+-- transactions that hold a lock on a sequence of its ids.
 create or replace function trunkline._publishers(t trunkline.topics) returns text[]
 language sql
 as $$
@@ -727,7 +769,9 @@ as $$
     else trunkline._holders(array(select trunkline._ids(t.topic_id, p)::oid from generate_series(0, t.partitions - 1) p)) end
 $$;
 
--- Waits up to two seconds for the transactions that publish to a topic now, because their messages would go with it; not for later ones.
+-- Waits up to two seconds for open transactions that have published to a topic, because the deletion would
+-- remove their messages. Does not wait for transactions that start later. Fails with lock_not_available
+-- (55P03).
 create or replace function trunkline._await_publishers(t trunkline.topics) returns void
 language plpgsql
 as $$
@@ -745,8 +789,10 @@ begin
 end
 $$;
 
--- Runs a deletion. Each attempt waits a moment for a lock and then releases all it has: where traffic holds what the deletion needs and waits for
--- what it holds, the deletion yields before Postgres ends one of them as a deadlock. Fails after two seconds.
+-- Runs a deletion and retries it for two seconds. Each attempt waits at most 300 ms for a lock and then
+-- releases all of its locks. Traffic may hold a lock that the deletion needs and wait for one that the
+-- deletion holds. The deletion then yields before Postgres detects a deadlock and cancels one of the two.
+-- Fails with lock_not_available (55P03).
 create or replace function trunkline._delete(p_call text) returns void
 language plpgsql
 as $$
@@ -770,8 +816,10 @@ begin
 end
 $$;
 
--- Deletes a topic with everything in it. Refused while groups or queues read it or a schedule publishes to it, unless forced: then
--- these end with it. Upkeep removes its tables.
+-- Deletes a topic and all its messages. Fails with TL021 if groups or queues read it or a schedule publishes
+-- to it, unless p_force is true. Then its groups, subscriptions and schedules are deleted too. Waits up to
+-- two seconds for open transactions that have published to the topic, and as long for locks; then fails with
+-- lock_not_available (55P03). Upkeep drops the tables later.
 create or replace function trunkline.delete_topic(p_name text, p_force boolean default false) returns void
 language plpgsql
 as $$
@@ -781,6 +829,7 @@ begin
 end
 $$;
 
+-- Deletes a topic under its lock, for delete_topic.
 create or replace function trunkline._delete_topic(p_name text, p_force boolean) returns void
 language plpgsql
 as $$
@@ -803,12 +852,13 @@ begin
 end
 $$;
 
--- One topic; an error if it is not there.
+-- Returns one topic. Fails with TL010 if it does not exist.
 create or replace function trunkline.get_topic(p_name text) returns trunkline.topics
 language sql stable
 as $$ select * from trunkline._topic('topic', p_name) $$;
 
--- All topics by name, or so many of them after a name.
+-- Returns all topics ordered by name. For pages, pass p_limit and the last name of the page before as
+-- p_after.
 create or replace function trunkline.list_topics(p_after text default null, p_limit int default null) returns setof trunkline.topics
 language sql stable
 as $$ select * from trunkline.topics where kind = 'topic' and (p_after is null or name > p_after) order by name limit trunkline._limit(p_limit) $$;

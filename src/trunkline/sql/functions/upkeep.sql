@@ -1,7 +1,9 @@
--- Upkeep: tasks that anyone may run at any time (by hand, pg_cron, or `trunkline up`). Each task is safe to repeat, does a
--- bounded amount of work, and is done by one session at a time. trunkline.upkeep() runs those that are due.
+-- Upkeep, the background maintenance: tasks that trunkline_owner can run at any time (by hand, by pg_cron or
+-- by `trunkline up`). Each task is safe to repeat, does a bounded amount of work, and runs in one session at
+-- a time. trunkline.upkeep() runs the tasks that are due.
 
--- Moves due messages from `scheduled` into their log, at most p_limit; for one topic or all.
+-- Moves delayed messages that are due from `scheduled` into their log, for one topic or all, and returns
+-- their number. At most p_limit, and about 32 MB of payloads. Skips rows that another session has locked.
 create or replace function trunkline._release_due(p_topic_id int, p_limit int) returns int
 language plpgsql
 as $$
@@ -11,7 +13,7 @@ declare
     v_count int := 0;
     g       record;
 begin
-    -- in this form it reads one entry of an index, whatever the statistics say
+    -- in this form Postgres reads one index entry, whatever its statistics are
     select least((select due_at from trunkline.scheduled where topic_id = p_topic_id order by due_at limit 1),
                  (select due_at from trunkline.scheduled where p_topic_id is null order by due_at limit 1)) into v_first;
     if v_first is null or v_first > v_now then
@@ -23,7 +25,7 @@ begin
             where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)
             order by due_at limit p_limit for update skip locked
         ), step as (
-            -- an array has a limit of 1 GB, so a step has one too
+            -- an array can have at most 1 GB, so the bytes per call are limited
             select schedule_id from (select *, sum(bytes) over (order by due_at, schedule_id) - bytes as before from due) d where before < 33554432
         ), gone as (
             delete from trunkline.scheduled s using step where s.schedule_id = step.schedule_id returning s.*
@@ -43,12 +45,13 @@ begin
 end
 $$;
 
--- How many logs or cursors one run of a task takes on, any of them: the locks it needs for each are kept to its end, and the server has only so many.
+-- Returns how many logs or cursors one run of a task processes. The task keeps its locks on all of them until
+-- it ends, and the server's lock table is limited.
 create or replace function trunkline._upkeep_batch() returns int
 language sql immutable
 as $$ select 500 $$;
 
--- One pass, unless a consumer's is running.
+-- Runs one pass, unless another session is running one. Returns 1 if there was something to do.
 create or replace function trunkline._upkeep_pass() returns int
 language plpgsql
 as $$
@@ -61,11 +64,13 @@ begin
 end
 $$;
 
+-- Moves delayed messages that are due into their logs.
 create or replace function trunkline._upkeep_due() returns int
 language sql
 as $$ select trunkline._release_due(null, 5000) $$;
 
--- A topic may be deleted while a task is at it, which shows in many ways: then there is nothing to look after. Any other error is raised again.
+-- Raises the given error again, unless the topic was deleted. A task may meet the deletion of a topic in many
+-- ways; then it has nothing to do for that topic.
 create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
 language plpgsql
 as $$
@@ -76,7 +81,8 @@ begin
 end
 $$;
 
--- Those of these logs that may have messages without an offset: as _has_unsequenced, in one statement for all of them.
+-- Returns those of these logs that may have messages without an offset. The same as _has_unsequenced, in one
+-- statement for all of them.
 create or replace function trunkline._unsequenced_logs(p_logs int[]) returns int[]
 language plpgsql
 as $$
@@ -88,12 +94,13 @@ begin
           and (not coalesce(k.whole, true)
                or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
 exception when others then
-    -- a topic was deleted meanwhile: the caller checks each of them
+    -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;
 end
 $$;
 
--- Gives offsets to what was committed in the logs, some hundred of them in turn.
+-- Assigns offsets to committed messages: of the shared store, and of up to 500 logs of topics in turn.
+-- Returns the number of logs.
 create or replace function trunkline._upkeep_sequence() returns int
 language plpgsql
 as $$
@@ -104,7 +111,7 @@ declare
     v_logs  int[] := array(select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where not t.shared and l.log > greatest(v_from, 1) order by l.log limit trunkline._upkeep_batch());
 begin
     perform setval('trunkline.logs_visited', coalesce(v_logs[trunkline._upkeep_batch()], 0));
-    -- a session that holds a log is sequencing it
+    -- a session that holds the lock of a log is sequencing it
     perform set_config('lock_timeout', '50ms', true);
     v_count := trunkline._tick_store()::int;
     v_logs := trunkline._unsequenced_logs(v_logs);
@@ -124,7 +131,7 @@ begin
 end
 $$;
 
--- The positions of a lease that are not settled.
+-- Returns the positions of a lease that are not settled.
 create or replace function trunkline._unsettled(l trunkline.leases) returns int8multirange
 language sql stable
 as $$
@@ -132,8 +139,8 @@ as $$
     where s.rotation = l.rotation and s.cursor_id = l.cursor_id and s.pos >= l.first and s.pos < l.first + l.n
 $$;
 
--- The lowest offset of a log that a queue, not an ordered one, has leased and not settled, or null. p_drawn: of the leases of the log itself, or of all
--- others, which have what came back.
+-- Returns the lowest offset of a log that an unordered queue has leased and not settled, or null. p_drawn:
+-- true for leases drawn from the log itself, false for leases of returned messages.
 create or replace function trunkline._lowest_leased(c trunkline.cursors, p trunkline.pass_run, p_drawn boolean) returns bigint
 language plpgsql stable
 as $$
@@ -141,11 +148,12 @@ declare
     d        record;
     v_lowest bigint;
 begin
-    -- what the newest pass has not seen
+    -- leases that the newest pass has not seen
     select min(x.log_offset) into v_lowest
     from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) cross join lateral trunkline._entries(l, trunkline._unsettled(l)) x
     where k.queue_id = c.queue_id and x.source_id = c.cursor_id and (k.cursor_id = c.cursor_id) = p_drawn;
-    -- All others are in `later` until they end, many in one row. Positions of the log itself are offsets, so the first rows have the lowest.
+    -- All other leases are in `later` until they end, many in one row. Positions of the log itself are
+    -- offsets, so the first rows have the lowest.
     for d in
         select y.cursor_id, y.positions from trunkline.later y
         where y.queue_id = c.queue_id and y.kind = 'l' and y.due > (p.before).walked and (y.cursor_id = c.cursor_id) = p_drawn
@@ -161,7 +169,8 @@ begin
 end
 $$;
 
--- The lowest offset of a log that came back to a queue and is not leased again, or null. p_upto: one at or below it is enough.
+-- Returns the lowest offset of a log that was returned to a queue and is not leased again, or null. p_upto:
+-- any such offset up to p_upto is enough.
 create or replace function trunkline._lowest_returned(c trunkline.cursors, p trunkline.pass_run, p_upto bigint) returns bigint
 language plpgsql stable
 as $$
@@ -172,7 +181,7 @@ declare
     v_open    int8multirange[];
     v_lowest  bigint;
 begin
-    -- what is drawn counts as leased when a pass has accounted for it
+    -- a drawn position counts as leased once a pass has accounted for it
     select array_agg(k.cursor_id), array_agg(s.upto), array_agg(s.open) into v_cursors, v_upto, v_open
     from trunkline.cursors k cross join lateral trunkline._cursor_state(k) s where k.queue_id = c.queue_id and k.kind in ('returns', 'label');
     v_lowest := (select r.log_offset from trunkline.returns r cross join lateral (select array_position(v_cursors, r.cursor_id) as i) x
@@ -190,8 +199,9 @@ begin
 end
 $$;
 
--- Whether nothing of a queue is leased, returned or delayed: by the totals of the newest pass, and no lease is new since. A pass may account for the position of a lease
--- that committed after its snapshot and is counted by the next pass only, so the totals alone are not enough.
+-- Returns whether no message of a queue is leased, returned or delayed: the totals of the newest pass say so,
+-- and no lease is new since. The totals alone are not enough. A pass can account for the position of a lease
+-- that committed after its snapshot; only the next pass counts that lease.
 create or replace function trunkline._is_quiet(p_queue_id int, p trunkline.pass_run) returns boolean
 language sql stable
 as $$
@@ -203,10 +213,11 @@ as $$
     from trunkline.queues q where q.queue_id = p_queue_id
 $$;
 
--- The offset below which no reader of the log needs anything any more. With p_upto the result says only whether something up to there is needed: it is at or
--- below p_upto then. That is found out without reading all that is leased or delayed.
--- Stable, so that all of it is read in one snapshot: a message that is leased or returned meanwhile must not be missed in both places. So the caller keeps tables
--- from being rotated (_begin_read), in a statement before.
+-- Returns the offset below which no reader needs anything of a log; null if it has no readers. With p_upto, a
+-- result at or below p_upto only means that a reader needs something up to p_upto. This is found without
+-- reading everything that is leased or delayed.
+-- Stable, so that all of it reads one snapshot: a message that is leased or returned meanwhile must not be
+-- missed in both tables. So the caller must prevent rotation, with _begin_read in an earlier statement.
 create or replace function trunkline._needed_from(p_log int, p_upto bigint default null) returns bigint
 language plpgsql stable
 set plan_cache_mode = force_generic_plan
@@ -223,12 +234,12 @@ begin
             continue;
         end if;
         if c.drawn_seq is null then
-            -- the newest lease of an ordered partition is all of its state
+            -- the newest lease of an ordered partition is its whole state
             o := trunkline._ordered_state(c);
             v_needed := least(v_needed, o.next_offset, (select min(x) from unnest(o.offsets || case when o.is_open then (o.l).offsets end) x));
             continue;
         end if;
-        -- what is drawn and not accounted for may come back
+        -- a drawn position that is not accounted for may be a hole, whose message is returned
         select least(v_needed, s.upto + 1, lower(s.open)) into v_needed from trunkline._cursor_state(c) s;
         continue when trunkline._is_quiet(c.queue_id, p);
         for i in 1 .. 3 loop
@@ -242,9 +253,10 @@ begin
 end
 $$;
 
--- Starts the next segment of a log: new ids are above those of the current one. Moves the sequence under the lock that nextval needs, in a subtransaction that
--- is rolled back on purpose: the lock ends with it, the sequence stays moved. Not while a publisher is open, which has that lock until it ends; then
--- the segment could not be sealed either. Returns whether it was done.
+-- Ends the current segment of a log: new ids are above its range. Returns whether it was done.
+-- Moves the sequence under the lock that nextval needs, in a subtransaction that is rolled back on purpose.
+-- The lock ends with it; the sequence stays moved. Fails if a publisher is open, since it holds that lock
+-- until it ends. Then the segment could not be sealed either.
 create or replace function trunkline._end_segment(p_topic_id int, p_partition int, p_segment_rows int) returns boolean
 language plpgsql
 as $$
@@ -255,7 +267,7 @@ begin
     perform trunkline._make_segments(p_topic_id);
     begin
         perform set_config('lock_timeout', '20ms', true);
-        -- changes nothing, but takes the lock
+        -- changes nothing, but acquires the lock
         execute format('alter sequence %s owned by none', v_ids);
         v_last := trunkline._last_id(p_topic_id, p_partition);
         perform setval(v_ids, (v_last / p_segment_rows + 1) * p_segment_rows - 1);
@@ -269,8 +281,9 @@ begin
 end
 $$;
 
--- Those of these logs whose segments may need something: the next one is missing, one is complete and not sealed, the current one is old, or a new one may not be
--- counted on by publishers. Most logs need nothing; one statement finds that out for all of them.
+-- Returns those of these logs whose segments may need work. The next segment is missing, a complete one is
+-- not sealed, the current one is old, or publishers may not know of a new one. Most logs need nothing, which
+-- one statement finds out for all of them.
 create or replace function trunkline._logs_with_segments_due(p_logs int[]) returns int[]
 language plpgsql
 as $$
@@ -290,12 +303,13 @@ begin
                -- the functions of a topic are checked with its first partition
                or l.partition = 0 and exists (select from trunkline.segments x where x.log >= l.log and x.log < l.log + 64 and x.created_at > v_now - interval '1 hour')));
 exception when others then
-    -- a topic was deleted meanwhile: the caller checks each of them
+    -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;
 end
 $$;
 
--- Segments: keeps one ahead, rolls those that are old, seals those that are complete.
+-- Maintains segments: creates the next one ahead of time, ends old ones, seals complete ones. Returns the
+-- number of changes.
 create or replace function trunkline._upkeep_segments() returns int
 language plpgsql
 as $$
@@ -314,21 +328,23 @@ begin
         select t.*, l.log, l.partition from trunkline.logs l join trunkline.topics t using (topic_id)
         where l.log = any (v_logs) order by l.log
     loop
-        -- publishers and readers may have to wait for what we lock here
+        -- publishers and readers may have to wait for the locks acquired here, so one run is limited
         exit when v_count >= trunkline._upkeep_batch() / 10;
         begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
-            -- The topic's lock comes before those we hold now, so it is only tried: who has it changes or deletes the topic, and the next run comes soon.
+            -- In the lock order, the topic's lock comes before those held here, so it is only tried. A
+            -- session that holds it changes or deletes the topic; the next run repeats this check.
             if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
                 or r.partition = 0 and trunkline._limits_lag(r.topic_id)) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                 v_count := v_count + trunkline._make_segments(r.topic_id);
                 v_topic := r.topic_id;
             end if;
-            -- old enough to be worth a segment of its own
+            -- end the segment if its oldest message is old
             if (v_last + 1) % r.segment_rows > 0 and v_last > 0
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-                -- publishers must count on the next segment before, or they would wait for us
+                -- the topic's functions must know the next segment before, or publishers would wait for this
+                -- task
                 if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
                    and v_topic is distinct from r.topic_id and not trunkline._limits_lag(r.topic_id) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                     v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
@@ -336,7 +352,7 @@ begin
             end if;
             v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         exception
-            -- somebody keeps it locked; the others are not to wait for that
+            -- another session holds the lock; the other logs must not wait for it
             when lock_not_available then
                 null;
             when others then
@@ -347,7 +363,9 @@ begin
 end
 $$;
 
--- Seals segments whose ids were all drawn by transactions that have ended: what is not visible by then never will be.
+-- Seals complete segments whose ids all belong to transactions that have ended: rows that are not visible
+-- then never will be. The first run notes a horizon in drained_xid, a later one seals. Returns the number of
+-- sealed segments.
 create or replace function trunkline._seal(p_topic_id int, p_partition int, p_segment_rows int) returns int
 language plpgsql
 as $$
@@ -365,14 +383,16 @@ begin
             continue;
         end if;
         v_xmin := pg_snapshot_xmin(pg_current_snapshot());
-        -- Transaction numbers start over in a restored cluster: a number that is not used yet is one of the old cluster, where all have ended.
+        -- Transaction numbers start over in a restored cluster. A number that is not in use yet is from the
+        -- old cluster, where all transactions have ended.
         exit when v_xmin < s.drained_xid and s.drained_xid <= pg_snapshot_xmax(pg_current_snapshot()) and trunkline._has_owner_below(p_topic_id, p_partition, s.drained_xid);
         if v_log = 1 then
             perform trunkline._tick_store(true);
         else
             perform trunkline._tick(p_topic_id, p_partition, p_segment_rows, true);
         end if;
-        -- the newest tick that has an id of this segment or of one before it; ids mostly grow with offsets, so it is near the end
+        -- the newest tick with an id of this segment or of one before; ids mostly grow with offsets, so it is
+        -- near the end
         select coalesce(max(t.first_offset + trunkline._size(t.ids * int8multirange(int8range(null, (s.segment + 1) * p_segment_rows))) - 1), 0) into v_last_offset
         from trunkline.ticks t where t.log = v_log and t.shared = (v_log = 1) and lower(t.ids) < (s.segment + 1) * p_segment_rows;
         update trunkline.segments set sealed_at = trunkline.clock(), last_offset = v_last_offset where log = v_log and segment = s.segment;
@@ -382,8 +402,9 @@ begin
 end
 $$;
 
--- Removes segments that retention lets go and that every reader has passed. Rows go by truncate, which locks only the
--- segment itself; the empty table goes when its parent can be locked without waiting.
+-- Removes segments whose retention is over and that every reader has passed. After hard_retention, removes
+-- them in any case, and writes an alert if a reader still needed them. Truncates first, which locks only the
+-- segment itself. The empty table is dropped once its parent can be locked without waiting.
 create or replace function trunkline._upkeep_retention() returns int
 language plpgsql
 as $$
@@ -403,13 +424,14 @@ begin
         v_count := 0;
     end;
     begin
-        -- until the end of the task nothing is rotated
+        -- prevents rotation until the task ends
         perform trunkline._begin_read();
     exception when lock_not_available then
         return v_count;
     end;
     for r in
-        -- what may go by its age; all segments where the size counts, since only there it is worth to ask for the size of each
+        -- segments that are old enough; and all segments of topics with a size limit, since only these need
+        -- the size of each
         select t.topic_id, t.name, t.kind, t.retention, t.retention_bytes, t.hard_retention, t.segment_rows, l.log, l.partition,
                s.segment, s.sealed_at, s.last_offset, s.staged,
                sum(case when t.retention_bytes is not null then pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, l.partition, s.segment))) end)
@@ -421,7 +443,8 @@ begin
         exit when v_count >= trunkline._upkeep_batch() / 5;
         select base_offset into v_base from trunkline.logs where log = r.log;
         continue when r.sealed_at is null;
-        -- below it lies what is gone; and what was staged and passed by others, or got no offset at all: its rows need not wait for the table to go
+        -- Everything below base_offset is removed already. A staged segment below it, or one without any
+        -- offset, still has rows: they are truncated now and do not wait for the drop of the table.
         if r.last_offset < v_base then
             if r.staged and pg_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, r.segment))) > 0 then
                 v_count := v_count + trunkline._empty_segment(r.topic_id, r.partition, r.segment, r.last_offset);
@@ -429,14 +452,16 @@ begin
             continue;
         end if;
         continue when not (r.sealed_at < trunkline.clock() - r.retention or coalesce(r.bytes_from_here > r.retention_bytes, false));
-        -- Only a prefix may go. What is staged needs no look at others: every offset up to its last one was given before it was sealed.
+        -- Only a prefix of the log may be removed. A staged segment needs no such check: every offset up to
+        -- its last one was assigned before it was sealed.
         continue when not r.staged and exists (
             select from trunkline.segments s where s.log = r.log and s.segment < r.segment and coalesce(s.last_offset, 9223372036854775807) >= v_base);
         continue when trunkline._archive_waits(r.topic_id, r.partition, r.last_offset);
-        -- Only tried: a session that adds a reader or moves one has chosen a position that is not visible yet. Queues' own logs get no readers.
+        -- Only tried: a session that adds or moves a reader holds it shared and has chosen a position that is
+        -- not visible yet. The queues' own logs get no new readers.
         continue when r.kind = 'topic' and not pg_try_advisory_xact_lock(778012, r.topic_id);
         v_forced := r.hard_retention is not null and r.sealed_at < trunkline.clock() - r.hard_retention;
-        -- the alert names the lowest one
+        -- the alert names the lowest offset that a reader needs, so a forced removal computes it exactly
         v_needed := coalesce(trunkline._needed_from(r.log, case when not v_forced then r.last_offset end), 9223372036854775807);
         if v_needed <= r.last_offset and not v_forced then
             continue;
@@ -450,7 +475,7 @@ begin
             end if;
             v_count := v_count + v_gone;
         exception when lock_not_available then
-            -- a claim that is kept open has the cursor: the segment stays until a later run
+            -- another session has locked the log's row: the segment stays until a later run
             null;
         end;
     end loop;
@@ -459,8 +484,10 @@ begin
 end
 $$;
 
--- Drops the tables and functions of topics and queues that were deleted. A transaction that read `topics` before may know the topic by its number and
--- use its tables later, so the first run notes these transactions, and the tables go in a run that finds none of them. Returns the number of topics.
+-- Drops the tables and functions of deleted topics and queues. Returns the number of topics.
+-- A transaction that read `topics` before the deletion may know the topic's number and use its tables later.
+-- So the first run notes the open transactions that hold a lock on `topics`. A later run drops the tables
+-- when none of these is left.
 create or replace function trunkline._drop_deleted() returns int
 language plpgsql
 as $$
@@ -502,6 +529,8 @@ begin
 end
 $$;
 
+-- Truncates a segment and moves the log's base_offset behind it. Returns 1, or 0 if the segment could not be
+-- locked within 100 ms.
 create or replace function trunkline._empty_segment(p_topic_id int, p_partition int, p_segment bigint, p_last_offset bigint) returns int
 language plpgsql
 as $$
@@ -521,8 +550,9 @@ begin
 end
 $$;
 
--- Drops segments that were emptied, and blocks that have none left. Publishers that overlap hold the topic's table and the block they write to without end, so the
--- last segments of a busy topic stay until its next block begins, and then only the block does, which has no storage.
+-- Drops emptied segments, and blocks without segments. Overlapping publishers hold locks on the topic's table
+-- and on the block they write to all the time. So the last segments of a busy topic stay until its next block
+-- begins. After that only the block stays, which has no storage.
 create or replace function trunkline._drop_empty_segments() returns void
 language plpgsql
 as $$
@@ -535,11 +565,11 @@ begin
                (select i.inhparent from pg_inherits i where i.inhrelid = to_regclass(format('trunkline.topic_%s_%s_%s', l.topic_id, l.partition, s.segment))) as parent
         from trunkline._all_segments() s join trunkline.logs l using (log)
         where s.log <> 1 and s.sealed_at is not null and s.last_offset < l.base_offset
-          -- a later segment must know where the log goes on
+          -- the newest segment stays: it has the position where the log continues
           and (s.staged or exists (select from trunkline.segments n where n.log = s.log and n.segment > s.segment))
         order by random() limit trunkline._upkeep_batch() / 5
     loop
-        -- others wait behind a lock that is waited for, so each table is tried once
+        -- other sessions queue behind a lock request that waits, so each parent is tried once
         continue when r.parent = any (v_busy);
         begin
             perform set_config('lock_timeout', '20ms', true);
@@ -560,7 +590,8 @@ begin
         continue when r.parent = any (v_busy);
         begin
             perform set_config('lock_timeout', '20ms', true);
-            -- Under the lock of sessions that attach segments. Dropping a block would drop its segments, so it is checked again, by the catalog's own snapshot.
+            -- Under the lock of sessions that attach segments. Dropping a block also drops its segments, so
+            -- it is checked again, in the current catalog snapshot.
             if pg_try_advisory_xact_lock(778003, r.topic_id) and (select count(*) = 1 from pg_partition_tree(r.block)) then
                 execute format('drop table if exists %s', r.block);
             end if;
@@ -571,7 +602,7 @@ begin
 end
 $$;
 
--- Segments of both kinds: of what was published, and of what Spark's tasks have written.
+-- Returns segments of both kinds: of published messages, and of rows that Spark's tasks have staged.
 create or replace function trunkline._all_segments() returns table (log int, segment bigint, sealed_at timestamptz, last_offset bigint, staged boolean)
 language sql stable
 as $$
@@ -580,8 +611,11 @@ as $$
     select g.log, g.segment, g.sealed_at, g.last_offset, true from trunkline.staged_segments g
 $$;
 
--- Removes what a queue has finished with now, without waiting for its retention. What is in the shared store cannot be read from then on, and its space
--- is reused with its segment; segments of the queue's own tables are emptied. Returns how many segments and parts of the store these were.
+-- Removes completed messages of a queue now, without waiting for its retention. Returns the number of emptied
+-- segments, plus one for each log in the shared store that was trimmed.
+-- Trimmed messages in the shared store cannot be read any more; their space is reused with their segment.
+-- Segments of the queue's own tables are truncated. A segment stays if a publisher of the queue is open or a
+-- lock cannot be acquired. Requires a READ COMMITTED transaction.
 create or replace function trunkline.cleanup_queue(p_name text) returns int
 language plpgsql
 as $$
@@ -592,12 +626,12 @@ declare
     v_needed bigint;
 begin
     perform trunkline._need_read_committed('cleanup_queue');
-    -- what was settled until now
+    -- so that everything settled up to now counts
     perform trunkline._sequence_alone(array[q.queue_id], null);
     perform trunkline._begin_read();
     for r in select l.*, t.segment_rows, t.shared from trunkline.logs l join trunkline.topics t using (topic_id) where l.topic_id = q.inbox_id loop
         if r.shared then
-            -- what is finished in the shared store cannot be read any more; its space is reused with its segment
+            -- completed messages cannot be read after this; their space is reused with their segment
             v_needed := least(trunkline._needed_from(r.log), trunkline._head(r.log) + 1);
             if r.base_offset < v_needed then
                 update trunkline.logs set base_offset = v_needed where log = r.log;
@@ -609,7 +643,8 @@ begin
         if (trunkline._last_id(r.topic_id, r.partition) + 1) % r.segment_rows > 0 then
             perform trunkline._end_segment(r.topic_id, r.partition, r.segment_rows);
         end if;
-        -- once to note the horizon, once to seal: nobody can be left when no publisher is open
+        -- The first call notes the horizon, the second one seals. Without an open publisher no id can have an
+        -- owner then.
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         perform trunkline._seal(r.topic_id, r.partition, r.segment_rows);
         perform trunkline._seal_staged(r.log);
@@ -622,8 +657,9 @@ begin
 end
 $$;
 
--- Copies the ticks of the slot that is emptied next to the current one, many small ones as one of about 1,000 offsets. Whoever
--- looks for an offset meanwhile finds it in either: both say the same. The newest tick of a log is left out: it is more than a map.
+-- Copies ticks from the partition that is emptied next to the current one, and merges small ones to about
+-- 1,000 offsets each. Meanwhile a reader finds an offset in either partition: both have the same content.
+-- Does not copy the newest tick of a log, which also has the state of its scan.
 create or replace function trunkline._copy_ticks(p_from smallint, p_to smallint) returns void
 language sql
 as $$
@@ -639,8 +675,9 @@ as $$
         where l.log <> 1 and k.first_offset > l.carried_upto and k.first_offset <= l.upto and k.first_offset + k.n > l.base_offset
         window w as (partition by k.log order by k.first_offset)
     ), runs as (
-        -- Offsets of one tick go up with the ids: a tick with lower ones starts a new run. So does another store, and a staged segment: those before it may be
-        -- far away, or gone.
+        -- Within one tick, offsets grow with the ids. So a tick with lower ids starts a new run. A change
+        -- between shared store and own tables does too, and so does a staged segment: the segments before it
+        -- may be far away or removed.
         select *, count(*) filter (where lower(ids) < before or shared <> shared_before
                                          or not shared and lower(ids) >= trunkline._staged_from(segment_rows) and lower(ids) / segment_rows <> (before - 1) / segment_rows)
                   over (partition by log order by first_offset) as run
@@ -652,8 +689,9 @@ as $$
     update trunkline.logs x set carried_upto = l.upto from l where x.log = l.log
 $$;
 
--- Empties the older slot of ticks and positions and makes it the current one. Whatever is still needed is carried over first, while no session
--- can read or write that slot: others wait at most for the lock time-out and the copying.
+-- Empties the older of the two partitions of `ticks` and `positions`, and makes it the current one. Before
+-- that, copies the rows that are still needed, while no other session can use the partition. Other sessions
+-- wait at most for the lock timeout (20 ms) and the copying. Returns 1, or 0 if the locks were not available.
 create or replace function trunkline._swap_slots() returns int
 language plpgsql
 as $$
@@ -665,7 +703,7 @@ begin
     perform set_config('lock_timeout', '20ms', true);
     begin
         execute format('lock table trunkline.ticks_%1$s, trunkline.positions_%1$s in access exclusive mode', v_new);
-        -- ticks that were not copied before, among them the newest of each log
+        -- ticks that were not copied before, including the newest of each log
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
         select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids, t.shared
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
@@ -684,14 +722,17 @@ begin
 end
 $$;
 
--- Rotation of leases and what belongs to them. Three partitions: new rows go to the current one, the next one is empty or about to be emptied. A
--- settle touches only the partition of its lease, so one that is open keeps no other from being emptied.
+-- Rotates `leases` and the tables that belong to it. Each has three partitions: new rows go to the current
+-- one, and the next one is empty or will be emptied. A settle uses only the partition of its lease, so an
+-- open settle does not prevent the others from being emptied. Holds the lock of passes (778001, 0). Returns
+-- the number of steps done.
 create or replace function trunkline._rotate() returns int
 language plpgsql
 as $$
 declare
     r       trunkline.rotation;
     v_next  smallint;
+    v_bytes bigint := trunkline._setting('rotate_bytes');
     v_moved int := 0;
 begin
     if not pg_try_advisory_xact_lock(778001, 0) then
@@ -704,21 +745,24 @@ begin
         begin
             execute format('lock table trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
                             trunkline.cursor_states_%1$s, trunkline.passes_%1$s in access exclusive mode', v_next);
-            -- nothing of it is new to the next pass
+            -- a pass now, so that no row of the partition is new to the next pass
             perform trunkline._pass();
+            r.carried_bytes := trunkline._rotation_bytes(r.current);
             perform trunkline._carry(v_next, r.current);
+            r.carried_bytes := trunkline._rotation_bytes(r.current) - r.carried_bytes;
             execute format('truncate trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
                             trunkline.cursor_states_%1$s, trunkline.passes_%1$s', v_next);
-            update trunkline.rotation set emptied = true;
+            update trunkline.rotation set emptied = true, carried_bytes = r.carried_bytes;
             v_moved := 1;
         exception when lock_not_available then
             return 0;
         end;
     end if;
-    -- worth it when the partition is large, and much larger than what would have to be carried: so each row is carried a bounded number of times
-    if trunkline._rotation_bytes(r.current) >= trunkline._setting('rotate_bytes')::bigint then
+    -- Only when the partition has grown by `rotate_bytes`, and by as much as was copied into it: so copying costs
+    -- no more than writing, however many leases and delays are open.
+    if trunkline._rotation_bytes(r.current) >= r.carried_bytes + greatest(v_bytes, least(r.carried_bytes, 64 * v_bytes)) then
         update trunkline.rotation set current = v_next, emptied = false, rotated_at = trunkline.clock();
-        -- claims read returns from the current partition and the one before it
+        -- claims read `returns` only from the current partition and the one before it
         insert into trunkline.returns
         select v_next, x.cursor_id, x.pos, x.source_id, x.log_offset, x.attempt, x.why, x.error, x.at, x.purge_no
         from trunkline.returns x join trunkline.cursors c using (cursor_id) cross join lateral trunkline._cursor_state(c) s
@@ -729,35 +773,44 @@ begin
 end
 $$;
 
+-- Returns the size of a rotation partition, without indexes and extensions.
 create or replace function trunkline._rotation_bytes(p_rotation int) returns bigint
 language sql
 as $$
     select sum(pg_relation_size(format('trunkline.%s_%s', t, p_rotation)::regclass)) from unnest('{leases,settled,later,cursor_states,passes,returns}'::text[]) t
 $$;
 
--- Copies what is still needed of a partition that is about to be emptied, whose tables the caller has locked.
+-- Copies the rows that are still needed out of a partition that is about to be emptied. The caller has locked
+-- its tables.
 create or replace function trunkline._carry(p_from smallint, p_to smallint) returns void
 language plpgsql
+set enable_hashjoin = on
 as $$
 declare
     v_walked timestamptz := (select walked from trunkline.passes order by pass desc limit 1);
 begin
-    create temporary table if not exists carried (cursor_id int, first bigint) on commit delete rows;
+    create temporary table if not exists carried (cursor_id int, first bigint, n bigint) on commit delete rows;
     insert into carried
-    select l.cursor_id, l.first from trunkline.leases l join trunkline.cursors c using (cursor_id)
+    with s as materialized (
+        -- once for each cursor, not for each lease
+        select c.cursor_id, c.drawn_seq is null as ordered, x.upto, x.open
+        from (select distinct y.cursor_id from trunkline.leases y where y.rotation = p_from) y join trunkline.cursors c using (cursor_id) cross join lateral trunkline._cursor_state(c) x
+    )
+    select l.cursor_id, l.first, l.n from trunkline.leases l join s using (cursor_id)
     where l.rotation = p_from and (
-        trunkline._size(trunkline._leased(l)) > coalesce((select sum(s.n) from trunkline.settled s where s.rotation = p_from and s.cursor_id = l.cursor_id and s.pos >= l.first and s.pos < l.first + l.n), 0)
-        -- no pass has accounted for its draw: without the lease it would be a hole
-        or c.drawn_seq is not null and exists (
-            select from trunkline._cursor_state(c) s where l.first + l.n - 1 > s.upto or s.open && int8range(l.first, l.first + l.n))
+        trunkline._size(trunkline._leased(l)) > coalesce((select sum(e.n) from trunkline.settled e where e.rotation = p_from and e.cursor_id = l.cursor_id and e.pos >= l.first and e.pos < l.first + l.n), 0)
+        -- no pass has accounted for its draw: without the lease it would count as a hole
+        or not s.ordered and (l.first + l.n - 1 > s.upto or s.open && int8range(l.first, l.first + l.n))
         -- the state of an ordered partition
-        or c.drawn_seq is null and not exists (select from trunkline.leases y where y.cursor_id = l.cursor_id and y.first > l.first));
+        or s.ordered and not exists (select from trunkline.leases y where y.cursor_id = l.cursor_id and y.first > l.first));
     insert into trunkline.leases
     select p_to, l.xid, l.cursor_id, l.first, l.n, l.taken, l.passed, l.skipped, l.expired, l.source_ids, l.offsets, l.attempts, l.whys, l.token, l.consumer, l.claimed_at, l.deadline,
            l.next_offset, l.held_offsets, l.held_attempts, l.held_dues, l.held_errors, l.purge_no
     from carried k join trunkline.leases l on l.rotation = p_from and l.cursor_id = k.cursor_id and l.first = k.first;
     insert into trunkline.settled
-    select p_to, s.xid, s.cursor_id, s.pos, s.n, s.first, s.kind, s.due, s.error, s.at, s.purge_no from carried k join trunkline.settled s on s.rotation = p_from and s.cursor_id = k.cursor_id and s.first = k.first;
+    select p_to, s.xid, s.cursor_id, s.pos, s.n, s.first, s.kind, s.due, s.error, s.at, s.purge_no from carried k
+    -- the index has positions: without their bounds each lease would read all settles of its cursor
+    join trunkline.settled s on s.rotation = p_from and s.cursor_id = k.cursor_id and s.pos >= k.first and s.pos < k.first + k.n and s.first = k.first;
     insert into trunkline.extensions
     select p_to, e.cursor_id, e.first, e.positions, e.until from carried k join trunkline.extensions e on e.rotation = p_from and e.cursor_id = k.cursor_id and e.first = k.first;
     insert into trunkline.later
@@ -773,11 +826,13 @@ begin
 end
 $$;
 
+-- Rotates ticks and positions, then leases and the tables that belong to them.
 create or replace function trunkline._upkeep_rotate() returns int
 language sql
 as $$ select trunkline._swap_slots() + trunkline._rotate() $$;
 
--- Empties a slot of a table, if it has rows and nobody is at it just now; answers 1 or 0. run_upkeep puts the time-out back.
+-- Truncates a partition if it has rows and can be locked within 50 ms. Returns 1 or 0. run_upkeep restores
+-- the lock timeout.
 create or replace function trunkline._empty_slot(p_slot text) returns int
 language plpgsql
 as $$
@@ -797,13 +852,14 @@ begin
 end
 $$;
 
--- The partition for new rows of a table that keeps them for some days.
+-- Returns the current partition of a table that keeps its rows for a number of days.
 create or replace function trunkline._window(p_table text) returns smallint
 language sql stable
 as $$ select slot from trunkline.windows where name = p_table $$;
 
--- Moves on to the next of a table's four partitions when the current one was in use for a third of p_keep: what the next one has is older than p_keep, and
--- is removed. Returns whether there was something to remove.
+-- Moves to the next of a table's four partitions once the current one was in use for a third of p_keep, and
+-- at least for one hour. The rows in the next partition are older than p_keep by then, and are removed.
+-- Returns 1 if there were any.
 create or replace function trunkline._turn_window(p_table text, p_keep interval) returns int
 language plpgsql
 as $$
@@ -815,7 +871,7 @@ declare
 begin
     select * into w from trunkline.windows where name = p_table;
     if w.began_at > v_now then
-        -- the clock was set back
+        -- the server's clock was set back
         update trunkline.windows set began_at = v_now where name = p_table;
     end if;
     if v_now < w.began_at + greatest(p_keep / 3, interval '1 hour') then
@@ -830,7 +886,7 @@ begin
 end
 $$;
 
--- Drops the sequences of cursors that are gone, unless a claim of theirs is still open.
+-- Drops the sequences of deleted cursors, except those that an open claim has locked.
 create or replace function trunkline._drop_sequences() returns void
 language plpgsql
 as $$
@@ -853,7 +909,8 @@ begin
 end
 $$;
 
--- Empties idempotency windows that nobody can look into any more, and forgets members that left without a word and old redrives.
+-- Empties idempotency windows that no publish checks any more. Deletes group members not seen for an hour,
+-- sequences of deleted cursors, and redrives older than 30 days.
 create or replace function trunkline._upkeep_windows() returns int
 language plpgsql
 as $$
@@ -867,7 +924,7 @@ begin
 end
 $$;
 
--- All upkeep tasks and their intervals.
+-- Returns all upkeep tasks and their intervals.
 create or replace function trunkline._upkeep_tasks() returns table (task text, every interval)
 language sql stable
 as $$
@@ -877,21 +934,25 @@ as $$
     ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
 $$;
 
--- How long ago a task ran, in seconds; null if it never ran. Negative: its mark was set by a clock that was ahead.
+-- Returns the seconds since a task last ran; null if it never ran. A negative age means that the last run was
+-- recorded while the server's clock was ahead.
 create or replace function trunkline._upkeep_age(p_task text) returns float8
 language sql
 as $$
     select extract(epoch from trunkline.clock())::float8 - nullif(pg_sequence_last_value(format('trunkline.upkeep_%s', p_task)::regclass), 0) / 1000.0
 $$;
 
--- A task is due unless it ran within the last p_every. A mark in the future says nothing, so the task is due.
+-- Returns whether a task is due: it did not run within the last p_every. A last run in the future proves
+-- nothing, so then the task is due.
 create or replace function trunkline._upkeep_is_due(p_task text, p_every interval) returns boolean
 language sql
 as $$
     select not coalesce(x.age >= 0 and x.age < extract(epoch from p_every), false) from (select trunkline._upkeep_age(p_task) as age) x
 $$;
 
--- Runs one upkeep task if it is due and no other session runs it. Returns how much it did, or null if it did not run.
+-- Runs one upkeep task if it did not run within p_every and no other session runs it. Returns the amount of
+-- work done, or null if the task did not run. Raises TL001 for an unknown task. Requires a READ COMMITTED
+-- transaction. Waits at most two seconds for a lock, unless the session has its own lock_timeout.
 create or replace function trunkline.run_upkeep(p_task text, p_every interval default '0') returns int
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -905,7 +966,7 @@ begin
                                 'use one of: ' || (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t));
     end if;
     perform trunkline._need_read_committed('upkeep');
-    -- Checked again under the lock: between the two another session may have finished the task.
+    -- Checked again under the lock: another session may have finished the task in between.
     if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
        or not trunkline._upkeep_is_due(p_task, p_every) then
         return null;
@@ -926,7 +987,8 @@ begin
 end
 $$;
 
--- Records that a task failed. Returns whether that is news: it worked before, or failed differently (numbers in the message aside).
+-- Records that a task failed. Returns true if the task worked before or failed with another error; numbers in
+-- the message are ignored.
 create or replace function trunkline._upkeep_failed(p_task text, p_code text, p_error text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
@@ -943,8 +1005,9 @@ begin
 end
 $$;
 
--- Upkeep tasks: interval, last run, and whether the task works. States: ok; never (has not run yet); late (has not run for twice its interval
--- and 30 seconds); ahead (the last run is in the future: the server's clock went back); failing (the last run failed).
+-- Returns interval, last run and state of each upkeep task. States: ok; never (has not run yet); late (has
+-- not run for twice its interval plus 30 seconds); ahead (the last run is in the future, because the server's
+-- clock was set back); failing (the last run failed).
 create or replace function trunkline.upkeep_stats()
 returns table (task text, state text, every interval, last_run_at timestamptz, age_seconds float8, failing_since timestamptz, error_code text, error text)
 language sql
@@ -959,22 +1022,24 @@ as $$
     order by t.task
 $$;
 
--- Puts right what was written while the server's clock was ahead and would otherwise wait until the clock gets there again. Upkeep notes the
--- time of its last call in upkeep_clock: if that is over a minute in the future, the clock went back. Returns by how much, or null.
--- Not touched: deadlines of leases and due times of messages. The latter cannot be told from long delays.
+-- Corrects times that were written while the server's clock was ahead. Otherwise these rows would wait until
+-- the clock reaches those times again. Returns the size of the correction, or null.
+-- Upkeep records the time of its last call in upkeep_clock. If that is more than a minute in the future, the
+-- clock was set back. Does not change lease deadlines and due times of messages: a due time cannot be
+-- distinguished from a long delay.
 create or replace function trunkline._repair_clock() returns interval
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now  timestamptz := trunkline.clock();
     v_by   interval := to_timestamp(pg_sequence_last_value('trunkline.upkeep_clock') / 1000.0) - v_now;
-    -- a time beyond this was set while the clock was ahead
+    -- a later time was written while the clock was ahead
     v_from timestamptz;
     c      trunkline.cursors;
     g      trunkline.positions;
     h      trunkline.schedules;
 begin
-    -- normal: the last call was a moment ago
+    -- normal: the last call was less than a second ago
     if v_by between interval '-1 second' and interval '0' or not pg_try_advisory_xact_lock(778004, hashtext('clock')) then
         return null;
     end if;
@@ -986,7 +1051,7 @@ begin
         perform set_config('lock_timeout', '2s', true);
     end if;
     v_from := v_now + v_by / 2;
-    -- A row that another session has locked is being renewed with the right time.
+    -- A row that another session has locked is being updated with the correct time.
     for h in select * from trunkline.schedules where not paused and next_at > v_now for update skip locked loop
         begin
             update trunkline.schedules set next_at = x.tick
@@ -1024,18 +1089,19 @@ begin
             perform trunkline._move(g);
         end if;
     end loop;
-    -- the newest row is what the next one is compared with
+    -- each new rollup is compared with the newest row
     delete from trunkline.rollups where at > v_now;
     insert into trunkline.alerts (at, kind, detail) values (v_now, 'clock_went_back', jsonb_build_object('seconds', round(extract(epoch from v_by))));
     delete from trunkline.upkeep_failures where task = 'clock';
-    -- last: it is not rolled back, and without it nothing would try again
+    -- Last, because setval is not rolled back: after an error above, the next call must try again.
     perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
     raise warning 'upkeep: the server clock went back by %; schedules and time limits set meanwhile were corrected', date_trunc('second', v_by);
     return v_by;
 end
 $$;
 
--- The tasks in the order of a call: the one that waits longest first, before it those without a mark or with one in the future.
+-- Returns the tasks in the order of one call: tasks that never ran or have a last run in the future, then the
+-- one that ran longest ago.
 create or replace function trunkline._upkeep_order() returns table (task text, every interval)
 language sql set search_path = pg_catalog, pg_temp
 as $$
@@ -1043,9 +1109,11 @@ as $$
     order by case when a.age >= 0 then a.age end desc nulls first, t.every
 $$;
 
--- Runs every task that is due, each in its own transaction, the one that waits longest first: if a statement timeout of the caller ends the call,
--- the next call starts with the tasks that had no turn. A failing task does not stop the others and does not end the call: upkeep_stats() shows
--- it, a warning reports it when it starts to fail or fails differently, and it runs again after its interval.
+-- Runs every upkeep task that is due, each in its own transaction. The task that ran longest ago is first. If
+-- the caller's statement timeout ends the call, the next call starts with the remaining tasks. Commits, so it
+-- cannot be called inside a transaction.
+-- A failing task does not stop the others and does not end the call. upkeep_stats() shows it, and it runs
+-- again after its interval. A warning reports it when it starts to fail or fails with another error.
 create or replace procedure trunkline.upkeep()
 language plpgsql
 as $$
@@ -1054,8 +1122,8 @@ declare
     v_text text;
     v_code text;
 begin
-    -- Each transaction sets its level, since the default of the database or role may be another, and its path: a procedure that commits cannot have
-    -- settings (pin.sql).
+    -- Each transaction sets its isolation level, since the default of the database or role may differ. It
+    -- also sets its path: a procedure that commits cannot have settings (pin.sql).
     commit;
     set transaction isolation level read committed;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);

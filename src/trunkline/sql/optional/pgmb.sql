@@ -1,9 +1,10 @@
--- The calls and tables of pgmb on top of Trunkline, for programs that know them. Installed by `trunkline migrate --with pgmb`.
--- All messages go to the topic pgmb; a worker is an endpoint, a queue is a queue that subscribes to the topic and is bound to its worker.
+-- Compatibility layer: the functions and tables of pgmb on top of Trunkline, for programs that use them.
+-- Installed by `trunkline migrate --with pgmb`. All messages go to the topic pgmb. A worker is an endpoint. A
+-- queue is a queue that subscribes to the topic and is bound to the endpoint of its worker.
 
 create schema if not exists pgmb;
 
--- pgmb knows its workers and queues by uuid.
+-- pgmb identifies workers and queues by uuid.
 create table if not exists pgmb.worker_ids (
     id          uuid primary key default gen_random_uuid(),
     endpoint_id int  not null unique references trunkline.endpoints on delete cascade
@@ -13,7 +14,8 @@ create table if not exists pgmb.queue_ids (
     queue_id    int  not null unique references trunkline.queues on delete cascade,
     binding_key text not null
 );
--- which views are this queue's: known here, because the queue is gone when they are dropped
+-- The queue's name, by which its views are found. Stored here, because the queue no longer exists when they
+-- are dropped.
 alter table pgmb.queue_ids add column if not exists name text;
 update pgmb.queue_ids i set name = q.name from trunkline.queues q where q.queue_id = i.queue_id and i.name is null;
 
@@ -25,7 +27,7 @@ $do$;
 
 create or replace view pgmb.workers as
     select w.id, e.name, ceil(e.rate)::int as rps, e.url as endpoint, e.created_at,
-           -- when a dispatcher was seen last
+           -- The latest time until which a live dispatcher is registered; null if there is none.
            (select max(d.seen_until) from trunkline.dispatchers d where d.seen_until > now()) as last_heartbeat
     from pgmb.worker_ids w join trunkline.endpoints e using (endpoint_id);
 
@@ -47,7 +49,7 @@ create or replace view pgmb.messages as
 end
 $do$;
 
--- A worker: an HTTP endpoint and its limit of requests per second.
+-- Creates a worker, an HTTP endpoint with a limit of requests per second (1 to 100,000), and returns its id.
 create or replace function pgmb.worker(name varchar, endpoint varchar, rps int) returns uuid
 language plpgsql
 as $$
@@ -64,12 +66,13 @@ begin
 end
 $$;
 
--- * stands for any characters, dots too; everything else for itself.
+-- Returns the regular expression of a binding key. * matches any characters, including dots; other characters
+-- match themselves.
 create or replace function pgmb._pattern(p_binding_key text) returns text
 language sql immutable
 as $$ select '^' || replace(regexp_replace(p_binding_key, '([^A-Za-z0-9_*])', '\\\1', 'g'), '*', '.*') || '$' $$;
 
--- A queue that gets what matches, from now on, and is sent to the worker.
+-- Creates a queue that receives matching messages from now on, binds it to the worker, and returns its id.
 create or replace function pgmb.create(name varchar, binding_key varchar, max_retries int, worker_id uuid) returns uuid
 language plpgsql
 as $$
@@ -88,7 +91,7 @@ begin
     perform trunkline._check_range('max_retries', max_retries, 0, 999);
     q := trunkline.create_queue($1, p_max_attempts => max_retries + 1);
     s := trunkline.subscribe($1, 'pgmb');
-    -- a pattern of this language, which the kernel's own cannot say
+    -- A binding key of pgmb, which a pattern of the kernel cannot express.
     update trunkline.subscriptions x set pattern = $2, pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
     update trunkline.cursors x set pattern_regex = pgmb._pattern($2) where x.subscription_id = s.subscription_id;
     perform trunkline.bind_queue($1, v_endpoint);
@@ -98,12 +101,14 @@ begin
 end
 $$;
 
--- The order of the quick start.
+-- The order of arguments in pgmb's quick start.
 create or replace function pgmb.create(name varchar, binding_key varchar, worker_id uuid, max_retries int) returns uuid
 language sql
 as $$ select pgmb.create($1, $2, $4, $3) $$;
 
--- What pgmb keeps in a table per queue: a row per message that is for it.
+-- Returns what pgmb stores in a table per queue: one row for each message of the queue that is acked, leased,
+-- returned or new. Acked messages are listed for up to 30 days, if the log and the delivery history keep
+-- them.
 create or replace function pgmb._references(p_queue text)
 returns table (id bigint, message_id uuid, acknoledge boolean, retries int, locked boolean, enqueued_at timestamptz, acknowledged_at timestamptz)
 language sql
@@ -132,6 +137,7 @@ as $$
     select * from done union all select * from leased union all select * from again union all select * from fresh
 $$;
 
+-- Returns the dead letters of a queue, as pgmb's dead letter table has them.
 create or replace function pgmb._dead(p_queue text)
 returns table (id bigint, message_id uuid, acknoledge boolean, retries int, locked boolean, enqueued_at timestamptz, acknowledged_at timestamptz,
                error text, dead_at timestamptz)
@@ -141,8 +147,9 @@ as $$
     from trunkline._queue(p_queue) q join trunkline.dead_letters d on d.queue_id = q.queue_id order by d.dead_id
 $$;
 
--- <queue>_queue and <queue>_dead_letter_queue; for a queue whose name ends in _queue also the names that pgmb's manual uses. A name
--- that is too long for Postgres or taken by another view has none.
+-- Creates the views <queue>_queue and <queue>_dead_letter_queue. For a queue whose name ends in _queue, also
+-- creates the names that pgmb's manual uses. A view is not created if its name is too long for Postgres or
+-- already used.
 create or replace function pgmb._make_views(p_queue text) returns void
 language plpgsql
 as $$
@@ -162,7 +169,7 @@ begin
 end
 $$;
 
--- They go with their queue, whoever deletes it.
+-- Drops the views of a queue when the queue is deleted, by any function.
 create or replace function pgmb._drop_views() returns trigger
 language plpgsql
 as $$
@@ -172,7 +179,7 @@ begin
     for v_view in
         select c.oid from pg_class c
         where c.relnamespace = 'pgmb'::regnamespace and c.relkind = 'v'
-          -- as Postgres shows the line that _make_views wrote
+          -- The view definition that _make_views wrote, as Postgres prints it.
           and strpos(pg_get_viewdef(c.oid), format('(%L::text)', old.name)) > 0
     loop
         execute format('drop view %s', v_view);
@@ -182,7 +189,8 @@ end
 $$;
 create or replace trigger drop_views after delete on pgmb.queue_ids for each row execute function pgmb._drop_views();
 
--- Sends a message: routed by its routing key, delivered now, or not before a time. A repeat with the same id and content adds nothing.
+-- Publishes a message with this routing key, for delivery now or not before p_at. A repeat with the same id
+-- and content stores nothing while the id is remembered (one to two times the setting idempotency_window).
 create or replace function pgmb._send(p_id uuid, p_routing_key text, p_body jsonb, p_headers jsonb, p_at timestamptz) returns void
 language plpgsql
 as $$
@@ -191,7 +199,7 @@ begin
         perform trunkline._fail('TL001', 'the id or the body is null', 'use gen_random_uuid() for the id, and ''null''::jsonb for an empty body');
     end if;
     if p_routing_key is null then
-        -- it would match no binding key but *, and nobody would hear of it
+        -- It would match only the binding key *, and the loss would not be noticed.
         perform trunkline._fail('TL001', 'the routing key is null', 'give the key that bindings are to match, such as order.created; it may be empty');
     end if;
     perform trunkline.publish('pgmb', p_body, p_routing_key => p_routing_key, p_headers => p_headers, p_id => p_id,
@@ -199,6 +207,7 @@ begin
 end
 $$;
 
+-- Returns the time p_seconds from now.
 create or replace function pgmb._after(p_seconds int) returns timestamptz
 language sql volatile
 as $$ select trunkline.clock() + p_seconds * interval '1 second' $$;
@@ -221,7 +230,8 @@ language sql as $$ select pgmb._send($1, $2, $3, null, $4) $$;
 create or replace function pgmb.send(id uuid, routing_key varchar, body jsonb, delay int) returns void
 language sql as $$ select pgmb._send($1, $2, $3, null, pgmb._after($4)) $$;
 
--- As in schema trunkline: a caller needs the right to call, never a right on tables; and nobody has it by accident.
+-- As in schema trunkline: public functions run with the rights of their owner, so a caller needs no rights on
+-- tables. No role has the right to call them by default.
 do $do$
 declare
     f record;
