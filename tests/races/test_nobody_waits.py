@@ -357,6 +357,17 @@ def test_no_lock_on_a_rotated_table_stays_but_of_what_was_written(connect: Conne
     assert {query: names for query, names in kept.items() if names} == {}
 
 
+def test_a_search_keeps_no_lock_on_the_ids_of_topics(connect: Connect, world: World) -> None:
+    """Such a lock is that of a publisher: it would keep segments from being ended and topics from being deleted."""
+    locks = LOCKS.replace("relkind = 'r'", "relkind = 'S'") + " and c.relname like 'topic%%ids'"
+    session = connect()
+    session.execute("begin")
+    unknown = value(session, "select trunkline.explain_message(trunkline.new_id()) ->> 'state'")
+    assert (unknown, rows(session, locks)) == ("unknown", [])
+    publish(session, "t", 1)
+    assert rows(session, locks), "a publisher has one"
+
+
 @pytest.mark.parametrize("name", ["claim", "fetch", "ack", "nack", "commit", "publish", "queue_stats", "read"])
 @pytest.mark.parametrize("mode", ["savepoint", "one message", "works on"])
 def test_other_ways_to_stay_open(connect: Connect, world: World, name: str, mode: str) -> None:

@@ -154,6 +154,28 @@ def test_transactions_that_overlap_do_not_hold_rotation_back(main: Session, sess
     assert len({leases for _, leases in places}) >= 3
 
 
+def test_a_lease_that_is_moved_while_its_settle_waits_is_found(main: Session, session: MakeSession) -> None:
+    """It was moved once before, so the receipt names a partition where it is no more."""
+    main.run("select trunkline.create_queue('q', p_lease => '1 hour'), trunkline.enqueue('q', '1')")
+    main.run("call trunkline.sequence()")
+    rotate_bytes(main)
+    [(receipt,)] = main.run("select receipt from trunkline.claim('q', 1)")
+    place = "select rotation from trunkline.leases"
+    while main.one(place) == 0:
+        main.run("select trunkline._rotate()")
+    moved = main.one(place)
+    rotation, settler = session(), session()
+    while rotation.one(place) == moved:
+        rotation.run("commit")
+        rotation.run("begin")
+        rotation.run("select trunkline._rotate()")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(settler.column, "select result from trunkline.ack(array[%s])", receipt)
+        wait_blocked(main, settler)
+        rotation.run("commit")
+        assert waiting.result(30) == ["done"]
+
+
 def test_rolled_back_rotation_changes_nothing(main: Session, session: MakeSession) -> None:
     main.run("select trunkline.create_queue('q')")
     main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[10]))")

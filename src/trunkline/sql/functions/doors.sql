@@ -16,6 +16,8 @@ declare
     v_offset bigint;
     v_kind   "char";
 begin
+    -- called in transactions of the HTTP service, which are short
+    perform trunkline._begin_read();
     for c in select * from trunkline.cursors where queue_id = q.queue_id and kind = 'log' order by cursor_id loop
         v_offset := trunkline._find_offset(c.log, p_id);
         if v_offset is null and exists (select from trunkline._find_unsequenced(c.log, p_id)) then
@@ -64,6 +66,7 @@ declare
 begin
     perform trunkline._need_read_committed('purge');
     perform trunkline._commit_durably();
+    perform trunkline._begin_read();
     for l in select (o.l).* from trunkline._open_leases(q.queue_id) o order by (o.l).cursor_id, (o.l).first loop
         perform trunkline._lock_lease(l.rotation, l.cursor_id, l.first, true);
         -- a new statement: it sees what was settled while this session waited for the row

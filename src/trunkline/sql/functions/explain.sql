@@ -524,13 +524,13 @@ end
 $$;
 
 -- Returns logs that may have a message that was not found in the store near its time. These have a tick since
--- its creation; topics first, at most 250. For an id without a time, any log.
+-- its creation; topics first. For an id without a time, any log.
 create or replace function trunkline._logs_to_search(p_at timestamptz) returns setof int
 language sql stable
 as $$
     select l.log from trunkline.topics t join trunkline.logs l using (topic_id)
     cross join lateral (select k.cut_at from trunkline.ticks k where k.log = l.log order by k.first_offset desc limit 1) k
-    where l.log <> 1 and (p_at is null or k.cut_at >= p_at) order by t.shared, k.cut_at desc limit 250
+    where l.log <> 1 and (p_at is null or k.cut_at >= p_at) order by t.shared, k.cut_at desc
 $$;
 
 -- Searches a message by id: delayed, redriven, in the shared store, in other logs, in the dead letters. The
@@ -599,7 +599,6 @@ begin
     end if;
     return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
         'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of the queues and of each topic; if you know its topic and offset, use explain_offset'
-                       when cardinality(v_logs) = 250 then 'not found near its time, nor in 250 of the logs; if you know its topic and offset, use explain_offset'
                        else 'no such message: not committed (yet), or removed by retention' end);
 end
 $$;
@@ -607,7 +606,8 @@ $$;
 -- Returns where a message is, which consumer holds it, why it is not delivered now, and its delivery history.
 -- The state is `unknown` if the message is not found.
 -- Ids that contain their time (all that Trunkline creates) are found anywhere in the log. Other ids are
--- searched in the newest 20,000 messages of the queues and of each topic. Searches at most 250 logs.
+-- searched in the newest 20,000 messages of the queues and of each topic. For an id that is not found near
+-- its time, the cost grows with the number of logs that have newer messages.
 create or replace function trunkline.explain_message(p_id uuid) returns jsonb
 language plpgsql
 as $$

@@ -53,7 +53,7 @@ begin
     begin
         perform trunkline._begin_read();
         return query
-        select q.name, c.topic, c.partition, d.first_offset, d.last_offset, d.last_offset - d.first_offset + 1, d.attempt, d.consumer,
+        select q.name, c.topic, c.partition, d.first_offset, d.last_offset, d.last_offset - d.first_offset + 1, d.attempt, d.consumer || '',
                d.claimed_at, d.settled_at, trunkline._outcome(d.kind), d.error || ''
         from trunkline.queues q
         cross join lateral (

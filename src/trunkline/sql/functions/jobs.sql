@@ -660,7 +660,7 @@ begin
     begin
         perform trunkline._begin_read();
         return query
-        select j.id, j.queue, j.kind, j.state, j.reason, j.attempt, j.due_at, j.worker, j.error || '', j.created_at, j.ended_at, j.key, j.headers || '{}', j.payload || '', j.result || '',
+        select j.id, j.queue, j.kind || '', j.state, j.reason, j.attempt, j.due_at, j.worker, j.error || '', j.created_at, j.ended_at, j.key || '', j.headers || '{}', j.payload || '', j.result || '',
                j.history, j.waits_for, j.cancel
         from trunkline._job(p_id) j;
         v_found := found;
@@ -732,7 +732,7 @@ begin
         reason := case cardinality(waits_for) when 1 then 'waits for another job' else format('waits for %s other jobs', cardinality(waits_for)) end;
     else
         select * into a from trunkline.job_results x where x.job_id = p_id order by x.n desc limit 1;
-        e := trunkline.explain_message(p_id);
+        e := trunkline._explain_message(p_id);
         queue := e ->> 'queue';
         reason := e ->> 'reason';
         due_at := e ->> 'until';

@@ -470,8 +470,6 @@ begin
     elsif p_offset < v_base then
         perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s', p_offset, p_partition, v_base),
                                 format('retention removed it; go on from offset %s', v_base));
-    elsif current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
-        perform trunkline._fail('40001', 'the snapshot of this transaction is older than the place of the offset', 'retry in a new transaction, or read at read committed');
     end if;
     perform trunkline._fail('XX001', format('offset %s of partition %s of topic number %s cannot be read', p_offset, p_partition, p_topic_id),
                             'the log is damaged: keep the data directory and report this');
@@ -545,6 +543,13 @@ begin
     while v_lo < v_hi loop
         v_mid := (v_lo + v_hi) / 2;
         v_tick := trunkline._tick_of(v_log, v_mid);
+        if v_tick.log is null then
+            -- retention has removed it since the search began, or the log is damaged
+            if v_base = (select base_offset from trunkline.logs where log = v_log) then
+                perform trunkline._below_base(t.topic_id, p_partition, v_mid);
+            end if;
+            return trunkline._offset_at(t, p_partition, p_at);
+        end if;
         if v_tick.cut_at >= p_at then
             v_hi := greatest(v_tick.first_offset, v_lo);
         else
@@ -553,6 +558,13 @@ begin
     end loop;
     while v_lo <= v_head loop
         v_tick := trunkline._tick_of(v_log, v_lo);
+        if v_tick.log is null then
+            -- retention has removed it since the search began, or the log is damaged
+            if v_base = (select base_offset from trunkline.logs where log = v_log) then
+                perform trunkline._below_base(t.topic_id, p_partition, v_lo);
+            end if;
+            return trunkline._offset_at(t, p_partition, p_at);
+        end if;
         v_hi := v_tick.first_offset + v_tick.n - 1;
         select min(log_offset) into v_found from trunkline._read(t.topic_id, p_partition, t.segment_rows, v_lo, v_hi) where entered_at >= p_at;
         if v_found is not null then

@@ -951,17 +951,22 @@ as $$
 declare
     v_age float8 := extract(epoch from clock_timestamp()) - coalesce(pg_sequence_last_value('trunkline.pass_ended'), 0) / 1000.0;
     p     trunkline.pass_run;
+    v_due boolean;
 begin
     if v_age not between 0 and 1 then
         return 0;
     end if;
-    p := trunkline._since_pass();
-    if exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.now)
-       or exists (select from trunkline._new_settled(p) e where e.kind in ('n', 'r'))
-       or exists (select from trunkline._new_leases(p) l where l.passed is not null) then
-        return greatest(0.2 - v_age, 0);
-    end if;
-    return null;
+    begin
+        perform trunkline._begin_read();
+        p := trunkline._since_pass();
+        v_due := exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.now)
+              or exists (select from trunkline._new_settled(p) e where e.kind in ('n', 'r'))
+              or exists (select from trunkline._new_leases(p) l where l.passed is not null);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return case when v_due then greatest(0.2 - v_age, 0) end;
 end
 $$;
 

@@ -341,14 +341,14 @@ begin
     end if;
     begin
         return query
-        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher
+        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
         from trunkline.endpoints e
         cross join lateral (
             select * from trunkline.attempts x where x.endpoint_id = e.endpoint_id and x.started_at > v_since and p_id is null order by x.started_at desc limit p_limit) a
         left join trunkline.queues q on q.queue_id = a.queue_id
         where p_id is null and (v_endpoint is null or e.endpoint_id = v_endpoint)
         union all
-        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher
+        select e.name, q.name, a.id, a.attempt, a.started_at, a.seconds, a.status, a.outcome, a.error || '', a.snippet || '', a.dispatcher || ''
         -- offset 0 makes Postgres use the index on the id; otherwise it may read all attempts of an endpoint.
         from (select * from trunkline.attempts x where x.id = p_id offset 0) a join trunkline.endpoints e using (endpoint_id) left join trunkline.queues q on q.queue_id = a.queue_id
         where a.started_at > v_since and (v_endpoint is null or e.endpoint_id = v_endpoint)
@@ -428,13 +428,13 @@ begin
     if p_ids is null and p_from is null then
         perform trunkline._fail('TL001', 'neither ids nor the start of a time range are given', 'pass p_ids or p_from');
     end if;
-    select count(*)::int as n, array_agg(payload order by created_at, id) as payloads, array_agg(id order by created_at, id) as ids,
-           array_agg(key order by created_at, id) as keys, array_agg(routing_key order by created_at, id) as routing_keys,
-           array_agg(label order by created_at, id) as labels, array_agg(headers order by created_at, id) as headers,
-           array_agg(content_type order by created_at, id) as content_types, array_agg(occurred_at order by created_at, id) as occurred_ats,
-           array_agg(row(created_at, origin_topic)::trunkline.origin order by created_at, id) as origins
+    select count(*)::int as n, array_agg(payload order by entered_at, id) as payloads, array_agg(id order by entered_at, id) as ids,
+           array_agg(key order by entered_at, id) as keys, array_agg(routing_key order by entered_at, id) as routing_keys,
+           array_agg(label order by entered_at, id) as labels, array_agg(headers order by entered_at, id) as headers,
+           array_agg(content_type order by entered_at, id) as content_types, array_agg(occurred_at order by entered_at, id) as occurred_ats,
+           array_agg(row(created_at, origin_topic)::trunkline.origin order by entered_at, id) as origins
       into m
-      from (select distinct on (a.id) a.*, r.occurred_at, coalesce(r.topic, a.topic) as origin_topic from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
+      from (select distinct on (a.id) a.*, r.occurred_at, r.entered_at, coalesce(r.topic, a.topic) as origin_topic from trunkline.list_archive(p_queue, trunkline.clock() - v_from, 1000000) a
             join trunkline.cursors c on c.queue_id = (trunkline._queue(p_queue)).queue_id and c.kind = 'log' and c.topic is not distinct from a.topic and c.partition = a.partition
             cross join lateral trunkline._read(c.topic_id, c.partition, c.segment_rows, a.log_offset, a.log_offset) r
             where (p_ids is null or a.id = any (p_ids)) and a.processed_at >= v_from and (p_to is null or a.processed_at < p_to)

@@ -299,7 +299,7 @@ begin
               and (c.pattern_regex is null or coalesce(r.routing_key, '') ~ c.pattern_regex)
               and (c.filter is null or trunkline._filter_matches(c.filter, coalesce(r.headers, '{}')))
         )
-        select x.topic, x.partition, x.log_offset, x.id, x.key, x.routing_key, x.label, x.headers || '{}', x.payload || '', x.content_type, x.occurred_at, x.created_at,
+        select x.topic, x.partition, x.log_offset, x.id, x.key || '', x.routing_key || '', x.label || '', x.headers || '{}', x.payload || '', x.content_type || '', x.occurred_at, x.created_at,
                x.attempt, x.due_at, x.error || ''
         from (select * from again union all select * from fresh) x
         order by x.round, x.due_at, x.entered_at, x.log_offset limit p_limit;

@@ -17,7 +17,7 @@ begin
     begin
         perform trunkline._begin_read();
         return query
-        select x.name, c.topic, c.partition, x.first_offset, x.last_offset, x.attempt, x.consumer, x.claimed_at, x.settled_at, trunkline._outcome(x.kind), x.error || '',
+        select x.name, c.topic, c.partition, x.first_offset, x.last_offset, x.attempt, x.consumer || '', x.claimed_at, x.settled_at, trunkline._outcome(x.kind), x.error || '',
                case when c.topic is null then trunkline._published_at(x.source_id, x.first_offset) end,
                case when c.topic is null then trunkline._published_at(x.source_id, x.last_offset) end
         from (

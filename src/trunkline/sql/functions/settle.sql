@@ -20,16 +20,17 @@ as $$
 $$;
 
 -- Locks a lease row and returns it: `for update` if p_alone, else `for key share`. Waits for conflicting
--- locks. Tries the named rotation partition first, then the two others, to which upkeep may have moved the
--- lease. Returns null if the lease does not exist.
+-- locks. Upkeep moves a lease from partition n to n - 1 (to 2 from 0), so the partitions are tried in that
+-- order, and the named one again at the end: a lease that is moved meanwhile is found behind. Returns null if
+-- the lease does not exist.
 create or replace function trunkline._lock_lease(p_rotation smallint, p_cursor_id int, p_first bigint, p_alone boolean) returns trunkline.leases
 language plpgsql
 as $$
 declare
     l trunkline.leases;
 begin
-    for i in 0 .. 2 loop
-        case (p_rotation + i) % 3
+    for i in 0 .. 3 loop
+        case (p_rotation + 2 * i) % 3
             when 0 then
                 if p_alone then select * into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for update;
                 else select * into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first for key share;

@@ -379,8 +379,10 @@ begin
             from trunkline.ticks k where k.log = l.log and k.shared and k.first_offset + k.n > l.base_offset and lower(k.ids) < v_end) x
         where t.shared and x.last_offset >= l.base_offset order by l.log
     loop
-        v_needed := case when r.retention > v_keep then r.base_offset else greatest(coalesce(trunkline._needed_from(r.log), 9223372036854775807), r.base_offset) end;
+        -- most logs need nothing of it, which is found out without reading all that is leased
+        v_needed := case when r.retention > v_keep then r.base_offset else coalesce(trunkline._needed_from(r.log, r.last_offset), 9223372036854775807) end;
         if v_needed <= r.last_offset then
+            v_needed := case when r.retention > v_keep then r.base_offset else least(greatest(trunkline._needed_from(r.log), r.base_offset), r.last_offset) end;
             update trunkline.logs set base_offset = v_needed where log = r.log and base_offset < v_needed;
             v_copied := v_copied + trunkline._copy_out(r.log, greatest(v_needed, r.first_offset), r.last_offset);
             if v_copied >= 5000 then

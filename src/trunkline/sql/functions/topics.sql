@@ -121,14 +121,19 @@ $$;
 create or replace function trunkline._await_makers(p_topic_id int) returns void
 language plpgsql
 as $$
+declare
+    v_free boolean;
 begin
     loop
         -- The lock is free in most calls.
-        if pg_try_advisory_lock_shared(778003, p_topic_id) then
-            perform pg_advisory_unlock_shared(778003, p_topic_id);
-            exit;
-        end if;
-        exit when not trunkline._is_committing(p_topic_id);
+        begin
+            v_free := pg_try_advisory_xact_lock_shared(778003, p_topic_id);
+            -- rolled back, so that the lock ends here whatever interrupts the session
+            raise exception using errcode = 'TLX00';
+        exception when sqlstate 'TLX00' then
+            null;
+        end;
+        exit when v_free or not trunkline._is_committing(p_topic_id);
         perform pg_sleep(0.001);
     end loop;
     perform trunkline._catch_up();

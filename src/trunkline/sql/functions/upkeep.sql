@@ -92,7 +92,7 @@ begin
         left join lateral (select t.whole, t.last_id from trunkline.ticks t where t.log = l.log order by t.first_offset desc limit 1) k on true
         where l.log = any (p_logs)
           and (not coalesce(k.whole, true)
-               or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
+               or coalesce(trunkline._last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
 exception when others then
     -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;
@@ -141,7 +141,7 @@ $$;
 
 -- Returns the lowest offset of a log that an unordered queue has leased and not settled, or null. p_drawn:
 -- true for leases drawn from the log itself, false for leases of returned messages.
-create or replace function trunkline._lowest_leased(c trunkline.cursors, p trunkline.pass_run, p_drawn boolean) returns bigint
+create or replace function trunkline._lowest_leased(c trunkline.cursors, p trunkline.pass_run, p_drawn boolean, p_upto bigint) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -159,7 +159,7 @@ begin
         where y.queue_id = c.queue_id and y.kind = 'l' and y.due > (p.before).walked and (y.cursor_id = c.cursor_id) = p_drawn
         order by lower(y.positions)
     loop
-        exit when p_drawn and lower(d.positions) >= v_lowest;
+        exit when v_lowest <= p_upto or p_drawn and (lower(d.positions) >= v_lowest or lower(d.positions) > p_upto);
         select least(v_lowest, min(x.log_offset)) into v_lowest
         from unnest(d.positions) r
         cross join lateral (select l from trunkline.leases l where l.cursor_id = d.cursor_id and l.first >= lower(r) and l.first < upper(r) offset 0) y
@@ -241,11 +241,12 @@ begin
         end if;
         -- a drawn position that is not accounted for may be a hole, whose message is returned
         select least(v_needed, s.upto + 1, lower(s.open)) into v_needed from trunkline._cursor_state(c) s;
+        exit when v_needed <= p_upto;
         continue when trunkline._is_quiet(c.queue_id, p);
         for i in 1 .. 3 loop
             exit when v_needed <= p_upto;
-            v_needed := least(v_needed, case i when 1 then trunkline._lowest_leased(c, p, true) when 2 then trunkline._lowest_returned(c, p, p_upto)
-                                               else trunkline._lowest_leased(c, p, false) end);
+            v_needed := least(v_needed, case i when 1 then trunkline._lowest_leased(c, p, true, p_upto) when 2 then trunkline._lowest_returned(c, p, p_upto)
+                                               else trunkline._lowest_leased(c, p, false, p_upto) end);
         end loop;
         exit when v_needed <= p_upto;
     end loop;
@@ -829,7 +830,8 @@ $$;
 -- Rotates ticks and positions, then leases and the tables that belong to them.
 create or replace function trunkline._upkeep_rotate() returns int
 language sql
-as $$ select trunkline._swap_slots() + trunkline._rotate() $$;
+-- in this order: claims read ticks, and wait for locks on these only while slots are swapped
+as $$ select trunkline._rotate() + trunkline._swap_slots() $$;
 
 -- Truncates a partition if it has rows and can be locked within 50 ms. Returns 1 or 0. run_upkeep restores
 -- the lock timeout.
