@@ -103,12 +103,14 @@ class Publish:
         send: Sequence[str] | None = None,
         routing_key: str | None = None,
         target: str = "topic:t",
+        delay: float | None = None,
     ) -> None:
         """`values` are those of the whole transaction; `send` are the first of them, if not all are sent at once."""
         self.session = session
         self.routing_key = routing_key
         self.target = target
-        part = {"target": target, "values": list(values), "routing_key": routing_key}
+        self.delay = delay
+        part = {"target": target, "values": list(values), "routing_key": routing_key, "delay": delay}
         self.op = session.recorder.invoke("publish", parts=[part])
         session.connect().execute("begin")
         self.add(values if send is None else send)
@@ -117,8 +119,9 @@ class Publish:
         kind, name = self.target.split(":")
         function = "publish_many" if kind == "topic" else "enqueue_many"
         self.session.rows(
-            f"select count(*) from trunkline.{function}(%s, %s, p_routing_keys => %s::text[])",
-            (name, [value.encode() for value in values], [self.routing_key] * len(values)),
+            f"select count(*) from trunkline.{function}(%s, %s, p_routing_keys => %s::text[],"
+            " p_delays => array_fill(make_interval(secs => %s), array[%s]))",
+            (name, [value.encode() for value in values], [self.routing_key] * len(values), self.delay, len(values)),
         )
 
     def commit(self) -> None:

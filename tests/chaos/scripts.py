@@ -719,3 +719,55 @@ def crash_after_a_relaxed_claim(server: EmbeddedServer, world: World) -> None:
     assert new
     one.settle("ack", [old[0][0]])
     two.settle("ack", [new[0][0]])
+
+
+def delay(session: Session, *values: str, seconds: float = 5.0) -> Publish:
+    """A transaction with delayed messages, which stays open until `commit`."""
+    return Publish(session, values, target="queue:q", delay=seconds)
+
+
+def delayed_message_that_commits_late(world: World) -> None:
+    """Passes have gone beyond its due time by then."""
+    slow = delay(world.session("slow"), "slow")
+    delay(world.main, "other").commit()
+    world.passes(2)
+    world.advance(6)
+    world.passes(2)
+    slow.commit()
+    world.passes(2)
+    finish_queue(world)
+
+
+def delayed_messages_one_after_the_other(world: World) -> None:
+    for number in range(3):
+        delay(world.main, f"m{number}", seconds=5.0 + number).commit()
+    world.passes(1)
+    for _ in range(4):
+        world.advance(4)
+        world.passes(2)
+        finish_queue(world)
+
+
+def delayed_message_during_rotations(world: World) -> None:
+    """No pass has seen it when its partition is emptied."""
+    main = world.main
+    main.connect().execute("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
+    delay(main, "waits").commit()
+    for _ in range(12):
+        main.connect().execute("update trunkline.delayed_rotation set carried_bytes = 0")
+        main.rows("select trunkline._upkeep_delayed()")
+    world.passes(2)
+    world.advance(6)
+    world.passes(2)
+    finish_queue(world)
+
+
+def delayed_message_beside_a_purge(world: World) -> None:
+    """Its transaction began before the purge and commits after it."""
+    slow = delay(world.session("slow"), "slow")
+    purge(world.main, "q")
+    slow.commit()
+    world.passes(2)
+    world.advance(6)
+    world.passes(2)
+    finish_queue(world)

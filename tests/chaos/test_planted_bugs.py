@@ -268,6 +268,49 @@ BUGS = {
     "purge takes what was sent back after it": Bug(
         (Change("_return", "p_ats[i], p_purges[i]", "p_ats[i], 0"),), QUEUE, scripts.nack_after_a_purge, ("conservation",)
     ),
+    "delayed message that commits late not seen": Bug(
+        (Change("_ended_between", _OPEN_BEFORE, ""),), QUEUE, scripts.delayed_message_that_commits_late, ("lost",)
+    ),
+    "delayed message registered behind the watermark": Bug(
+        (Change("_note_delayed", "else p.upto + interval '1 microsecond' end", "else d.due_at end"),),
+        QUEUE,
+        scripts.delayed_message_that_commits_late,
+        ("lost",),
+    ),
+    "delayed message appended by two passes": Bug(
+        (Change("_due_delayed", "d.due > (p.before).walked and", ""),),
+        QUEUE,
+        scripts.delayed_messages_one_after_the_other,
+        ("duplicate", "double_lease", "acked_redelivered"),
+    ),
+    "delayed message appended before its time": Bug(
+        (
+            Change("_note_delayed", "then d.due_at + d.no / 10 % 1000 *", "then p.upto + d.no / 10 % 1000 *"),
+            Change("_due_delayed", "and d.due_at <= p.now", ""),
+            Change("_release_delayed", "and d.due_at > p.now;", "and false;"),
+        ),
+        QUEUE,
+        scripts.delayed_messages_one_after_the_other,
+        ("early",),
+    ),
+    "delayed message that no pass has seen not copied": Bug(
+        (
+            Change(
+                "_copy_delayed",
+                "trunkline._is_waiting(y.no, y.xid, y.due_at)",
+                "pg_visible_in_snapshot(y.xid, (select b.snapshot from trunkline.passes b order by b.pass desc limit 1))",
+            ),
+        ),
+        QUEUE,
+        scripts.delayed_message_during_rotations,
+        ("lost",),
+    ),
+    "delayed message purged that its purge did not see": Bug(
+        (Change("_is_withdrawn", "(u.xid = p_xid or pg_visible_in_snapshot(p_xid, u.snapshot)) and", ""),),
+        QUEUE,
+        scripts.delayed_message_beside_a_purge,
+        ("lost", "after_purge"),
+    ),
     "lease rotated away before its draw was judged": Bug(
         (Change("_carry", "l.first + l.n - 1 > s.upto or", "false or"),),
         QUEUE,

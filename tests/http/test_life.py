@@ -220,7 +220,7 @@ def test_metrics_of_upkeep(db: str) -> None:
     with serving(db, "--no-upkeep") as server:
         text = httpx.get(f"{server.url}/metrics").text
     assert '\ntrunkline_upkeep_task_failing{task="jobs"} 1.0\n' in text
-    assert '\ntrunkline_upkeep_task_failing{task="due"} 0.0\n' in text
+    assert '\ntrunkline_upkeep_task_failing{task="delayed"} 0.0\n' in text
     assert '\ntrunkline_upkeep_task_age_seconds{task="jobs"} ' in text
 
 

@@ -174,7 +174,7 @@ def test_messages_keep_their_offsets(converted: Landed) -> None:
     assert [(row[0], row[2]) for row in new] == [("events", head + 1 + n) for n in range(4)]
     assert {row[3] for row in new} == set(expected["new"])
     converted.clock.advance(timedelta(minutes=11))
-    conn.execute("select trunkline.run_upkeep('due')")
+    conn.execute("select trunkline.run_upkeep('pass'), trunkline.run_upkeep('pass')")
     conn.execute("call trunkline.sequence()")
     assert rows(conn, "select convert_from(payload, 'utf8') from trunkline.read('events', 0, %s)", head + 5) == ['"later"']
 
@@ -215,7 +215,7 @@ def test_open_leases_can_be_settled(converted: Landed) -> None:
 def test_counts_of_queues_stay(converted: Landed) -> None:
     """But for delayed messages, which version 20 did not count as accepted and pending."""
     scheduled = (
-        "select count(*) from trunkline.scheduled s join trunkline.queues q on q.inbox_id = s.topic_id where q.name = %s"
+        "select count(*) from trunkline.delayed s join trunkline.queues q on q.inbox_id = s.topic_id where q.name = %s"
     )
     for queue, (accepted, ready, pending, *rest) in converted.expected["audit"].items():
         [delayed] = rows(converted.conn, scheduled, queue)
@@ -242,7 +242,7 @@ def drain(converted: Landed, queue: str) -> list[tuple[str, int, str | None]]:
 def test_everything_is_delivered_once_more_or_dead(converted: Landed) -> None:
     conn, expected = converted.conn, converted.expected
     converted.clock.advance(timedelta(hours=3))
-    conn.execute("select trunkline.run_upkeep('due'), trunkline.resume_queue('levels')")
+    conn.execute("select trunkline.run_upkeep('pass'), trunkline.run_upkeep('pass'), trunkline.resume_queue('levels')")
     for _ in range(4):
         conn.execute("call trunkline.sequence()")
     ended = {*expected["settled"], *expected["dead"]}

@@ -132,8 +132,9 @@ def fill(conn: Connection) -> None:
         )
     rows = f"generate_series(1000000, {1000000 + ROWS}) g"
     conn.execute(  # type: ignore[arg-type]
-        "insert into trunkline.scheduled (topic_id, due_at, id, payload, content_type)"
-        f" select topic_id, clock_timestamp() + interval '1 day', gen_random_uuid(), '1', 'x' from trunkline.topics, {rows}"
+        "insert into trunkline.delayed (rotation, topic_id, due_at, id, payload, content_type, published_at, purge_no)"
+        " select 0, topic_id, clock_timestamp() + interval '1 day', gen_random_uuid(), '1', 'x', clock_timestamp(), 0"
+        f" from trunkline.topics, {rows}"
     )
     conn.execute(  # type: ignore[arg-type]
         "insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, payload, content_type,"

@@ -11,6 +11,9 @@ import pytest
 _SECONDS = 60
 _STEP = 0.1
 _BATCH = 200
+# of a batch: published with a delay; of a claim: nacked with a delay, once
+_DELAYED = 20
+_NACKED = 10
 
 
 def _feed(db: str, failed: list[BaseException]) -> None:
@@ -18,7 +21,10 @@ def _feed(db: str, failed: list[BaseException]) -> None:
         with psycopg.connect(db, autocommit=True) as conn:
             start = time.monotonic()
             for step in range(int(_SECONDS / _STEP)):
-                conn.execute("select count(*) from trunkline.enqueue_many('q', %s)", ([b"x" * 300] * _BATCH,))
+                conn.execute(
+                    "select count(*) from trunkline.enqueue_many('q', %s, p_delays => %s::interval[])",
+                    ([b"x" * 300] * _BATCH, ["1 second"] * _DELAYED + [None] * (_BATCH - _DELAYED)),
+                )
                 time.sleep(max(0.0, start + (step + 1) * _STEP - time.monotonic()))
     except BaseException as exc:
         failed.append(exc)
@@ -51,8 +57,11 @@ def test_a_minute_of_traffic_behind_an_open_transaction_leaves_no_dead_rows(
         wanted, done = int(_SECONDS / _STEP) * _BATCH, 0
         deadline = time.monotonic() + 3 * _SECONDS
         while done < wanted and time.monotonic() < deadline and not failed:
-            receipts = [row[0] for row in conn.execute("select receipt from trunkline.claim('q', 100)")]
-            if receipts:
+            claimed = conn.execute("select receipt, attempt from trunkline.claim('q', 100)").fetchall()
+            if claimed:
+                back = [receipt for receipt, attempt in claimed if attempt == 1][:_NACKED]
+                conn.execute("select trunkline.nack(%s, '1 second')", (back,))
+                receipts = [receipt for receipt, _ in claimed if receipt not in back]
                 done += len(conn.execute("select from trunkline.ack(%s)", (receipts,)).fetchall())
             else:
                 time.sleep(0.01)

@@ -38,7 +38,7 @@ def test_upkeep_of_running_traffic_changes_a_constant_number_of_rows(conn: Conne
             conn.execute("select count(*) from trunkline.enqueue_many('q', array_fill('1'::bytea, array[100]))")
             receipts = [row[0] for row in conn.execute("select receipt from trunkline.claim('q', 100)")]
             conn.execute("select trunkline.ack(%s)", (receipts,))
-        for duty in ("pass", "due", "sequence", "segments", "retention", "rotate"):
+        for duty in ("pass", "delayed", "sequence", "segments", "retention", "rotate"):
             conn.execute("select trunkline.run_upkeep(%s)", (duty,))
         return sum(counts[3] for counts in counters.since().values())
 

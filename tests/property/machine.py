@@ -511,7 +511,7 @@ class Kernel(RuleBasedStateMachine):
         self.queue.end_overdue(self.now)
 
     def release_due(self) -> None:
-        self.run_upkeep("due")
+        self.expire()
         self._committed([message for due, message in self.unlogged if due <= self.now])
         self.unlogged = [entry for entry in self.unlogged if entry[0] > self.now]
         for due, message in list(self.queue.delayed):

@@ -27,7 +27,7 @@ GROUPS = ("g0", "g1")
 PURGED = "q0"
 """The only queue that is purged: what it misses says nothing."""
 STEPS = 60
-DUTIES = ("segments", "retention", "sequence", "pass", "due", "schedules", "rotate", "jobs", "windows")
+DUTIES = ("segments", "retention", "sequence", "pass", "delayed", "schedules", "rotate", "jobs", "windows")
 
 ADMINISTRATION = {
     "select trunkline.create_topic({topic}, {few}, p_segment_rows => 16)": 6,

@@ -12,7 +12,7 @@ from tests.races.sessions import Session, answer
 
 MakeSession = Callable[[], Session]
 OVERVIEWS = ("topic_stats", "queue_stats", "group_stats", "list_topics", "list_queues", "list_groups", "list_subscriptions")
-DUTIES = ("pass", "due", "schedules", "sequence", "segments", "retention", "windows", "history", "rotate", "rollups")
+DUTIES = ("pass", "delayed", "schedules", "sequence", "segments", "retention", "windows", "history", "rotate", "rollups")
 
 
 def delete_during(main: Session, session: MakeSession, query: str) -> list[tuple[object, ...]]:

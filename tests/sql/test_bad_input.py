@@ -223,7 +223,6 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL001", "backoff_jitter", "create_queue", ["new"], {"p_backoff_jitter": None}),
     ("TL005", "delivery_delay", "create_queue", ["new"], {"p_delivery_delay": None}),
     ("TL001", "ordered", "create_queue", ["new"], {"p_ordered": None}),
-    ("TL001", "limit", "purge_queue", ["q", None], {}),
     ("TL001", "limit", "redrive", ["q"], {"p_limit": None}),
     ("TL001", "limit", "list_dead_letters", ["q", 0, None], {}),
     # sizes
@@ -268,7 +267,6 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
         ("TL001", "backoff_jitter", "create_queue", ["new"], {"p_backoff_jitter": n})
         for n in ("NaN", "-Infinity", "1.1", "-0.1")
     ],
-    *[("TL001", "limit", "purge_queue", ["q", n], {}) for n in (0, -1)],
     *[("TL001", "limit", "redrive", ["q"], {"p_limit": n}) for n in (0, -1, 1001)],
     *[("TL001", "limit", "list_dead_letters", ["q", 0, n], {}) for n in (0, -1, 10_001)],
     ("TL023", "3 partitions", "alter_topic", ["t", 2], {}),

@@ -41,7 +41,7 @@ def explain(conn: Connection, message: Any) -> Any:
 
 def release(conn: Connection, clock: Clock, after: float) -> None:
     clock.advance(after)
-    run_upkeep(conn, "due")
+    run_upkeep(conn, "pass", 2)
     conn.execute("call trunkline.sequence()")
 
 
@@ -103,7 +103,7 @@ def test_ttl_and_age_begin_when_a_message_is_due(conn: Connection, clock: Clock)
 def test_what_an_earlier_release_has_delayed(conn: Connection, clock: Clock) -> None:
     call(conn, "create_queue", "q")
     enqueue(conn, "q", 1, p_delay="1 hour")
-    conn.execute("update trunkline.scheduled set published_at = null")
+    conn.execute("update trunkline.delayed set published_at = null")
     release(conn, clock, 3601)
     [delivery] = claim(conn, "q")
     assert delivery.created_at > now(conn) - MINUTE
@@ -193,8 +193,8 @@ def test_purged_delayed_messages_are_counted(conn: Connection, clock: Clock, ord
     conn.execute("call trunkline.sequence()")
     audit = assert_conserved(conn, "q")
     assert (audit.accepted, audit.pending) == (4, 3)
-    assert value(conn, "select trunkline.purge_queue('q', 2)") == 3
-    assert value(conn, "select trunkline.purge_queue('q')") == 1
+    assert value(conn, "select trunkline.purge_queue('q')") == 4
+    assert value(conn, "select trunkline.purge_queue('q')") == 0
     run_upkeep(conn, "pass", 2)
     stats = queue_stats(conn, "q")
     assert (stats.purged, stats.delayed, stats.ready) == (4, 0, 0)

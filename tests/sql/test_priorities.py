@@ -56,7 +56,7 @@ def test_one_claim_takes_from_several_lanes(conn: psycopg.Connection) -> None:
 def test_delay_and_redrive_keep_the_priority(conn: psycopg.Connection) -> None:
     conn.execute("select trunkline.create_queue('q', p_priorities => 4, p_max_attempts => 1)")
     conn.execute("select trunkline.enqueue('q', '1', p_priority => 3, p_delay => '1 microsecond')")
-    conn.execute("select trunkline.run_upkeep('due')")
+    conn.execute("select trunkline.run_upkeep('pass'), trunkline.run_upkeep('pass')")
     [(receipt, partition)] = conn.execute("select receipt, partition from trunkline.claim('q', 1)").fetchall()
     assert partition == 3
     conn.execute("select trunkline.nack(array[%s])", (receipt,))

@@ -44,7 +44,7 @@ def test_the_states_of_a_queue_after_a_scripted_day(conn: Connection, clock: Clo
     stats = queue_stats(conn, "q")
     assert (stats.ready, stats.delayed, stats.leased) == (8, 1, 0)
     clock.advance(90_000)
-    run_upkeep(conn, "due")
+    run_upkeep(conn, "pass", 2)
     assert contents(claim(conn, "q", 100)) == ["later"]
     stats = queue_stats(conn, "q")
     assert (stats.ready, stats.expired, stats.leased, stats.acked, stats.dead) == (0, 8, 1, 1, 1)

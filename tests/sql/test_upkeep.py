@@ -34,8 +34,8 @@ from tests.sql.verbs import (
     value,
 )
 
-TASKS = ["pass", "due", "sequence", "segments", "retention", "rotate", "windows"]
-SLOW = "create or replace function trunkline._upkeep_due() returns int language sql as 'select 1 from pg_sleep(60)'"
+TASKS = ["pass", "delayed", "sequence", "segments", "retention", "rotate", "windows"]
+SLOW = "create or replace function trunkline._upkeep_delayed() returns int language sql as 'select 1 from pg_sleep(60)'"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -64,7 +64,7 @@ def test_a_task_runs_only_when_it_is_due(conn: Connection) -> None:
 
 @pytest.mark.parametrize("name", ["nothing", "", "EXPIRE", "a b", 'x"; drop table trunkline.logs', None])
 def test_an_unknown_task_is_named(conn: Connection, name: str | None) -> None:
-    with refused("TL001", "pass, due"):
+    with refused("TL001", "pass, schedules"):
         call(conn, "run_upkeep", name)
 
 
@@ -81,14 +81,14 @@ def test_a_pass_ends_overdue_leases(conn: Connection, clock: Clock) -> None:
     assert run_upkeep(conn, "pass") == [0]
 
 
-def test_due_moves_scheduled_messages_into_their_logs(conn: Connection, clock: Clock) -> None:
+def test_a_pass_moves_delayed_messages_into_their_logs(conn: Connection, clock: Clock) -> None:
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
     publish(conn, "t", 1, p_delay="1 minute")
     enqueue(conn, "q", 2, p_delay="1 minute")
-    assert run_upkeep(conn, "due") == [0]
+    assert run_upkeep(conn, "pass", 2) == [1, 0]
     clock.advance(61)
-    assert run_upkeep(conn, "due", 2) == [2, 0]
+    assert run_upkeep(conn, "pass", 2) == [1, 0]
     assert contents(read(conn, "t")) == [1]
     assert contents(claim(conn, "q")) == [2]
 
@@ -258,13 +258,13 @@ def stats(conn: Connection, task: str) -> Any:
 def test_one_failing_task_does_not_stop_the_others(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     publish(conn, "t", "x")
-    break_task(conn, "due", "broken")
+    break_task(conn, "delayed", "broken")
     conn.execute("call trunkline.upkeep()")
     ran = {row.task: row.last_run_at is not None for row in call(conn, "upkeep_stats")}
     assert len(ran) == 13 and all(ran.values())
     assert value(conn, "select n from trunkline.ticks") == 1, "sequence comes after the task that failed"
-    assert value(conn, "select last_value from trunkline.upkeep_due") > 0, "it waits for its interval"
-    assert {row.task for row in call(conn, "upkeep_stats") if row.state != "ok"} == {"due"}
+    assert value(conn, "select last_value from trunkline.upkeep_delayed") > 0, "it waits for its interval"
+    assert {row.task for row in call(conn, "upkeep_stats") if row.state != "ok"} == {"delayed"}
 
 
 def test_a_failing_task_is_reported_once_per_change(conn: Connection) -> None:
@@ -277,26 +277,26 @@ def test_a_failing_task_is_reported_once_per_change(conn: Connection) -> None:
         return reported[:]
 
     assert run() == []
-    sound = value(conn, "select pg_get_functiondef('trunkline._upkeep_due'::regproc)")
-    break_task(conn, "due", "queue 17 is broken")
-    assert run() == [("WARNING", "upkeep task due fails: queue 17 is broken")]
-    since = stats(conn, "due").failing_since
+    sound = value(conn, "select pg_get_functiondef('trunkline._upkeep_delayed'::regproc)")
+    break_task(conn, "delayed", "queue 17 is broken")
+    assert run() == [("WARNING", "upkeep task delayed fails: queue 17 is broken")]
+    since = stats(conn, "delayed").failing_since
     assert run() == []
-    break_task(conn, "due", "queue 18 is broken")
+    break_task(conn, "delayed", "queue 18 is broken")
     assert run() == [], "only the number changed"
-    break_task(conn, "due", "topic 18 is broken")
-    assert run() == [("WARNING", "upkeep task due fails: topic 18 is broken")]
-    failing = stats(conn, "due")
+    break_task(conn, "delayed", "topic 18 is broken")
+    assert run() == [("WARNING", "upkeep task delayed fails: topic 18 is broken")]
+    failing = stats(conn, "delayed")
     assert (failing.state, failing.error_code, failing.error) == ("failing", "P0001", "topic 18 is broken")
     assert failing.failing_since == since
     conn.execute(sound)
-    assert run() == [("NOTICE", "upkeep task due works again")]
+    assert run() == [("NOTICE", "upkeep task delayed works again")]
     assert run() == []
-    assert (stats(conn, "due").state, stats(conn, "due").error) == ("ok", None)
+    assert (stats(conn, "delayed").state, stats(conn, "delayed").error) == ("ok", None)
 
 
 def test_a_task_that_keeps_failing_leaves_no_dead_rows(conn: Connection) -> None:
-    break_task(conn, "due", "broken")
+    break_task(conn, "delayed", "broken")
     upkeep(conn)
     before = rows(conn, "select ctid, xmin from trunkline.upkeep_failures")
     upkeep(conn, 3)
@@ -304,15 +304,15 @@ def test_a_task_that_keeps_failing_leaves_no_dead_rows(conn: Connection) -> None
 
 
 def test_a_task_that_works_by_hand_is_no_longer_failing(conn: Connection) -> None:
-    sound = value(conn, "select pg_get_functiondef('trunkline._upkeep_due'::regproc)")
-    break_task(conn, "due", "broken")
+    sound = value(conn, "select pg_get_functiondef('trunkline._upkeep_delayed'::regproc)")
+    break_task(conn, "delayed", "broken")
     upkeep(conn)
     with pytest.raises(psycopg.errors.RaiseException, match="broken"):
-        run_upkeep(conn, "due")
-    assert stats(conn, "due").state == "failing"
+        run_upkeep(conn, "delayed")
+    assert stats(conn, "delayed").state == "failing"
     conn.execute(sound)
-    run_upkeep(conn, "due")
-    assert stats(conn, "due").state == "ok"
+    run_upkeep(conn, "delayed")
+    assert stats(conn, "delayed").state == "ok"
 
 
 @pytest.mark.parametrize("level", ["serializable", "repeatable read"])
@@ -332,10 +332,10 @@ def test_states_of_a_task(conn: Connection, clock: Clock) -> None:
     assert {row.state for row in call(conn, "upkeep_stats")} == {"ok"}
     clock.advance(70)
     late = {row.task for row in call(conn, "upkeep_stats") if row.state == "late"}
-    assert late == {"pass", "due", "schedules", "sequence", "segments", "retention", "jobs"}
+    assert late == {"pass", "delayed", "schedules", "sequence", "segments", "retention", "jobs"}
     clock.advance(-3600)
     assert {row.state for row in call(conn, "upkeep_stats")} == {"ahead"}
-    assert stats(conn, "due").age_seconds < -3000
+    assert stats(conn, "delayed").age_seconds < -3000
     conn.execute("call trunkline.upkeep()")
     assert {row.state for row in call(conn, "upkeep_stats")} == {"ok"}
 
@@ -422,14 +422,14 @@ def test_a_task_that_never_ends_does_not_keep_marks_in_the_future(conn: Connecti
     """Tasks whose mark is ahead come first, not last: a time-out of the caller would keep them waiting."""
     upkeep(conn)
     clock.advance(-30)
-    conn.execute("select trunkline.run_upkeep('due')")
+    conn.execute("select trunkline.run_upkeep('delayed')")
     conn.execute(SLOW)
     clock.advance(1)
     conn.execute("set statement_timeout = '1s'")
     with pytest.raises(psycopg.errors.QueryCanceled):
         conn.execute("call trunkline.upkeep()")
     conn.execute("set statement_timeout = 0")
-    assert {row.state for row in call(conn, "upkeep_stats") if row.task != "due"} == {"ok"}
+    assert {row.state for row in call(conn, "upkeep_stats") if row.task != "delayed"} == {"ok"}
 
 
 def test_a_schedule_goes_back_with_the_clock(conn: Connection, clock: Clock, ahead: Ahead) -> None:
@@ -535,7 +535,7 @@ def test_a_task_that_takes_too_long_does_not_stop_the_others(conn: Connection) -
         with pytest.raises(psycopg.errors.QueryCanceled):
             conn.execute("call trunkline.upkeep()")
         # it is due again at once, as for somebody who calls once a minute
-        conn.execute("select setval('trunkline.upkeep_due', last_value - 1000) from trunkline.upkeep_due")
+        conn.execute("select setval('trunkline.upkeep_delayed', last_value - 1000) from trunkline.upkeep_delayed")
         if value(conn, "select last_value from trunkline.upkeep_rotate") > 0:
             return
     raise AssertionError("the slots were never rotated")

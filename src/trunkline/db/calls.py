@@ -420,9 +420,9 @@ async def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
     await fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
-async def purge_queue(conn: Connection, name: str, *, limit: int = 10_000) -> int:
-    """One bounded step: how many were removed."""
-    return int(await fetch_value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
+async def purge_queue(conn: Connection, name: str) -> int:
+    """Return the number of messages dropped."""
+    return int(await fetch_value(conn, "select trunkline.purge_queue(%b)", (name,)))
 
 
 async def cleanup_queue(conn: Connection, name: str) -> int:

@@ -26,6 +26,7 @@ FUNCTION_FILES = (
     "ordered.sql",
     "claim_many.sql",
     "settle.sql",
+    "delayed.sql",
     "pass.sql",
     "dead.sql",
     "upkeep.sql",

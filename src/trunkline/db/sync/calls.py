@@ -417,9 +417,9 @@ def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
     fetch_rows(conn, f"select trunkline.{verb}(%b)", (name,))
 
 
-def purge_queue(conn: Connection, name: str, *, limit: int = 10_000) -> int:
-    """One bounded step: how many were removed."""
-    return int(fetch_value(conn, "select trunkline.purge_queue(%b, %b::int)", (name, limit)))
+def purge_queue(conn: Connection, name: str) -> int:
+    """Return the number of messages dropped."""
+    return int(fetch_value(conn, "select trunkline.purge_queue(%b)", (name,)))
 
 
 def cleanup_queue(conn: Connection, name: str) -> int:

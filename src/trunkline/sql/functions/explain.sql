@@ -547,7 +547,9 @@ declare
     v_log    int;
     l        record;
 begin
-    select s.due_at, t.kind, t.name into v_due from trunkline.scheduled s join trunkline.topics t using (topic_id) where s.id = p_id limit 1;
+    select s.due_at, t.kind, t.name into v_due
+    from (select * from trunkline._delayed d where d.id = p_id offset 0) s join trunkline.topics t using (topic_id) left join trunkline.queues q on q.inbox_id = t.topic_id
+    where trunkline._is_waiting(s.no, s.xid, s.due_at) and (q.queue_id is null or not trunkline._is_withdrawn(q, s.xid, s.purge_no)) limit 1;
     if found then
         return jsonb_build_object('id', p_id, 'state', 'scheduled', 'topic', case v_due.kind when 'topic' then v_due.name end,
             'queue', case v_due.kind when 'inbox' then v_due.name end, 'until', v_due.due_at, 'reason', format('delayed until %s', v_due.due_at), 'readers', '[]'::jsonb);

@@ -626,7 +626,10 @@ begin
             if p_state is null or p_state = 'delayed' then
                 return query
                 select s.id, q.name, s.label, 'delayed', 0, s.due_at, null::text, null::text, null::timestamptz
-                from trunkline.scheduled s where s.topic_id = q.inbox_id and s.label is not null order by s.due_at limit p_limit;
+                from trunkline._delayed s
+                where s.topic_id = q.inbox_id and s.label is not null and s.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1)
+                  and not trunkline._is_withdrawn(q, s.xid, s.purge_no)
+                order by s.due_at limit p_limit;
             end if;
             if p_state is null or p_state = 'blocked' then
                 return query
@@ -738,7 +741,7 @@ begin
         due_at := e ->> 'until';
         state := case e ->> 'state' when 'scheduled' then 'delayed' when 'not_sequenced' then 'waiting' when 'dead' then 'dead' else 'gone' end;
         if e ->> 'state' = 'scheduled' then
-            select null, s.id, s.key, null, s.label, s.headers, s.payload, null, null, null into m from trunkline.scheduled s where s.id = p_id limit 1;
+            select null, s.id, s.key, null, s.label, s.headers, s.payload, null, null, null into m from trunkline._delayed s where s.id = p_id limit 1;
         elsif e ->> 'state' = 'not_sequenced' then
             t := trunkline._topic(case when queue is null then 'topic' else 'inbox' end, coalesce(queue, e ->> 'topic'));
             select * into m from trunkline._find_unsequenced(t.topic_id * 64 + (e ->> 'partition')::int, p_id);

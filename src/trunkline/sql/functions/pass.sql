@@ -1,6 +1,7 @@
 -- The pass: a short transaction that upkeep runs five times a second. It is the only writer of `returns`,
--- `later`, `cursor_states` and `passes`. It ends overdue leases, returns messages that are due, finds holes
--- (positions that were drawn and never leased), and updates the totals of cursors.
+-- `later`, `cursor_states` and `passes`. It ends overdue leases, returns messages that are due, appends delayed
+-- messages to their logs, finds holes (positions that were drawn and never leased), and updates the totals of
+-- cursors.
 -- The work of a pass depends on what happened since the previous pass and on what is due now, not on what is
 -- stored or open. docs/adr/0019 has the proof of the hole algorithm.
 
@@ -48,7 +49,8 @@ declare
 begin
     if pg_snapshot_xmax(pg_current_snapshot()) > greatest(
            (select xid from trunkline.leases where xid <> v_own order by xid desc limit 1),
-           (select xid from trunkline.settled where xid <> v_own order by xid desc limit 1), '0')
+           (select xid from trunkline.settled where xid <> v_own order by xid desc limit 1),
+           (select xid from trunkline.delayed where xid <> v_own order by xid desc limit 1), '0')
        and pg_snapshot_xmax(pg_current_snapshot()) >= pg_snapshot_xmax(b.snapshot) then
         return;
     end if;
@@ -58,7 +60,13 @@ begin
     update trunkline.settled
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
      where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at);
-    update trunkline.queues set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]) where purge_xids <> '{}';
+    update trunkline.delayed
+       set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
+     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or published_at < b.at);
+    -- numbers alone decide what these purges have dropped
+    update trunkline.queues
+       set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]), purge_snapshots = array_fill('3:3:'::pg_snapshot, array[cardinality(purge_xids)])
+     where purge_xids <> '{}';
     update trunkline.passes set snapshot = '2:2:' where pass = b.pass;
 end
 $$;
@@ -103,7 +111,7 @@ declare
 begin
     select * into s from trunkline.cursor_states where cursor_id = c.cursor_id order by pass desc limit 1;
     if not found then
-        s := row(0, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, c.start_position - 1, '{}', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)::trunkline.cursor_states;
+        s := row(0, c.cursor_id, 0, c.start_position - 1, c.start_position - 1, c.start_position - 1, '{}', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)::trunkline.cursor_states;
     end if;
     return s;
 end
@@ -489,9 +497,9 @@ end
 $$;
 
 -- Appends the states of cursors after this pass, for each cursor that changed or has draws that are not
--- accounted for. p_visited: the new states of cursors that were checked for holes. Returns the number of
--- rows.
-create or replace function trunkline._write_states(p trunkline.pass_run, p_visited trunkline.cursor_states[]) returns int
+-- accounted for. p_visited: the new states of cursors that were checked for holes. p_failed: topics whose
+-- delayed messages could not be appended. Returns the number of rows.
+create or replace function trunkline._write_states(p trunkline.pass_run, p_visited trunkline.cursor_states[], p_failed int[]) returns int
 language plpgsql
 as $$
 declare
@@ -500,34 +508,46 @@ begin
     insert into trunkline.cursor_states
     with visited as (
         select v.* from unnest(p_visited) v
-    ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed) as (
+    ), changes (cursor_id, delivered, passed, skipped, expired, settled, acked, returned, dead, gone, purged, delayed, waiting, withdrawn) as (
         select l.cursor_id, trunkline._size(trunkline._leased(l)), trunkline._size(l.passed), l.skipped::bigint, l.expired::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-               case when l.passed is not null and trunkline._is_purged(q, l.purge_no, p) then trunkline._size(l.passed) else 0 end, 0::bigint
+               case when l.passed is not null and trunkline._is_purged(q, l.purge_no, p) then trunkline._size(l.passed) else 0 end, 0::bigint, 0::bigint, 0::bigint
         from trunkline._new_leases(p) l join trunkline.cursors k using (cursor_id) join trunkline.queues q using (queue_id)
         union all
         select e.cursor_id, 0, 0, 0, 0, e.n, case e.kind when 'a' then e.n else 0 end, case when e.kind in ('n', 'r', 'x') then e.n else 0 end,
                case when e.kind in ('b', 'd') then e.n else 0 end, case e.kind when 'g' then e.n else 0 end,
-               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and trunkline._is_purged(q, e.purge_no, p) then e.n else 0 end, 0
+               case when e.kind = 'p' or e.kind in ('n', 'r') and k.drawn_seq is not null and trunkline._is_purged(q, e.purge_no, p) then e.n else 0 end, 0, 0, 0
         from trunkline._new_settled(p) e join trunkline.cursors k using (cursor_id) join trunkline.queues q on q.queue_id = k.queue_id
         union all
-        select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1 from trunkline._new_returns(p) y where y.due > p.now
+        select y.returns_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0 from trunkline._new_returns(p) y where y.due > p.now
         union all
         -- no longer delayed: returned by this pass, or purged before
-        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when trunkline._is_purged(q, d.purge_no, p) then 1 else 0 end, -1
+        select d.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, case when trunkline._is_purged(q, d.purge_no, p) then 1 else 0 end, -1, 0, 0
         from trunkline.later d join trunkline.queues q using (queue_id)
         where d.due > (p.before).walked and d.due <= p.upto and d.kind = 'r' and d.due_at <= p.now
         union all
-        select v.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from visited v
+        -- published with a delay
+        select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0
+        from trunkline._new_delayed(p) d join trunkline.queues q on q.inbox_id = d.topic_id
+        join trunkline.cursors k on k.queue_id = q.queue_id and k.kind = 'log' and k.topic_id = d.topic_id and k.partition = 0
+        union all
+        -- no longer delayed: appended to the log by this pass, or purged before
+        select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, case when trunkline._is_withdrawn(q, d.xid, d.purge_no, p.snapshot) then 1 else 0 end
+        from trunkline._due_delayed(p) d join trunkline.queues q on q.inbox_id = d.topic_id
+        join trunkline.cursors k on k.queue_id = q.queue_id and k.kind = 'log' and k.topic_id = d.topic_id and k.partition = 0
+        where not d.topic_id = any (p_failed)
+        union all
+        select v.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from visited v
         union all
         -- cursors to which this pass may have returned messages
-        select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from trunkline.cursors k
+        select k.cursor_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from trunkline.cursors k
         where k.kind in ('returns', 'label') and k.queue_id = any (array(
             select x.queue_id from trunkline.cursors x where x.cursor_id = any (array(select v.cursor_id from visited v))
             union select d.queue_id from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto
             union select y.queue_id from trunkline._new_returns(p) y))
     ), sums as (
         select cursor_id, sum(delivered) as delivered, sum(passed) as passed, sum(skipped) as skipped, sum(expired) as expired, sum(settled) as settled, sum(acked) as acked,
-               sum(returned) as returned, sum(dead) as dead, sum(gone) as gone, sum(purged) as purged, sum(delayed) as delayed
+               sum(returned) as returned, sum(dead) as dead, sum(gone) as gone, sum(purged) as purged, sum(delayed) as delayed, sum(waiting) as waiting,
+               sum(withdrawn) as withdrawn
         from changes group by cursor_id
     ), heads as (
         -- the newest position in `returns`, and the number of positions before it that were left out
@@ -538,7 +558,8 @@ begin
         select o as old, row(p.rotation, k.cursor_id, (p.before).pass + 1, coalesce(v.drawn, o.drawn), coalesce(v.drawn_before, o.drawn_before), coalesce(v.upto, o.upto), coalesce(v.open, o.open),
                    coalesce(h.head, o.head),
                    o.delivered + c.delivered, o.passed + c.passed, coalesce(v.skipped, o.skipped) + c.skipped, coalesce(v.expired, o.expired) + c.expired, coalesce(v.holes, o.holes) + coalesce(h.omitted, 0),
-                   o.settled + c.settled, o.acked + c.acked, o.returned + c.returned, o.dead + c.dead, o.gone + c.gone, coalesce(v.purged, o.purged) + c.purged, o.delayed + c.delayed)::trunkline.cursor_states as new
+                   o.settled + c.settled, o.acked + c.acked, o.returned + c.returned, o.dead + c.dead, o.gone + c.gone, coalesce(v.purged, o.purged) + c.purged, o.delayed + c.delayed,
+                   o.waiting + c.waiting, o.withdrawn + c.withdrawn)::trunkline.cursor_states as new
         from sums c join trunkline.cursors k using (cursor_id)
         cross join lateral trunkline._cursor_state(k) o
         left join visited v on v.cursor_id = k.cursor_id
@@ -569,6 +590,7 @@ declare
     v_found   record;
     v_cursors trunkline.cursors[];
     v_visited trunkline.cursor_states[] := '{}';
+    v_failed  int[];
 begin
     perform trunkline._adopt_rows();
     p := trunkline._since_pass();
@@ -576,8 +598,9 @@ begin
     -- Advances even if the server's clock was set back. Limits the work of one pass to about 5,000 due rows.
     p.upto := greatest((p.before).walked + interval '2 microseconds',
                        least(p.now, (select d.due from trunkline.later d where d.due > (p.before).walked and d.due <= p.now order by d.due offset 5000 limit 1)));
+    p.upto := least(p.upto, trunkline._delayed_upto(p));
     v_cursors := array(select k from trunkline._drawn_from(p, p_queues) k);
-    if v_cursors = '{}' and not exists (select from trunkline._new_leases(p)) and not exists (select from trunkline._new_settled(p))
+    if v_cursors = '{}' and not exists (select from trunkline._new_leases(p)) and not exists (select from trunkline._new_settled(p)) and not exists (select from trunkline._new_delayed(p))
        and not exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.upto) then
         return null;
     end if;
@@ -589,7 +612,9 @@ begin
     p.snapshot := pg_current_snapshot();
     select * into p.from_xids, p.upto_xids from trunkline._ended_between((p.before).snapshot, p.snapshot);
     perform trunkline._do_new(p);
+    perform trunkline._note_delayed(p);
     perform trunkline._do_due(p);
+    v_failed := trunkline._release_delayed(p);
     foreach c in array v_cursors loop
         s := trunkline._cursor_state(c);
         v_found := trunkline._judge(c, s);
@@ -604,7 +629,7 @@ begin
         end if;
         v_visited := v_visited || s;
     end loop;
-    perform trunkline._write_states(p, v_visited);
+    perform trunkline._write_states(p, v_visited, v_failed);
     -- The time is read after the snapshot. So what this pass has seen is older than `at`; what is older and
     -- was not seen was open then (_adopt_rows).
     insert into trunkline.passes values (p.rotation, (p.before).pass + 1, p.own, trunkline._without(p.snapshot, p.own), p.upto, trunkline.clock());
@@ -800,7 +825,8 @@ declare
 begin
     if exists (select from trunkline.logs l join trunkline.topics t using (topic_id)
                where l.log = any (p_logs) and case when t.shared then false else trunkline._has_committed(l.log, l.topic_id, l.partition) end)
-       or exists (select from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) and t.shared) and p_logs && array(select trunkline._store_new_logs()) then
+       or exists (select from trunkline.logs l join trunkline.topics t using (topic_id) where l.log = any (p_logs) and t.shared) and p_logs && array(select trunkline._store_new_logs())
+       or trunkline._has_due(array(select distinct topic_id from trunkline.logs where log = any (p_logs))) then
         return true;
     elsif p_queues is null then
         return false;
@@ -858,7 +884,7 @@ begin
             return true;
         end if;
     end if;
-    perform trunkline._release_due(l.topic_id, 1000) from (select distinct topic_id from trunkline.logs where log = any (v_logs)) l;
+    perform trunkline._release_due(array(select distinct topic_id from trunkline.logs where log = any (v_logs)));
     v_new := (trunkline._sequence_logs(v_logs)).moved;
     if p_queues is not null and pg_try_advisory_xact_lock(778001, 0) then
         -- a position is checked for a hole two passes after its draw
@@ -882,22 +908,8 @@ create or replace function trunkline._note_service() returns void
 language sql
 as $$ select setval('trunkline.pass_ended', (extract(epoch from clock_timestamp()) * 1000)::bigint) $$;
 
--- Moves delayed messages that are due into the logs that these queues and topics read, up to 1,000 per queue
--- or topic. Returns the number moved.
-create or replace function trunkline._release_due_of(p_queues int[], p_topics text[]) returns bigint
-language plpgsql
-as $$
-begin
-    return (select coalesce(sum(trunkline._release_due(t.topic_id, 1000)), 0)
-            from (select c.topic_id from trunkline.cursors c where c.queue_id = any (p_queues) and c.kind = 'log'
-                  union select x.topic_id from trunkline.topics x where x.kind = 'topic' and x.name = any (p_topics)
-                  order by 1) t);
-end
-$$;
-
--- Moves delayed messages that are due into their logs, and assigns offsets to committed messages in the logs
--- that these queues and topics read. If both arguments are null: all queues, and up to 500 logs of topics
--- chosen at random.
+-- Assigns offsets to committed messages in the logs that these queues and topics read. If both arguments are
+-- null: all queues, and up to 500 logs of topics chosen at random.
 -- Returns false if it skipped a log because another transaction holds its lock; call it again soon. Waits at
 -- most 300 ms for such a lock, and not at all if both arguments are null. Requires a READ COMMITTED
 -- transaction.
@@ -906,21 +918,27 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_all    boolean := p_queues is null and p_topics is null;
-    v_queues int[] := array(select queue_id from trunkline.queues where name = any (p_queues));
+    v_all boolean := p_queues is null and p_topics is null;
 begin
     perform trunkline._need_read_committed('sequence');
-    perform case when v_all then trunkline._release_due(null, 5000) else trunkline._release_due_of(v_queues, p_topics) end;
-    return not (trunkline._sequence_logs(array(
-        select c.log from trunkline.cursors c where c.queue_id = any (v_queues) and c.kind = 'log'
-        union select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where t.kind = 'topic' and t.name = any (p_topics)
-        union select 1 where v_all
+    return not (trunkline._sequence_logs(trunkline._logs_of(p_queues, p_topics) || array(
+        select 1 where v_all
         union (select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where v_all and not t.shared order by random() limit 500)), not v_all)).skipped;
 end
 $$;
 
--- Does the same as `sequence_logs`, and then runs one pass if p_queues is not empty or both arguments are
--- null. Returns false if it skipped a log, or if another transaction holds the lock of passes.
+-- Returns the logs that these queues and topics read.
+create or replace function trunkline._logs_of(p_queues text[], p_topics text[]) returns int[]
+language sql stable
+as $$
+    select array(
+        select c.log from trunkline.queues q join trunkline.cursors c using (queue_id) where q.name = any (p_queues) and c.kind = 'log'
+        union select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where t.kind = 'topic' and t.name = any (p_topics))
+$$;
+
+-- Does the same as `sequence_logs`, and then runs one pass if p_queues is not empty, if delayed messages of
+-- the topics are due, or if both arguments are null. Returns false if it skipped a log, or if another
+-- transaction holds the lock of passes.
 -- Runs in the caller's transaction and keeps its locks until that ends. Use `call trunkline.sequence()`,
 -- which has its own transaction.
 create or replace function trunkline.run_pass(p_queues text[] default null, p_topics text[] default null) returns boolean
@@ -928,14 +946,19 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_all   boolean := p_queues is null and p_topics is null;
     v_whole boolean := trunkline.sequence_logs(p_queues, p_topics);
+    v_due   boolean := not v_all and trunkline._has_due(array(select distinct l.topic_id from trunkline.logs l where l.log = any (trunkline._logs_of(p_queues, p_topics))));
 begin
-    if p_queues is null and p_topics is null or p_queues <> '{}' then
-        if trunkline._lock_sequencing(0, true) then
-            perform trunkline._pass(array(select queue_id from trunkline.queues where name = any (p_queues)));
-            perform trunkline._note_service();
-        else
-            v_whole := false;
+    if v_all or p_queues <> '{}' or v_due then
+        if not trunkline._lock_sequencing(0, true) then
+            return false;
+        end if;
+        perform trunkline._run_passes(array(select queue_id from trunkline.queues where name = any (p_queues)));
+        perform trunkline._note_service();
+        if v_due then
+            -- offsets for the messages that the pass has appended
+            return trunkline.sequence_logs(p_queues, p_topics);
         end if;
     end if;
     return v_whole;
@@ -961,7 +984,8 @@ begin
         p := trunkline._since_pass();
         v_due := exists (select from trunkline.later d where d.due > (p.before).walked and d.due <= p.now)
               or exists (select from trunkline._new_settled(p) e where e.kind in ('n', 'r'))
-              or exists (select from trunkline._new_leases(p) l where l.passed is not null);
+              or exists (select from trunkline._new_leases(p) l where l.passed is not null)
+              or exists (select from trunkline._new_delayed(p));
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;

@@ -33,7 +33,7 @@ begin
             select min(x.at) into v_next from (
                 select (select d.due from trunkline.later d where d.queue_id = q.queue_id and d.due > v_now order by d.due limit 1) as at
                 union all
-                select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1)
+                select (select s.due_at from trunkline.delayed s where s.topic_id = t.topic_id and s.due_at > v_now order by s.due_at limit 1)
                 from (select distinct k.topic_id from trunkline.cursors k where k.queue_id = q.queue_id and k.kind = 'log') t
                 union all
                 select (select min(u.due) from unnest(o.dues) u(due)) from trunkline.cursors k cross join lateral trunkline._ordered_state(k) o
@@ -63,7 +63,7 @@ begin
 
         -- A group also waits for delayed messages and for the end of another member's lease.
         select min(x.at) into v_next from (
-            select (select s.due_at from trunkline.scheduled s where s.topic_id = t.topic_id order by s.due_at limit 1) as at
+            select (select s.due_at from trunkline.delayed s where s.topic_id = t.topic_id and s.due_at > v_now order by s.due_at limit 1) as at
             from trunkline.topics t where t.kind = 'topic' and t.name = any (p_topics || p_tails)
             union all
             select p.deadline
@@ -106,14 +106,14 @@ begin
     for i in 1 .. 2 loop
         p_found := (select coalesce(jsonb_agg(jsonb_build_array(f.kind, f.name, f.group_name, f.member, f.head, f.seconds)), '[]')
                     from trunkline.poll(p_queues, p_topics, p_groups, p_members, p_tails, p_labels) f);
-        exit when i = 2 or p_queues = '{}';
+        exit when i = 2 or p_queues = '{}' and not trunkline._has_due(array(select t.topic_id from trunkline.topics t where t.kind = 'topic' and t.name = any (p_topics || p_tails)));
         v_pass := trunkline.next_pass();
         exit when v_pass is null or v_pass > 0 or jsonb_path_exists(p_found, '$[*][0] ? (@ == "queue")');
         v_pass := null;
         commit;
         set transaction isolation level read committed;
         perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-        v_whole := trunkline.run_pass(p_queues, '{}') and v_whole;
+        v_whole := trunkline.run_pass(p_queues, p_topics || p_tails) and v_whole;
         commit;
         set transaction isolation level read committed;
         perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);

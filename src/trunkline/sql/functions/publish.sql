@@ -157,7 +157,7 @@ end
 $$;
 
 -- Publishes messages to a topic or queue and returns them in input order. Messages that are delayed go to
--- `scheduled`, the others to the log. Reserves idempotency keys before it inserts anything.
+-- `delayed`, the others to the log. Reserves idempotency keys before it inserts anything.
 create or replace function trunkline._publish_many(
     t trunkline.topics, p_payloads bytea[], p_ids uuid[], p_keys text[], p_routing_keys text[], p_labels text[],
     p_headers jsonb[], p_content_types text[], p_content_type text, p_occurred_ats timestamptz[],
@@ -171,6 +171,7 @@ declare
     v_first uuid[];
     v_due   timestamptz[];
     v_take  int[];
+    v_generation bigint;
 begin
     perform trunkline._check_batch(t.max_payload, p_payloads, p_keys, p_routing_keys, p_labels, p_headers, p_content_types,
         array[cardinality(p_ids), cardinality(p_occurred_ats), cardinality(p_idempotency_keys), cardinality(p_delays), cardinality(p_deliver_ats), cardinality(p_priorities)],
@@ -215,12 +216,14 @@ begin
 
     if exists (select from unnest(v_due) d where d > v_now) then
         perform trunkline._pin_topic(t);
+        v_generation := trunkline._delayed_generation();
+        insert into trunkline.delayed (rotation, topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority, published_at, purge_no)
+        select v_generation % 3, t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
+               coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i], v_now, trunkline._newest_purge()
+        from generate_subscripts(p_payloads, 1) i
+        where v_first[i] is null and v_due[i] > v_now order by i;
+        perform trunkline._check_generation(v_generation);
     end if;
-    insert into trunkline.scheduled (topic_id, due_at, id, key, routing_key, label, headers, payload, content_type, occurred_at, priority, published_at)
-    select t.topic_id, v_due[i], v_ids[i], p_keys[i], p_routing_keys[i], p_labels[i], p_headers[i], p_payloads[i],
-           coalesce(p_content_types[i], p_content_type, 'application/json'), p_occurred_ats[i], p_priorities[i], v_now
-    from generate_subscripts(p_payloads, 1) i
-    where v_first[i] is null and v_due[i] > v_now;
 
     select array_agg(i order by i) into v_take from generate_subscripts(p_payloads, 1) i
     where v_first[i] is null and (v_due[i] is null or v_due[i] <= v_now);

@@ -459,21 +459,18 @@ $$;
 
 -- Purges a queue: drops all messages that have an offset or are delayed and are not leased at this moment.
 -- Returns their number. Messages that were committed last may have no offset yet; call trunkline.sequence()
--- before to include them. One call deletes at most p_limit messages that were enqueued with a delay: repeat
--- while it returns p_limit or more. Locks the queue's row until the transaction ends, and in an ordered queue
--- also its partitions.
-create or replace function trunkline.purge_queue(p_name text, p_limit int default 10000) returns bigint
+-- before to include them. Locks the queue's row until the transaction ends, and in an ordered queue also its
+-- partitions.
+create or replace function trunkline.purge_queue(p_name text) returns bigint
 language plpgsql
 as $$
 declare
-    q         trunkline.queues := trunkline._queue(p_name);
-    c         trunkline.cursors;
-    v_total   bigint := 0;
-    v_delayed bigint;
-    v_seen    int;
+    q       trunkline.queues := trunkline._queue(p_name);
+    c       trunkline.cursors;
+    v_total bigint := 0;
+    r       record;
 begin
     perform trunkline._need_read_committed('purge_queue');
-    perform trunkline._check_range('limit', p_limit, 1, 1000000);
     perform trunkline._commit_durably();
     -- As in alter_queue, the queue's row is locked before the logs.
     perform from trunkline.queues where queue_id = q.queue_id for no key update;
@@ -487,23 +484,23 @@ begin
     end loop;
     begin
         perform trunkline._begin_read();
-        -- A message that waits for its retry, or behind an open delivery of an ordered queue, is dropped when
-        -- it is due.
-        v_total := v_total + (select count(*) from (select r.due_at from trunkline._returned(q.queue_id) r limit 1000000) x);
-        v_seen := (select trunkline._newest_seen(x.purge_xids) from trunkline.queues x where x.queue_id = q.queue_id);
+        select * into q from trunkline.queues x where x.queue_id = q.queue_id;
+        -- A message that waits for its retry, behind an open delivery of an ordered queue, or for its first
+        -- delivery is dropped when it is due.
+        select count(*) as n, max(x.due_at) as until, trunkline._newest_seen(q.purge_xids) as seen, pg_current_snapshot() as snapshot into r from (
+            (select y.due_at from trunkline._returned(q.queue_id) y limit 1000000)
+            union all
+            (select y.due_at from trunkline._delayed y
+             where y.topic_id = q.inbox_id and trunkline._is_waiting(y.no, y.xid, y.due_at) and not trunkline._is_withdrawn(q, y.xid, y.purge_no) limit 1000000)) x;
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;
     end;
-    update trunkline.queues set purge_xids = purge_xids[v_seen:] || pg_current_xact_id(), purge_nos = purge_nos[v_seen:] || nextval('trunkline.purge_no')
+    update trunkline.queues
+       set purge_xids = purge_xids[r.seen:] || pg_current_xact_id(), purge_nos = purge_nos[r.seen:] || nextval('trunkline.purge_no'),
+           purge_snapshots = purge_snapshots[r.seen:] || r.snapshot, purged_until = greatest(purged_until, r.until)
      where queue_id = q.queue_id;
-    with gone as (
-        delete from trunkline.scheduled where schedule_id in (select schedule_id from trunkline.scheduled where topic_id = q.inbox_id limit p_limit) returning 1)
-    select count(*) into v_delayed from gone;
-    if v_delayed > 0 then
-        update trunkline.queues set purged_delayed = purged_delayed + v_delayed where queue_id = q.queue_id;
-    end if;
-    return v_total + v_delayed;
+    return v_total + r.n;
 end
 $$;
 

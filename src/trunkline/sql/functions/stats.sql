@@ -1,6 +1,6 @@
 -- Statistics that never scan messages. Depth and lag are differences of offsets, and totals are those of the
--- newest pass plus what is new since. Dead letters and messages that were published with a delay are counted
--- up to 100,000 (more are shown as 100,000).
+-- newest pass plus what is new since. Dead letters, and delayed messages of a topic, are counted up to 100,000
+-- (more are shown as 100,000).
 
 -- Returns the head of a log: the highest assigned offset. Committed messages without an offset do not count.
 -- Returns null if the topic was deleted meanwhile.
@@ -41,7 +41,8 @@ begin
                 select count(*), sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', t.topic_id, p, s.segment))))
                   into segments, bytes from trunkline._all_segments() s where s.log = t.topic_id * 64 + p;
                 rate_per_second := trunkline._rate(t.topic_id * 64 + p, head);
-                select count(*) into scheduled from (select from trunkline.scheduled c where c.topic_id = t.topic_id limit 100000) x;
+                select count(*) into scheduled
+                from (select from trunkline._delayed c where c.topic_id = t.topic_id and c.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1) limit 100000) x;
                 return next;
             end loop;
         end loop;
@@ -177,15 +178,15 @@ begin
              from (select y.*, row_number() over () as no from trunkline._cursor_totals(p_queues) y) x order by (x.q).name, x.no loop
         q := r.q;
         if t.queue is distinct from q.name then
-            t := row(q.name, 0, 0, 0, 0, 0, 0, q.purged_delayed, 0, q.paused)::trunkline.queue_stat;
+            t := row(q.name, 0, 0, 0, 0, 0, 0, 0, 0, q.paused)::trunkline.queue_stat;
             v_late := null;
         end if;
         t.ready := t.ready + r.ready;
-        t.delayed := t.delayed + r.delayed;
+        t.delayed := t.delayed + r.delayed + r.waiting;
         t.leased := t.leased + r.leased;
         t.acked := t.acked + r.acked;
         t.expired := t.expired + r.expired;
-        t.purged := t.purged + r.purged;
+        t.purged := t.purged + r.purged + r.withdrawn;
         if (r.cur).kind = 'log' and r.head >= r.next then
             if q.delivery_delay > '0' then
                 select greatest(0, r.head + 1 - greatest(r.next, trunkline._offset_at(x, (r.cur).partition, v_now - q.delivery_delay))) into v_young
@@ -200,7 +201,6 @@ begin
         end if;
         if r.last then
             t.dead := (select count(*) from (select from trunkline.dead_letters d where d.queue_id = q.queue_id limit 100000) x);
-            t.delayed := t.delayed + (select count(*) from (select from trunkline.scheduled c where c.topic_id = q.inbox_id limit 100000) x);
             t.oldest_age := coalesce(extract(epoch from v_now - v_late), 0);
             return next t;
         end if;
@@ -244,7 +244,7 @@ $do$;
 -- Returns the totals of each cursor of these queues: those of the newest pass plus what is new since.
 create or replace function trunkline._cursor_totals(p_queues int[])
 returns table (q trunkline.queues, cur trunkline.cursors, head bigint, next bigint, ready bigint, delayed bigint, leased bigint, delivered bigint, skipped bigint,
-               expired bigint, acked bigint, returned bigint, dead bigint, purged bigint)
+               expired bigint, acked bigint, returned bigint, dead bigint, purged bigint, waiting bigint, withdrawn bigint)
 language plpgsql
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -285,14 +285,18 @@ begin
         ), r as materialized (
             select z.returns_id, count(*) filter (where z.due <= v_now) as ready, count(*) filter (where z.due > v_now) as delayed
             from new_returns z where z.queue_id = any (p_queues) group by z.returns_id
+        ), w as materialized (
+            select z.topic_id, count(*) as waiting from p cross join lateral trunkline._new_delayed(p.run) z group by z.topic_id
         )
         select k.queue, k.cur, case when s.cursor_id is not null then s end as state,
                coalesce(l.delivered, 0) as delivered, coalesce(l.passed, 0) as passed, coalesce(l.skipped, 0) as skipped, coalesce(l.expired, 0) as expired,
                coalesce(l.passed_purged, 0) as passed_purged, coalesce(x.settled, 0) as settled, coalesce(x.acked, 0) as acked, coalesce(x.returned, 0) as returned,
-               coalesce(x.dead, 0) as dead, coalesce(x.gone, 0) as gone, coalesce(x.purged, 0) as purged, coalesce(r.ready, 0) as ready, coalesce(r.delayed, 0) as delayed
+               coalesce(x.dead, 0) as dead, coalesce(x.gone, 0) as gone, coalesce(x.purged, 0) as purged, coalesce(r.ready, 0) as ready, coalesce(r.delayed, 0) as delayed,
+               coalesce(w.waiting, 0) as waiting
         from k
         left join lateral (select * from trunkline.cursor_states y where y.cursor_id = k.cursor_id order by y.pass desc limit 1) s on true
         left join l on l.cursor_id = k.cursor_id left join x on x.cursor_id = k.cursor_id left join r on r.returns_id = k.cursor_id
+        left join w on w.topic_id = (k.queue).inbox_id and (k.cur).topic_id = w.topic_id and (k.cur).kind = 'log' and (k.cur).partition = 0
         order by k.queue_id, k.cursor_id
     loop
         q := e.queue;
@@ -310,12 +314,17 @@ begin
         returned := s.returned + e.returned;
         dead := s.dead + e.dead;
         purged := s.purged + e.purged + e.passed_purged;
+        waiting := s.waiting + e.waiting;
+        withdrawn := s.withdrawn;
+        if s.waiting > 0 and q.purge_nos <> '{}' then
+            select waiting - x.n, withdrawn + x.n into waiting, withdrawn from trunkline._count_withdrawn(q) x(n);
+        end if;
         if c.drawn_seq is not null then
             head := case when c.kind = 'log' then trunkline._head(c.log) else s.head end;
             -- the sequence has the current value, the rest is from the snapshot
             next := least(coalesce(trunkline._last_value(c.drawn_seq), c.start_position - 1), head) + 1;
             delayed := s.delayed + e.delayed;
-            if c.kind = 'returns' and q.purge_nos <> '{}' then
+            if c.kind = 'returns' and q.purge_nos <> '{}' and delayed > 0 then
                 -- purged already; a pass drops it when it is due
                 select delayed - count(*), purged + count(*) into delayed, purged from trunkline.later d
                 where d.queue_id = q.queue_id and d.kind = 'r' and d.due > (select p.walked from trunkline.passes p order by p.pass desc limit 1) and d.purge_no < q.purge_nos[cardinality(q.purge_nos)];
@@ -348,7 +357,7 @@ language sql
 as $$
     select coalesce(bool_or(pg_xact_status((y.seen - y.seen % 4294967296 + y.low)::text::xid8) = 'committed'), false)
     from (select x.xmax::text::bigint as low, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as seen
-          from (select xmax from trunkline.epoch union all select xmax from trunkline.rotation) x offset 0) y
+          from (select xmax from trunkline.epoch union all select xmax from trunkline.rotation union all select xmax from trunkline.delayed_rotation) x offset 0) y
     where y.low >= y.seen % 4294967296
 $$;
 
@@ -365,13 +374,10 @@ begin
     begin
         perform trunkline._begin_read();
         return query
-        select (sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'))::bigint + x.waiting + q.purged_delayed,
-               sum(t.ready)::bigint, sum(t.delayed)::bigint + x.waiting, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint,
-               sum(t.purged)::bigint + q.purged_delayed
-        from trunkline._queue(p_queue) q
-        cross join lateral (select count(*) as waiting from trunkline.scheduled s where s.topic_id = q.inbox_id) x
-        cross join lateral trunkline._cursor_totals(array[q.queue_id]) t
-        group by x.waiting, q.purged_delayed;
+        select (coalesce(sum(t.head - (t.cur).start_position + 1 - t.skipped) filter (where (t.cur).kind = 'log'), 0) + sum(t.waiting + t.withdrawn))::bigint,
+               sum(t.ready)::bigint, sum(t.delayed + t.waiting)::bigint, sum(t.leased)::bigint, sum(t.acked)::bigint, sum(t.dead)::bigint, sum(t.expired)::bigint,
+               sum(t.purged + t.withdrawn)::bigint
+        from trunkline._cursor_totals(array[(trunkline._queue(p_queue)).queue_id]) t;
         perform trunkline._end_read();
     exception when sqlstate 'TLX00' then
         null;

@@ -2,49 +2,6 @@
 -- by `trunkline up`). Each task is safe to repeat, does a bounded amount of work, and runs in one session at
 -- a time. trunkline.upkeep() runs the tasks that are due.
 
--- Moves delayed messages that are due from `scheduled` into their log, for one topic or all, and returns
--- their number. At most p_limit, and about 32 MB of payloads. Skips rows that another session has locked.
-create or replace function trunkline._release_due(p_topic_id int, p_limit int) returns int
-language plpgsql
-as $$
-declare
-    v_now   timestamptz := trunkline.clock();
-    v_first timestamptz;
-    v_count int := 0;
-    g       record;
-begin
-    -- in this form Postgres reads one index entry, whatever its statistics are
-    select least((select due_at from trunkline.scheduled where topic_id = p_topic_id order by due_at limit 1),
-                 (select due_at from trunkline.scheduled where p_topic_id is null order by due_at limit 1)) into v_first;
-    if v_first is null or v_first > v_now then
-        return 0;
-    end if;
-    for g in
-        with due as (
-            select schedule_id, due_at, length(payload) as bytes from trunkline.scheduled
-            where due_at <= v_now and (p_topic_id is null or topic_id = p_topic_id)
-            order by due_at limit p_limit for update skip locked
-        ), step as (
-            -- an array can have at most 1 GB, so the bytes per call are limited
-            select schedule_id from (select *, sum(bytes) over (order by due_at, schedule_id) - bytes as before from due) d where before < 33554432
-        ), gone as (
-            delete from trunkline.scheduled s using step where s.schedule_id = step.schedule_id returning s.*
-        )
-        select topic_id, count(*)::int as n, array_agg(payload order by due_at, schedule_id) as payloads, array_agg(id order by due_at, schedule_id) as ids,
-               array_agg(key order by due_at, schedule_id) as keys, array_agg(routing_key order by due_at, schedule_id) as routing_keys,
-               array_agg(label order by due_at, schedule_id) as labels, array_agg(headers order by due_at, schedule_id) as headers,
-               array_agg(content_type order by due_at, schedule_id) as content_types, array_agg(occurred_at order by due_at, schedule_id) as occurred_ats,
-               array_agg(priority order by due_at, schedule_id) as priorities,
-               array_agg(case when published_at is not null then row(published_at, null)::trunkline.origin end order by due_at, schedule_id) as origins
-        from gone group by topic_id
-    loop
-        perform trunkline._append((select x from trunkline.topics x where x.topic_id = g.topic_id), g.payloads, g.ids, g.keys, g.routing_keys, g.labels, g.headers, g.content_types, g.occurred_ats, g.priorities, g.origins);
-        v_count := v_count + g.n;
-    end loop;
-    return v_count;
-end
-$$;
-
 -- Returns how many logs or cursors one run of a task processes. The task keeps its locks on all of them until
 -- it ends, and the server's lock table is limited.
 create or replace function trunkline._upkeep_batch() returns int
@@ -60,14 +17,9 @@ begin
         return 0;
     end if;
     perform trunkline._note_service();
-    return (trunkline._pass() is not null)::int;
+    return trunkline._run_passes()::int;
 end
 $$;
-
--- Moves delayed messages that are due into their logs.
-create or replace function trunkline._upkeep_due() returns int
-language sql
-as $$ select trunkline._release_due(null, 5000) $$;
 
 -- Raises the given error again, unless the topic was deleted. A task may meet the deletion of a topic in many
 -- ways; then it has nothing to do for that topic.
@@ -818,7 +770,8 @@ begin
     select p_to, d.due, d.no, d.kind, d.queue_id, d.cursor_id, d.positions, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at, d.purge_no
     from trunkline.later d where d.rotation = p_from and d.due > v_walked;
     insert into trunkline.cursor_states
-    select p_to, s.cursor_id, s.pass, s.drawn, s.drawn_before, s.upto, s.open, s.head, s.delivered, s.passed, s.skipped, s.expired, s.holes, s.settled, s.acked, s.returned, s.dead, s.gone, s.purged, s.delayed
+    select p_to, s.cursor_id, s.pass, s.drawn, s.drawn_before, s.upto, s.open, s.head, s.delivered, s.passed, s.skipped, s.expired, s.holes, s.settled, s.acked, s.returned, s.dead, s.gone, s.purged, s.delayed, s.waiting,
+           s.withdrawn
     from trunkline.cursors c cross join lateral (select * from trunkline.cursor_states x where x.cursor_id = c.cursor_id order by x.pass desc limit 1) s
     where s.rotation = p_from;
     insert into trunkline.passes
@@ -931,7 +884,7 @@ create or replace function trunkline._upkeep_tasks() returns table (task text, e
 language sql stable
 as $$
     values
-    ('pass', interval '200 milliseconds'), ('due', '200 milliseconds'), ('schedules', '1 second'), ('sequence', '200 milliseconds'),
+    ('pass', interval '200 milliseconds'), ('schedules', '1 second'), ('sequence', '200 milliseconds'), ('delayed', '1 second'),
     ('segments', '5 seconds'), ('retention', '15 seconds'), ('rotate', trunkline._setting('rotate_every')::interval), ('windows', '1 minute'),
     ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
 $$;

@@ -45,7 +45,8 @@ create or replace view pgmb.messages as
     from trunkline.topic_%1$s m
     union all
     select s.id, s.routing_key, convert_from(s.payload, 'UTF8')::jsonb, s.headers, s.due_at, coalesce(s.occurred_at, s.published_at, s.due_at)
-    from trunkline.scheduled s where s.topic_id = %1$s$v$, trunkline.topic_number('topic', 'pgmb'));
+    from trunkline._delayed s
+    where s.topic_id = %1$s and s.due_at > (select b.walked from trunkline.passes b order by b.pass desc limit 1)$v$, trunkline.topic_number('topic', 'pgmb'));
 end
 $do$;
 
