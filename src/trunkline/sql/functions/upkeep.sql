@@ -768,7 +768,8 @@ begin
     select p_to, e.cursor_id, e.first, e.positions, e.until from carried k join trunkline.extensions e on e.rotation = p_from and e.cursor_id = k.cursor_id and e.first = k.first;
     insert into trunkline.later
     select p_to, d.due, d.no, d.kind, d.queue_id, d.cursor_id, d.positions, d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, d.at, d.purge_no
-    from trunkline.later d where d.rotation = p_from and d.due > v_walked;
+    from trunkline.later d where d.rotation = p_from and d.due > v_walked
+      and (d.kind <> 'd' or exists (select from trunkline.topics t where t.topic_id = d.source_id));
     insert into trunkline.cursor_states
     select p_to, s.cursor_id, s.pass, s.drawn, s.drawn_before, s.upto, s.open, s.head, s.delivered, s.passed, s.skipped, s.expired, s.holes, s.settled, s.acked, s.returned, s.dead, s.gone, s.purged, s.delayed, s.waiting,
            s.withdrawn
