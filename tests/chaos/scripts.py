@@ -486,7 +486,7 @@ def commit_between_leases_and_marks(world: World) -> None:
 
 def draws_at_once(world: World) -> None:
     """A session stops between reading a position and moving it, while another one claims."""
-    world.change(freeze_at("_claim_drawn", "v_last := setval("))
+    world.change(freeze_at("_claim_run", "v_last := setval("))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a", "b")
     world.sequence()

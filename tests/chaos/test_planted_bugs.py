@@ -33,8 +33,8 @@ class Bug:
 _WAIT = "perform pg_advisory_xact_lock(2);"
 _READ_LEASES = "            v_left := trunkline._unleased(c.cursor_id, v_left);\n"
 _LOCK = (
-    "if not pg_try_advisory_xact_lock(778005, k.cursor_id) then\n"
-    "                    perform trunkline._lock_cursor(k.cursor_id);\n                end if;"
+    "if not pg_try_advisory_xact_lock(778005, p_cursor_id) then\n"
+    "                perform trunkline._lock_cursor(p_cursor_id);\n            end if;"
 )
 # what was open at the scan or pass before, and what is open now
 _OPEN_BEFORE = (
@@ -216,7 +216,7 @@ BUGS = {
     ),
     # the key of the lease stops the second of them
     "draw without the lock": Bug(
-        (Change("_claim_drawn", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")
+        (Change("_claim_run", _LOCK, ""),), QUEUE, scripts.draws_at_once, ("double_lease", "error")
     ),
     "lease registered behind the watermark": Bug(
         (

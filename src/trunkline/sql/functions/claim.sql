@@ -323,10 +323,99 @@ as $$
                   else -ln(1 - random()) / case when p_levels is null or k.topic_id <> q.inbox_id then 1 else trunkline._weight(k.partition, p_levels) end end
 $$;
 
--- Claims messages that can be drawn now from the cursors of an unordered queue. Most claims draw the next
--- messages of one log, which are all for the queue. For these it does the work of _draw and _lease in fewer
--- statements.
-create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_rotation smallint, p_want int, p_lease interval, p_labels text[], p_consumer text)
+-- Creates _claim_run, with one fixed statement for each table of the store (as in store.sql).
+-- _claim_run claims the next messages of a log, which are all for the queue: most claims do nothing else. It
+-- draws up to p_want positions below p_head, inserts one lease and returns the deliveries; no row if another
+-- claim was faster. It does the work of _draw and _lease in fewer statements. p_run_offset and p_run_id: the
+-- first offset of the newest tick and the id of its message, if the ids of that tick are one run.
+do $do$
+declare
+    v_reads text;
+begin
+    select string_agg(format($x$when %1$s then
+                return query
+                select v_shift + r.id || v_tail, 1, v_until, p_topic, p_partition, v_shift + r.id, r.message_id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type,
+                       r.occurred_at, coalesce((r.origin).published_at, r.created_at)
+                from trunkline.store_%1$s r where r.id >= v_id and r.id < v_id + v_n order by r.id;$x$, r), E'\n            ' order by r)
+      into v_reads from generate_series(0, 7) r;
+    execute format($f$
+create or replace function trunkline._claim_run(
+    p_cursor_id int, p_drawn_seq regclass, p_start bigint, p_log int, p_topic text, p_partition int, p_head bigint, p_run_offset bigint, p_run_id bigint,
+    p_want int, p_lease interval, p_consumer text, p_epoch bigint)
+returns setof trunkline.delivery
+language plpgsql
+as $$
+declare
+    v_first    bigint;
+    v_n        int := 0;
+    v_last     bigint;
+    v_epoch    bigint := p_epoch;
+    v_rotation smallint;
+    v_token    uuid := gen_random_uuid();
+    v_now      timestamptz;
+    v_until    timestamptz;
+    v_tail     text;
+    v_id       bigint;
+    v_shift    bigint;
+    v_count    int := 0;
+    t          trunkline.ticks;
+    k          trunkline.cursors;
+begin
+    for i in 1 .. 3 loop
+        begin
+            if not pg_try_advisory_xact_lock(778005, p_cursor_id) then
+                perform trunkline._lock_cursor(p_cursor_id);
+            end if;
+            v_first := coalesce(pg_sequence_last_value(p_drawn_seq), p_start - 1) + 1;
+            v_n := least(p_want, p_head - v_first + 1);
+            if v_n > 0 then
+                v_last := setval(p_drawn_seq, v_first + v_n - 1);
+            end if;
+            -- the lock ends here, the sequence stays moved (see _draw)
+            raise exception using errcode = 'TLX00';
+        exception when sqlstate 'TLX00' then
+            null;
+        end;
+        exit when v_n <= 0 or trunkline._show_draw(p_cursor_id, v_first, v_n, v_epoch);
+        v_n := 0;
+        v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
+    end loop;
+    if v_n <= 0 then
+        return;
+    end if;
+    v_now := trunkline.clock();
+    v_until := v_now + p_lease;
+    insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
+    select g.current, pg_current_xact_id(), p_cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until from trunkline.rotation g
+    returning rotation into v_rotation;
+    v_tail := '.' || p_cursor_id || '.' || v_first || '.' || v_rotation || '.' || v_token;
+    if v_first >= p_run_offset then
+        v_id := p_run_id + v_first - p_run_offset;
+    else
+        t := trunkline._tick_of(p_log, v_first);
+        v_id := case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end;
+    end if;
+    -- the usual case: one run of ids in one table of the store
+    if v_id >> 30 = v_id + v_n - 1 >> 30 then
+        v_shift := v_first - v_id;
+        case v_id >> 30 & 7
+            %s
+        end case;
+        get diagnostics v_count = row_count;
+    end if;
+    if v_count < v_n then
+        -- anywhere else, or copied out of the store meanwhile
+        select * into k from trunkline.cursors where cursor_id = p_cursor_id;
+        return query select r.log_offset || v_tail, 1, v_until, p_topic, p_partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
+                     from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
+    end if;
+end
+$$$f$, v_reads);
+end
+$do$;
+
+-- Claims messages that can be drawn now from the cursors of an unordered queue.
+create or replace function trunkline._claim_drawn(q trunkline.queues, p_levels int, p_want int, p_lease interval, p_labels text[], p_consumer text)
 returns setof trunkline.delivery
 language plpgsql
 as $$
@@ -335,20 +424,11 @@ declare
     v_found trunkline.drawable[];
     k       trunkline.cursors;
     s       trunkline.leases;
-    t       trunkline.ticks;
     v_want  int := p_want;
     v_count int;
     v_draws int := 0;
     -- Read before the heads.
     v_epoch bigint := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
-    v_first bigint;
-    v_n     int;
-    v_last  bigint;
-    v_id    bigint;
-    v_token uuid;
-    v_now   timestamptz;
-    v_until timestamptz;
-    v_tail  text;
 begin
     begin
         v_found := array(select x from trunkline._drawable_cursors(q, p_levels, p_labels) x);
@@ -360,61 +440,23 @@ begin
         -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim.
         exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
-        if not c.plain then
-            for i in 1 .. 20 loop
-                s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
-                exit when s.n = 0;
-                v_draws := v_draws + 1;
-                return query select * from trunkline._lease(s, k, p_lease, p_consumer);
-                get diagnostics v_count = row_count;
-                v_want := v_want - v_count;
-                exit when v_want <= 0 or s.first + s.n > c.head;
-            end loop;
+        if c.plain then
+            return query select * from trunkline._claim_run(k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, c.head, c.run_offset, c.run_id,
+                                                            v_want, p_lease, p_consumer, v_epoch);
+            get diagnostics v_count = row_count;
+            v_want := v_want - v_count;
+            v_draws := v_draws + 1;
             continue;
         end if;
-        for i in 1 .. 3 loop
-            begin
-                if not pg_try_advisory_xact_lock(778005, k.cursor_id) then
-                    perform trunkline._lock_cursor(k.cursor_id);
-                end if;
-                v_first := coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) + 1;
-                v_n := least(v_want, c.head - v_first + 1);
-                if v_n > 0 then
-                    v_last := setval(k.drawn_seq, v_first + v_n - 1);
-                end if;
-                raise exception using errcode = 'TLX00';
-            exception when sqlstate 'TLX00' then
-                null;
-            end;
-            exit when v_n <= 0 or trunkline._show_draw(k.cursor_id, v_first, v_n, v_epoch);
-            v_n := 0;
-            v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
-        end loop;
-        continue when v_n <= 0;
-        v_draws := v_draws + 1;
-        v_token := gen_random_uuid();
-        v_now := trunkline.clock();
-        v_until := v_now + p_lease;
-        v_tail := '.' || k.cursor_id || '.' || v_first || '.' || p_rotation || '.' || v_token;
-        insert into trunkline.leases (rotation, xid, cursor_id, first, n, skipped, expired, token, consumer, claimed_at, deadline)
-        values (p_rotation, pg_current_xact_id(), k.cursor_id, v_first, v_n, 0, 0, v_token, p_consumer, v_now, v_until);
-        v_want := v_want - v_n;
-        -- The same as _read, which costs more than the rest of the claim, for the usual case: one run of ids
-        -- in one table of the store.
-        if v_first >= c.run_offset then
-            v_id := c.run_id + v_first - c.run_offset;
-        else
-            t := trunkline._tick_of(k.log, v_first);
-            v_id := case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end;
-        end if;
-        if v_id >> 30 = v_id + v_n - 1 >> 30 then
-            return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
-                         from trunkline._store_rows(trunkline._ring(v_id >> 30), array[v_id], array[v_id + v_n], array[v_first - v_id]) r;
+        for i in 1 .. 20 loop
+            s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
+            exit when s.n = 0;
+            v_draws := v_draws + 1;
+            return query select * from trunkline._lease(s, k, p_lease, p_consumer);
             get diagnostics v_count = row_count;
-            continue when v_count = v_n;
-        end if;
-        return query select r.log_offset || v_tail, 1, v_until, k.topic, k.partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
-                     from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
+            v_want := v_want - v_count;
+            exit when v_want <= 0 or s.first + s.n > c.head;
+        end loop;
     end loop;
 end
 $$;
@@ -441,8 +483,27 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    c record;
-    q trunkline.queues;
+    q           trunkline.queues;
+    v_queue     int;
+    v_levels    int;
+    v_lease     interval;
+    v_ordered   boolean;
+    v_paused    boolean;
+    v_simple    boolean;
+    v_epoch     bigint;
+    -- of the cursor with messages; v_ready: how many cursors have any
+    v_ready     bigint;
+    v_plain     boolean;
+    v_cursor    int;
+    v_drawn_seq regclass;
+    v_start     bigint;
+    v_log       int;
+    v_topic     text;
+    v_partition int;
+    v_head      bigint;
+    v_run       bigint;
+    v_id        bigint;
+    v_found     boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
@@ -453,36 +514,73 @@ begin
     if p_lease is not null then
         perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
     end if;
-    select x as queue, t.priorities as levels, g.current as rotation into c
-      from trunkline.queues x join trunkline.topics t on t.topic_id = x.inbox_id cross join trunkline.rotation g where x.name = p_queue;
-    if not found then
+    -- Single columns: a row variable costs several times as much as the query.
+    select x.queue_id, t.priorities, coalesce(p_lease, x.lease), x.ordered, x.paused, p_labels is null and not x.ordered and t.priorities is null and x.ttl is null and x.delivery_delay = '0'
+      into v_queue, v_levels, v_lease, v_ordered, v_paused, v_simple
+      from trunkline.queues x join trunkline.topics t on t.topic_id = x.inbox_id where x.name = p_queue;
+    if v_queue is null then
         perform trunkline._queue(p_queue);
     end if;
-    q := c.queue;
     if p_labels = '{}' then
         perform trunkline._fail('TL001', 'labels is an empty array', 'give at least one label, or null for all messages');
     end if;
-    if q.ordered and p_labels is not null then
-        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', q.name), 'use one queue per label');
+    if v_ordered and p_labels is not null then
+        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', p_queue), 'use one queue per label');
     end if;
-    if q.paused then
+    if v_paused then
         return;
     end if;
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
     end if;
-    if c.levels is not null then
+    if not v_simple then
+        select * into q from trunkline.queues where queue_id = v_queue;
+    end if;
+    if v_levels is not null then
         -- A new message may have a higher priority than those that have an offset.
-        perform trunkline._sequence_alone(array[q.queue_id], null, 0);
+        perform trunkline._sequence_alone(array[v_queue], null, 0);
     end if;
     for i in 1 .. 2 loop
-        if q.ordered then
-            return query select * from trunkline._claim_ordered(q, p_max, coalesce(p_lease, q.lease), p_consumer);
+        v_found := false;
+        if v_simple then
+            -- read before the heads
+            v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
+            v_ready := null;
+            begin
+                -- The same as _drawable_cursors. If one cursor has messages, their order needs no decision.
+                select count(*) over (), k.kind = 'log' and k.pattern_regex is null and k.filter is null and x.drawn + 1 >= l.base_offset,
+                       k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, x.head, x.run_offset, x.run_id
+                  into v_ready, v_plain, v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id
+                  from trunkline.cursors k left join trunkline.logs l on l.log = k.log
+                  left join lateral (
+                      select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
+                      from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
+                  cross join lateral (
+                      select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
+                             coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
+                             case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
+                 where k.queue_id = v_queue and x.head > x.drawn limit 1;
+                raise exception using errcode = 'TLX00';
+            exception when sqlstate 'TLX00' then
+                null;
+            end;
+            if v_ready = 1 and v_plain then
+                return query select * from trunkline._claim_run(v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id, p_max, v_lease, p_consumer, v_epoch);
+                v_found := found;
+            elsif v_ready > 0 then
+                select * into q from trunkline.queues where queue_id = v_queue;
+                return query select * from trunkline._claim_drawn(q, v_levels, p_max, v_lease, p_labels, p_consumer);
+                v_found := found;
+            end if;
+        elsif v_ordered then
+            return query select * from trunkline._claim_ordered(q, p_max, v_lease, p_consumer);
+            v_found := found;
         else
-            return query select * from trunkline._claim_drawn(q, c.levels, c.rotation, p_max, coalesce(p_lease, q.lease), p_labels, p_consumer);
+            return query select * from trunkline._claim_drawn(q, v_levels, p_max, v_lease, p_labels, p_consumer);
+            v_found := found;
         end if;
         -- Nothing found, perhaps because no pass has run.
-        exit when found or i = 2 or not trunkline._sequence_alone(array[q.queue_id], null, case when p_relaxed then 0 else 1 end);
+        exit when v_found or i = 2 or not trunkline._sequence_alone(array[v_queue], null, case when p_relaxed then 0 else 1 end);
     end loop;
 end
 $$;

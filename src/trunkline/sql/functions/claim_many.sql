@@ -102,8 +102,7 @@ begin
         if q.ordered then
             return query select q.queue_id, d from trunkline._claim_ordered(q, least(v_left, v_share), q.lease, p_consumer) d;
         else
-            return query select q.queue_id, d from trunkline._claim_drawn(q, (select priorities from trunkline.topics where topic_id = q.inbox_id), (select current from trunkline.rotation),
-                                                                                  least(v_left, v_share), q.lease, null, p_consumer) d;
+            return query select q.queue_id, d from trunkline._claim_drawn(q, (select priorities from trunkline.topics where topic_id = q.inbox_id), least(v_left, v_share), q.lease, null, p_consumer) d;
         end if;
         get diagnostics v_count = row_count;
         v_left := v_left - v_count;

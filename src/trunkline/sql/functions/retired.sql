@@ -4,6 +4,7 @@ drop function if exists trunkline._append(trunkline.topics, bytea[], uuid[], tex
 drop function if exists trunkline._drawable_cursors(trunkline.queues, int, text[]);
 drop function if exists trunkline._release_due(int, int), trunkline._release_due_of(int[], text[]), trunkline._upkeep_due(), trunkline.purge_queue(text, int);
 drop function if exists trunkline._write_states(trunkline.pass_run, trunkline.cursor_states[]);
+drop function if exists trunkline._claim_drawn(trunkline.queues, int, smallint, int, interval, text[], text);
 drop function if exists trunkline._needed_from(int), trunkline._roll_up_queue(trunkline.queues, timestamptz, timestamptz);
 
 -- Not in a migration, since functions that return the type must change in the same transaction. created_at is the time of the publish, entered_at the time at
