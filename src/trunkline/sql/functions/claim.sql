@@ -358,7 +358,6 @@ declare
     v_id       bigint;
     v_shift    bigint;
     v_count    int := 0;
-    t          trunkline.ticks;
     k          trunkline.cursors;
 begin
     for i in 1 .. 3 loop
@@ -392,8 +391,14 @@ begin
     if v_first >= p_run_offset then
         v_id := p_run_id + v_first - p_run_offset;
     else
-        t := trunkline._tick_of(p_log, v_first);
-        v_id := case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end;
+        -- the same as _tick_of, which returns a row
+        begin
+            select case when t.shared and upper(t.ids) - lower(t.ids) = t.n and v_first + v_n <= t.first_offset + t.n then lower(t.ids) + v_first - t.first_offset end into v_id
+            from trunkline.ticks t where t.log = p_log and t.first_offset <= v_first order by t.first_offset desc limit 1;
+            raise exception using errcode = 'TLX00';
+        exception when sqlstate 'TLX00' then
+            null;
+        end;
     end if;
     -- the usual case: one run of ids in one table of the store
     if v_id >> 30 = v_id + v_n - 1 >> 30 then
@@ -504,6 +509,9 @@ declare
     v_run       bigint;
     v_id        bigint;
     v_found     boolean;
+    v_count     int;
+    c           trunkline.cursors;
+    s           trunkline.leases;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
@@ -542,12 +550,14 @@ begin
     end if;
     for i in 1 .. 2 loop
         v_found := false;
+        v_count := 0;
         if v_simple then
             -- read before the heads
             v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
             v_ready := null;
+            v_plain := null;
             begin
-                -- The same as _drawable_cursors. If one cursor has messages, their order needs no decision.
+                -- The first of _drawable_cursors: most claims need no other.
                 select count(*) over (), k.kind = 'log' and k.pattern_regex is null and k.filter is null and x.drawn + 1 >= l.base_offset,
                        k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, x.head, x.run_offset, x.run_id
                   into v_ready, v_plain, v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id
@@ -559,19 +569,30 @@ begin
                       select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
                              coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
                              case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
-                 where k.queue_id = v_queue and x.head > x.drawn limit 1;
+                 where k.queue_id = v_queue and x.head > x.drawn
+                 order by case when k.kind = 'log' then 1 when x.drawn % 4 = 3 then 2 else 0 end, random() limit 1;
                 raise exception using errcode = 'TLX00';
             exception when sqlstate 'TLX00' then
                 null;
             end;
-            if v_ready = 1 and v_plain then
+            if v_plain then
                 return query select * from trunkline._claim_run(v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id, p_max, v_lease, p_consumer, v_epoch);
-                v_found := found;
+                get diagnostics v_count = row_count;
             elsif v_ready > 0 then
                 select * into q from trunkline.queues where queue_id = v_queue;
-                return query select * from trunkline._claim_drawn(q, v_levels, p_max, v_lease, p_labels, p_consumer);
+                select * into c from trunkline.cursors where cursor_id = v_cursor;
+                s := trunkline._draw(c, q, v_head, p_max, null, v_epoch);
+                if s.n > 0 then
+                    return query select * from trunkline._lease(s, c, v_lease, p_consumer);
+                    get diagnostics v_count = row_count;
+                end if;
+            end if;
+            if v_count < p_max and (v_ready > 1 or not v_plain) then
+                select * into q from trunkline.queues where queue_id = v_queue;
+                return query select * from trunkline._claim_drawn(q, v_levels, p_max - v_count, v_lease, null, p_consumer);
                 v_found := found;
             end if;
+            v_found := v_found or v_count > 0;
         elsif v_ordered then
             return query select * from trunkline._claim_ordered(q, p_max, v_lease, p_consumer);
             v_found := found;
