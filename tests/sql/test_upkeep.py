@@ -567,3 +567,23 @@ def test_a_run_takes_on_only_so_much(conn: Connection, clock: Clock) -> None:
         for name in ("pass", "segments", "retention"):
             run(name)
     assert_conserved(conn, "q")
+
+
+def test_leases_that_end_while_their_partition_is_emptied_are_counted(conn: Connection, clock: Clock) -> None:
+    """The pass of a rotation ends them; what it settles is counted by the next pass, after the partition was emptied."""
+    call(conn, "create_queue", "q", p_max_attempts=2)
+    conn.execute("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
+    enqueue(conn, "q", *range(5))
+    claim(conn, "q", 3)
+    passes(conn)
+    for _ in range(2):
+        run_upkeep(conn, "rotate")
+    clock.advance(60)
+    assert value(conn, "select count(*) from trunkline.leases_0") == 1
+    run_upkeep(conn, "rotate")
+    assert value(conn, "select count(*) from trunkline.leases_0") == 0, "it was emptied"
+    passes(conn)
+    stats = queue_stats(conn, "q")
+    assert (stats.ready, stats.leased) == (5, 0)
+    assert_conserved(conn, "q")
+    assert [row.kind for row in rows(conn, "select * from trunkline.history")] == ["x"]

@@ -442,8 +442,9 @@ begin
         null;
     end;
     foreach c in array v_found loop
-        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim.
-        exit when v_want <= 0 or v_draws >= 100;
+        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim
+        -- with the one that `claim` may have done before.
+        exit when v_want <= 0 or v_draws >= 99;
         k := c.cur;
         if c.plain then
             return query select * from trunkline._claim_run(k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, c.head, c.run_offset, c.run_id,

@@ -754,6 +754,8 @@ begin
         trunkline._size(trunkline._leased(l)) > coalesce((select sum(e.n) from trunkline.settled e where e.rotation = p_from and e.cursor_id = l.cursor_id and e.pos >= l.first and e.pos < l.first + l.n), 0)
         -- no pass has accounted for its draw: without the lease it would count as a hole
         or not s.ordered and (l.first + l.n - 1 > s.upto or s.open && int8range(l.first, l.first + l.n))
+        -- settled by the pass of this rotation: the next pass counts it
+        or (l.cursor_id, l.first) in (select e.cursor_id, e.first from trunkline.settled e where e.rotation = p_from and e.xid = pg_current_xact_id())
         -- the state of an ordered partition
         or s.ordered and not exists (select from trunkline.leases y where y.cursor_id = l.cursor_id and y.first > l.first));
     insert into trunkline.leases
