@@ -147,3 +147,23 @@ def test_topic_to_topic_once(spark: SparkSession, db: str, conn: Connection, tmp
     assert in_order_of_keys(found)
     versions = [row[0] for row in conn.execute("select version from trunkline.sink_commits order by 1")]
     assert versions == list(range(len(versions))) and len(versions) >= 4
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"minPartitions": "2", "maxConnections": "2"},
+        {"maxRecordsPerPartition": "2", "maxConnections": "3"},
+        {"minPartitions": "5", "maxRecordsPerPartition": "1"},
+    ],
+)
+def test_the_order_of_a_key_is_kept_however_tasks_are_cut(
+    spark: SparkSession, db: str, conn: Connection, limits: dict[str, str]
+) -> None:
+    conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('out')")
+    publish(conn, "t", 19, keys=2)
+    frame = load(spark, db, schema="key string, value string, partition int, offset bigint", **limits)
+    places = [(row.partition, row.offset) for row in frame.collect()]
+    assert places == sorted(places)
+    write(frame.select("key", "value"), db, topic="out")
+    assert in_order_of_keys(payloads(conn, "out"), keys=2)
