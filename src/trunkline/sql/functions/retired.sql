@@ -3,6 +3,8 @@
 drop function if exists trunkline._append(trunkline.topics, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[], int[]);
 drop function if exists trunkline._drawable_cursors(trunkline.queues, int, text[]);
 drop function if exists trunkline._needed_from(int), trunkline._roll_up_queue(trunkline.queues, timestamptz, timestamptz);
+drop function if exists trunkline.archive_tiers(text, int, bigint, bigint, text),
+    trunkline.add_archive_files(text, int[], bigint[], bigint[], text[], bigint[], timestamptz[], timestamptz[], text[]);
 
 -- Not in a migration, since functions that return the type must change in the same transaction. created_at is the time of the publish, entered_at the time at
 -- which the message entered the log, topic the one that a redriven message came from.

@@ -47,10 +47,7 @@ declare
     v_take bigint;
     v_lo   bigint;
 begin
-    if p_topic_id is not null and p_topic_id <> x.topic_id then
-        perform trunkline._fail('TL006', format('topic %L was deleted and created again; its offsets are others now', p_topic),
-                                'start the query with a new checkpoint');
-    end if;
+    perform trunkline._check_topic_id(p_topic, x.topic_id, p_topic_id);
     perform trunkline._check_partition(x, p_partition);
     if p_from < p_until and p_from < (select base_offset from trunkline.logs where log = v_log) then
         perform trunkline._below_base(x.topic_id, p_partition, p_from);
