@@ -48,7 +48,8 @@ def test_once_and_in_the_order_of_tasks(db: str, conn: Connection) -> None:
     assert commit(db, "w", 0, [first, second]) == Committed(True, 200)
     assert payloads(conn, "t") == list(range(200))
     assert commit(db, "w", 0, [first, second]) == Committed(False, 0)
-    assert commit(db, "w", -1, [stage(db, [batch(0, 5)], topic="t")]) == Committed(False, 0)
+    with pytest.raises(InvalidArgument, match="version -1 of writer 'w' cannot be published after version 0"):
+        commit(db, "w", -1, [stage(db, [batch(0, 5)], topic="t")])
     assert (newest_version(db, "w"), newest_version(db, "other")) == (0, None)
     assert commit(db, "other", 0, [stage(db, [batch(200, 3)], topic="t")]) == Committed(True, 3)
     assert payloads(conn, "t") == list(range(203))
@@ -107,6 +108,21 @@ def test_a_crash_that_lost_a_stage(db: str, conn: Connection) -> None:
     assert commit(db, "w", 0, again).rows == 20
     discard(db, again)
     assert payloads(conn, "t") == list(range(20)), "what is published is out of reach"
+
+
+def test_a_version_that_was_never_published_is_refused_after_a_later_one(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    for version in (3, 5):
+        assert commit(db, "w", version, [stage(db, [batch(version, 1)], topic="t")]).done
+    with pytest.raises(InvalidArgument, match="version 4 of writer 'w' cannot be published after version 5"):
+        commit(db, "w", 4, [stage(db, [batch(4, 1)], topic="t")])
+    assert not commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")]).done, "its record says that it was published"
+    # without its record, nobody knows
+    conn.execute("update trunkline.sink_commits set at = at - interval '2 days'")
+    conn.execute("select trunkline._upkeep_stages()")
+    with pytest.raises(InvalidArgument, match="version 3 of writer 'w' cannot be published after version 5"):
+        commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")])
+    assert payloads(conn, "t") == [3, 5]
 
 
 def test_two_drivers_with_the_same_version(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:

@@ -46,7 +46,7 @@ _LEFT_OUT = ("offset", "timestamp", "timestampType")
 
 @dataclass
 class Message(WriterCommitMessage):
-    """From a task to the driver. `query` is empty where there is no stream."""
+    """From a task to the driver. `query` is the id of the streaming query that the task is part of, or empty."""
 
     task: int
     query: str
@@ -109,7 +109,11 @@ def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
 
 
 class BatchSink(DataSourceArrowWriter):
-    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing."""
+    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing.
+
+    In foreachBatch the number of the batch is the version, and another query (a new checkpoint) counts from 0 again. So the
+    query is part of the writer's name there: its batches are not taken for those of the other query.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -125,8 +129,10 @@ class BatchSink(DataSourceArrowWriter):
         return _staged(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        url, staged = self._options.url.reveal(), [message.staged for message in _found(messages)]
-        if not commit(url, self._writer, self._version, staged).done:
+        found = _found(messages)
+        url, staged = self._options.url.reveal(), [message.staged for message in found]
+        query = found[0].query if found and self._options.app_id is not None else ""
+        if not commit(url, f"{self._writer}@{query}" if query else self._writer, self._version, staged).done:
             discard(url, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

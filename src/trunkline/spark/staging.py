@@ -99,14 +99,11 @@ def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Com
             return calls.commit_stage(conn, writer, version, attempts=attempts, rows=rows)
 
     try:
-        answer = publish()
+        published = publish()
     except OutcomeUnknown:
-        # the connection broke: if it was published all the same, a second try finds that out
-        before = newest_version(url, writer)
-        if before is not None and before >= version:
-            return Committed(True, sum(rows))
-        answer = publish()
-    return Committed(answer is not None, answer or 0)
+        # the connection broke: if the rows were published all the same, a second call finds that out
+        return Committed(True, publish() or sum(rows))
+    return Committed(published is not None, published or 0)
 
 
 def newest_version(url: str, writer: str) -> int | None:

@@ -429,9 +429,10 @@ end
 $$;
 
 -- Publishes the staged rows of these attempts, in their order, once for each version of a writer. Returns the
--- number of rows, or null if this version or a later one was published before.
+-- number of rows, or null if this version was published before.
 --
--- Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
+-- Versions of a writer have to grow. Raises TL001 if a later version was published and there is no record of
+-- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
 -- abandoned. Then nothing is published, and the tasks have to run again. Raises 42501 if the writer belongs
 -- to another role.
 --
@@ -447,6 +448,7 @@ declare
     v_logs     int[];
     v_ids      bigint[];
     v_ns       int[];
+    v_newest   bigint;
     l          record;
 begin
     perform trunkline._need_read_committed('commit_stage');
@@ -454,8 +456,14 @@ begin
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778008, hashtext(p_writer));
     perform trunkline._claim_writer(p_writer);
-    if coalesce(trunkline.newest_commit(p_writer) >= p_version, false) then
+    if exists (select from trunkline.sink_commits c where c.writer = p_writer and c.version = p_version) then
         return null;
+    end if;
+    v_newest := trunkline.newest_commit(p_writer);
+    if v_newest > p_version then
+        perform trunkline._fail('TL001', format('version %s of writer %L cannot be published after version %s, and there is no record that it was published before',
+                                                p_version, p_writer, v_newest),
+                                'versions of a writer must grow: use a later version, or another name for the writer (Spark: txnVersion, txnAppId)');
     end if;
     -- A row leaves this table in the transaction that gives its offsets, so it cannot get offsets twice.
     with taken as (
