@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection, Servers
-from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound
+from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange, TopicNotFound
 from trunkline.spark.columns import selected
 from trunkline.spark.connections import close_all
 from trunkline.spark.options import Selection
@@ -82,6 +82,19 @@ def test_a_selection_leaves_what_matches(db: str, conn: Connection) -> None:
     assert offsets(label="l1", routing_key="a.#") == [n + 1 for n in range(420) if n % 2 == 1]
     assert offsets(routing_key="*.2", key="k0", label="l0") == [n + 1 for n in range(420) if n % 42 == 14]
     assert offsets(key="it's \\ none") == []
+
+
+def test_times_that_arrow_cannot_represent_are_refused(db: str, conn: Connection) -> None:
+    """Publishing refuses them; a table of an earlier version may have some."""
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 5)
+    (head,) = heads(db, ["t"])
+    update = f"update trunkline.topic_{head.topic_id} set occurred_at = %s where payload = '3'"
+    for at in ("infinity", "-infinity", "294276-01-01"):
+        conn.execute(update.encode(), (at,))
+        with pytest.raises(InvalidArgument, match="occurred_at of offset 4 is outside of the years 1 to 9999"):
+            read(db, Range("t", head.topic_id, 0, 1, 6))
+    assert read(db, Range("t", head.topic_id, 0, 1, 6), ["offset", "payload"]).num_rows == 5
 
 
 _WORDS = [

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trunkline.db import spark as calls
-from trunkline.errors import OffsetOutOfRange
+from trunkline.errors import InvalidArgument, OffsetOutOfRange
 from trunkline.spark.connections import arrow, fetch, plain
 from trunkline.spark.options import Selection
 from trunkline.spark.ranges import Head, Range
-from trunkline.spark.runs import Runs, as_runs, ascending, windows
+from trunkline.spark.runs import Ints, Runs, as_runs, ascending, windows
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
@@ -37,6 +38,8 @@ LOG_SCHEMA = pa.schema(
 )
 # Headers once more, as two lists, for who wants them as Kafka has them.
 _HEADER_LISTS = {"header_keys": pa.list_(pa.string()), "header_values": pa.list_(pa.string())}
+# the years 1 to 9999, which clients can represent, in microseconds since 1970
+_FIRST_TIME, _END_OF_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 _BATCH_BYTES = 4 << 20
 _WINDOW_BYTES = 32 << 20
 _WINDOW_ROWS = 32_768
@@ -136,9 +139,29 @@ def _rows(
 
 def _with_offsets(batch: pa.RecordBatch, runs: Runs, asked: list[str]) -> pa.RecordBatch:
     offsets, inside = runs.offsets_of(batch.column("row_id").to_numpy())
+    if "occurred_at" in asked:
+        _check_times(batch.column("occurred_at"), offsets)
     arrays = [pa.array(offsets), *(batch.column(name) for name in asked)]
     made = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
     return made if inside.all() else made.filter(pa.array(inside))
+
+
+def _check_times(column: pa.Array, offsets: Ints) -> None:
+    """Refuse times that Arrow cannot represent: the driver shifts them to other, wrong ones."""
+    if (at := outside(column)) is not None:
+        raise InvalidArgument(
+            f"occurred_at of offset {offsets[at]} is outside of the years 1 to 9999",
+            hint="leave the column occurred_at out of the schema",
+        )
+
+
+def outside(column: pa.Array) -> int | None:
+    """Return the first row whose time is outside of the years 1 to 9999; None if there is none."""
+    if len(column) == column.null_count:
+        return None
+    times = column.cast(pa.int64())
+    wrong = pc.invert(pc.and_(pc.greater_equal(times, _FIRST_TIME), pc.less(times, _END_OF_TIME)))
+    return int(pc.index(wrong, True).as_py()) if pc.any(wrong).as_py() else None
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
