@@ -92,6 +92,8 @@ def test_writes() -> None:
         ({"topic": "t", "queue": "q"}, "both topic and queue"),
         ({"txnAppId": "a"}, "belong together"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion"),
+        ({"txnAppId": "once:a", "txnVersion": "1"}, "begins with once:, which is reserved"),
+        ({"txnAppId": "query:a", "txnVersion": "1"}, "begins with query:, which is reserved"),
         ({"subscribe": "t"}, "does not belong to a write"),
         ({"topik": "t"}, "did you mean topic"),
     ]:

@@ -22,6 +22,8 @@ from trunkline.settings import parse_duration
 from trunkline.spark.offsets import Positions, parse
 
 URL_VARIABLE = "TRUNKLINE_DATABASE_URL"
+RESERVED_WRITERS = ("once:", "query:")
+"""Writers of the sinks themselves. Commits of `once:` are forgotten after a day, `query:` is followed by a query's id."""
 Times = dict[str, dict[int, datetime]]
 
 
@@ -108,6 +110,10 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("both topic and queue are given", hint="give one of the two")
         if (found.app_id is None) != (found.version is None):
             raise InvalidOption("txnAppId and txnVersion belong together", hint="give both: the same pair is written once")
+        if found.app_id is not None and found.app_id.startswith(RESERVED_WRITERS):
+            raise InvalidOption(
+                f"txnAppId begins with {found.app_id.partition(':')[0]}:, which is reserved", hint="use another name"
+            )
         return found
 
     @property
