@@ -378,6 +378,21 @@ create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
 as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
+-- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a run
+-- of the same job that was killed. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
+-- rows that another transaction has locked.
+create or replace function trunkline._drop_jobs(p_attempts uuid[]) returns void
+language plpgsql
+as $$
+begin
+    delete from trunkline.staged s using (
+        select x.log, x.first_id from (select distinct left(a::text, 18) as job from unnest(p_attempts) a where substr(a::text, 15, 1) = '8') j
+        join trunkline.staged x on x.attempt between (j.job || '-0000-000000000000')::uuid and (j.job || '-ffff-ffffffffffff')::uuid
+        where trunkline._acts_for(x.role) for update of x skip locked) y
+    where s.log = y.log and s.first_id = y.first_id;
+end
+$$;
+
 -- Returns the newest version that a writer has published, or null if there is none.
 create or replace function trunkline.newest_commit(p_writer text) returns bigint
 language sql
@@ -429,7 +444,8 @@ end
 $$;
 
 -- Publishes the staged rows of these attempts, in their order, once for each version of a writer. Returns the
--- number of rows, or null if this version was published before.
+-- number of rows, or null if this version was published before. Abandons other attempts of the same job
+-- (_drop_jobs).
 --
 -- Versions of a writer have to grow. Raises TL001 if a later version was published and there is no record of
 -- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
@@ -457,6 +473,7 @@ begin
     perform pg_advisory_xact_lock(778008, hashtext(p_writer));
     perform trunkline._claim_writer(p_writer);
     if exists (select from trunkline.sink_commits c where c.writer = p_writer and c.version = p_version) then
+        perform trunkline._drop_jobs(p_attempts);
         return null;
     end if;
     v_newest := trunkline.newest_commit(p_writer);
@@ -475,6 +492,7 @@ begin
         perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'a crash, three days of waiting or the end of the topic took the others: run the write again');
     end if;
     perform trunkline._keep_staged(v_logs, v_ids);
+    perform trunkline._drop_jobs(p_attempts);
     for l in
         select x.log, x.topic_id, x.partition, t.segment_rows,
                array_agg(u.first_id order by u.ord, u.first_id) as ids, array_agg(u.n order by u.ord, u.first_id) as ns
