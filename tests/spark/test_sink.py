@@ -57,7 +57,7 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, db: str, conn: Con
     bad = numbers(spark, 1000).selectExpr("if(value = '777', repeat('x', 101), value) as value")
     with pytest.raises(Exception, match="a payload has 101 bytes"):
         write(bad, db, topic="t")
-    with pytest.raises(Exception, match="value of row 1 of the task is null"):
+    with pytest.raises(Exception, match="value of row 0 of the task is null"):
         write(numbers(spark, 10).selectExpr("nullif(value, '7') as value"), db, topic="t")
     assert payloads(conn, "t") == [[]]
 

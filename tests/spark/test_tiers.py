@@ -15,7 +15,7 @@ from tests.conftest import Connection
 from tests.spark import tiers
 from tests.spark.topics import publish
 from trunkline.db import archive as calls
-from trunkline.errors import OffsetOutOfRange
+from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
 from trunkline.spark import reading
 from trunkline.spark.columns import Shape
 from trunkline.spark.options import ReadOptions
@@ -172,3 +172,26 @@ def test_the_archive_of_a_topic_that_was_created_again_is_another(db: str, conn:
         with pytest.raises(OffsetOutOfRange, match=r"offsets 1 to 50 .* created again"):
             read_offsets(read(db, planned, Reading(shape, tier, True, None)))
         assert read_offsets(read(db, planned, Reading(shape, tier, False, None))) == []
+
+
+def test_an_archive_that_cannot_be_read_is_not_needed_for_what_the_log_has(
+    db: str, conn: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    publish(conn, "t", 100)
+    conn.execute("call trunkline.sequence()")
+    number = archive_offsets(db, conn, tmp_path / "archive", (1, 50), (51, 80))
+    (tmp_path / "archive").rename(tmp_path / "elsewhere")
+    shape = Shape(pa.schema([("offset", pa.int64())]))
+    whole = Range("t", number, 0, 1, 101)
+    assert read_offsets(read(db, whole, Reading(shape, "auto", True, None))) == list(range(1, 101))
+    assert [record.message for record in caplog.records if "reading the log instead" in record.message]
+    with pytest.raises(ArchiveDamaged):
+        read_offsets(read(db, whole, Reading(shape, "archive", True, None)))
+    remove(conn, number, range(1))
+    with pytest.raises(ArchiveDamaged):
+        read_offsets(read(db, whole, Reading(shape, "auto", False, None)))
+    calls.move_archive(conn, "t", "nowhere://x")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        read_offsets(read(db, whole, Reading(shape, "auto", True, None)))
+    assert read_offsets(read(db, Range("t", number, 0, 20, 101), Reading(shape, "auto", True, None)))[0] == 20

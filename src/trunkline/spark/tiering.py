@@ -5,13 +5,14 @@ An offset is read in one place only, and offsets are the same in both; so a read
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from trunkline.errors import OffsetOutOfRange
+from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange, TrunklineError
 from trunkline.spark import loss
 from trunkline.spark.columns import Shape, selected, selection_columns
 from trunkline.spark.options import Selection
@@ -21,6 +22,8 @@ from trunkline.spark.reading import read_range
 
 if TYPE_CHECKING:
     from trunkline.spark.pipelines.tiers import Piece
+
+_log = logging.getLogger(__name__)
 
 
 def heads(url: str, topics: Sequence[str], tier: str) -> list[Head]:
@@ -93,9 +96,13 @@ class Reading:
 
 
 def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
-    """The range in the shape that is wanted, from the archive where it has it and from the log otherwise."""
+    """The range in the shape that is wanted, from the archive where it has it and from the log otherwise.
+
+    If the archive cannot be read, what the log still has is read there.
+    """
     at = range_.lo
     pieces: list[Piece] | None = None
+    failure: TrunklineError | None = None
     while at < range_.hi:
         part = range_.between(at, range_.hi)
         try:
@@ -104,7 +111,18 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
             piece = _piece_at(pieces, at)
             if piece is not None:
                 part = part.between(at, min(piece.hi, part.hi))
-                yield from _from_archive(piece, part, how)
+                batches = _from_archive(piece, part, how)
+                try:
+                    first = next(batches, None)
+                except (ArchiveDamaged, InvalidArgument) as exc:
+                    if how.tier == "archive":
+                        raise
+                    _log.warning("the archive cannot be read, reading the log instead: %s", exc)
+                    failure, pieces = exc, []
+                    continue
+                if first is not None:
+                    yield first
+                    yield from batches
             else:
                 part = part.between(at, min([part.hi, *(other.lo for other in pieces if other.lo > at)]))
                 for batch in _from_log(url, part, how):
@@ -112,6 +130,8 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
                     yield how.shape.made(batch, part)
             at = part.hi
         except OffsetOutOfRange as exc:
+            if failure is not None:
+                raise failure from exc
             # A selection does not show where a hole was: then only a read that has not begun can go on.
             if at > part.lo and how.selection:
                 raise
