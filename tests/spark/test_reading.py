@@ -160,6 +160,31 @@ def test_patterns_mean_the_same_in_the_log_the_archive_and_a_group(db: str, conn
     assert hits > 500
 
 
+def test_a_fragmented_log_is_read_in_windows_of_bounded_size(
+    db: str, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where small messages are followed by large ones."""
+    conn, late = connect(), connect()
+    conn.execute("select trunkline.create_topic('t')")
+    sizes = [10] * 120 + [20_000] * 40 + [150_000] * 4 + [10] * 40
+    for size in sizes:
+        late.execute("begin")
+        late.execute("select trunkline.publish('t', to_jsonb(repeat('x', %s)))", (size,))
+        conn.execute("select trunkline.publish('t', to_jsonb(repeat('y', %s)))", (size,))
+        conn.execute("call trunkline.sequence()")
+        late.execute("commit")
+        conn.execute("call trunkline.sequence()")
+    (head,) = heads(db, ["t"])
+    monkeypatch.setattr("trunkline.spark.reading._WINDOW_BYTES", 60_000)
+    monkeypatch.setattr("trunkline.spark.reading._BATCH_BYTES", 30_000)
+    batches = list(read_range(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload"]))
+    assert [at for batch in batches for at in batch.column("offset").to_pylist()] == list(range(1, 2 * len(sizes) + 1))
+    payloads = [value for batch in batches for value in batch.column("payload").to_pylist()]
+    assert [len(value) - 2 for value in payloads] == [size for size in sizes for _ in range(2)]
+    assert max(batch.nbytes for batch in batches if batch.num_rows > 1) <= 2 * 60_000
+    assert len(batches) < len(payloads) / 2
+
+
 def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connection]) -> None:
     """Ids jump back and forth, some by far: offsets do not."""
     conn = connect()
