@@ -96,6 +96,11 @@ def test_replay_is_exact_resumable_and_says_where_messages_were(
         assert offsets == sorted(offsets)
     with pytest.raises(Conflict, match="was started with"):
         replay(orders, "orders", spark=spark, **(options | {"to_topic": "other"}))
+    with SyncClient(orders) as mq:
+        mq.topics.delete("orders")
+        mq.topics.create("orders", partitions=2)
+    with pytest.raises(Conflict, match="deleted and created again"):
+        replay(orders, "orders", spark=spark, **options)
 
 
 def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: str, tmp_path: Path) -> None:
