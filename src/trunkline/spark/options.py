@@ -280,8 +280,17 @@ _WRITE = _known(
 )
 
 
+_KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
+
+
 def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    kafkas = sorted(name for name in options if name.lower() not in known and name.lower().startswith(_KAFKAS_OWN))
+    if kafkas:
+        several = "options {} are" if len(kafkas) > 1 else "option {} is"
+        raise InvalidOption(
+            f"the {several.format(', '.join(kafkas))} Kafka's own", hint="leave it out; url names the database"
+        )
     for name, text in options.items():
         entry = known.get(name.lower())
         if entry is None:
@@ -296,8 +305,6 @@ def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, A
 
 
 def _unknown(name: str, known: _Known, doing: str) -> InvalidOption:
-    if name.lower().startswith("kafka."):
-        return InvalidOption(f"the option {name} is Kafka's own", hint="leave it out; url names the database")
     if name.lower() == "path":
         return InvalidOption(
             "a path was given", hint="name the topic by the option " + ("subscribe" if doing == "read" else "topic")

@@ -87,7 +87,8 @@ def first_readable(options: ReadOptions, found: Sequence[Head], begin: Positions
 
 def starting(options: ReadOptions, found: Sequence[Head], default: str) -> Positions:
     if options.starting_time is not None:
-        return _by_time("startingTimestamp", options, options.starting_time, found, strict=options.time_strategy == "error")
+        option = "startingTimestamp" if isinstance(options.starting_time, datetime) else "startingOffsetsByTimestamp"
+        return _by_time(option, options, options.starting_time, found, strict=options.time_strategy == "error")
     return _resolved("startingOffsets", options.starting or default, options, found)
 
 
@@ -95,7 +96,8 @@ def ending(options: ReadOptions, found: Sequence[Head]) -> Positions:
     if options.ending == "earliest":
         raise InvalidOption("endingOffsets is earliest", hint="nothing would be read; use latest or offsets")
     if options.ending_time is not None:
-        return _by_time("endingTimestamp", options, options.ending_time, found, strict=False)
+        option = "endingTimestamp" if isinstance(options.ending_time, datetime) else "endingOffsetsByTimestamp"
+        return _by_time(option, options, options.ending_time, found, strict=False)
     return _resolved("endingOffsets", options.ending or "latest", options, found)
 
 
