@@ -90,7 +90,7 @@ def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = No
                 raise
             rows += chunk.num_rows
     except BaseException:
-        # nobody will commit these rows, and until they are given up their segments cannot be removed
+        # No commit will name this attempt. Until it is dropped, retention cannot remove the segments of its rows.
         with suppress(TrunklineError):
             discard(url, [Staged(str(attempt), rows)])
         raise

@@ -78,7 +78,7 @@ def first_readable(url: str, range_: Range, tier: str) -> int:
     """Return the first offset of a range that can be read; its end if there is none."""
     if range_.lo >= range_.hi:
         return range_.hi
-    # an archive may have many files, and mostly the first offset is there
+    # An archive may have many files, and the first offset is rarely missing.
     for part in (range_.between(range_.lo, range_.lo + 1), range_):
         if found := stored(url, part, tier):
             return found[0].lo
@@ -139,7 +139,7 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
 
 
 def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -> int:
-    """Return where to go on when the first offset of `rest` was not there: in the archive, or behind what is missing."""
+    """Return where to continue if the first offset of `rest` was missing: in the archive, or behind the gap."""
     found = stored(url, rest, how.tier)
     if found is None:
         loss.decide([loss.deleted(rest)], fail=how.fail_on_data_loss)
