@@ -17,7 +17,8 @@ import pytest
 
 import trunkline
 from trunkline import Client
-from trunkline.db.codec import InvalidBody, decoder, encode
+from trunkline.db.codec import InvalidBody, decoder, encode, encode_message
+from trunkline.types import NewMessage
 
 NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 
@@ -195,3 +196,11 @@ async def test_a_changed_body_is_not_what_is_delivered_again(db: str) -> None:
         assert again.body == {"n": [1]}
         with pytest.raises(AttributeError):
             again.attempt = 5  # type: ignore[misc]
+
+
+def test_times_beyond_the_last_year_are_refused() -> None:
+    west = datetime.timezone(-datetime.timedelta(hours=5))
+    last = datetime.datetime(9999, 12, 31, 23, tzinfo=west)
+    with pytest.raises(ValueError, match="occurred_at must be in the years 1 to 9999"):
+        encode_message(NewMessage(body=1, occurred_at=last))
+    assert encode_message(NewMessage(body=1, occurred_at=last.replace(tzinfo=datetime.UTC))).occurred_at is not None

@@ -213,6 +213,18 @@ def test_upkeep_runs_inside(db: str) -> None:
                 time.sleep(0.1)
 
 
+def test_metrics_of_spark_pipelines(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute("select trunkline.report_pipeline('copy', 'stream', p_lag => 17)")
+        conn.execute("select trunkline.report_pipeline('old', 'stream', 'failed', p_lag => 5, p_error => 'no')")
+    with serving(db, "--no-upkeep") as server:
+        text = httpx.get(f"{server.url}/metrics").text
+    assert '\ntrunkline_pipeline_lag{pipeline="copy"} 17.0\n' in text
+    assert '\ntrunkline_pipeline_report_age_seconds{pipeline="copy"} ' in text
+    assert '\ntrunkline_pipeline_failed{pipeline="old"} 1.0\n' in text
+    assert 'lag{pipeline="old"}' not in text
+
+
 def test_metrics_of_upkeep(db: str) -> None:
     with psycopg.connect(db, autocommit=True) as conn:
         conn.execute("create or replace function trunkline._upkeep_jobs() returns int language sql as 'select 1 / 0'")

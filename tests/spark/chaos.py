@@ -40,7 +40,7 @@ SEQUENCE_SECONDS = 0.1
 PLANTS = {
     # a batch that is repeated is published again
     "ledger": [
-        ("trunkline.newest_commit(p_writer) >= p_version", "false"),
+        ("c.version = p_version", "false"),
         ("p_version, v_found, trunkline.clock())", "p_version, v_found, trunkline.clock()) on conflict do nothing"),
     ],
     # rows of a batch are published in the order in which tasks came

@@ -23,7 +23,7 @@ from trunkline.errors import ArchiveDamaged, Busy, InvalidArgument, OffsetOutOfR
 from trunkline.spark.pipelines import files, spans, tiered
 from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.cleaning import clean
-from trunkline.spark.pipelines.export import export
+from trunkline.spark.pipelines.export import export, store_settings
 from trunkline.spark.ranges import Range
 from trunkline.spark.reading import read_range
 from trunkline.types import NewMessage
@@ -158,6 +158,17 @@ def test_a_location_with_settings(db: str, conn: Connection, tmp_path: Path) -> 
     calls.move_archive(conn, "t", "s3://bucket/log?scheme=http")
     with pytest.raises(InvalidArgument, match="settings after"):
         export(db, "t", "delta")
+
+
+def test_tables_are_written_to_the_store_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-1")
+    settings = store_settings("s3://bucket/log")
+    assert settings.delta == {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_ALLOW_HTTP": "true"}
+    assert settings.iceberg == {"s3.endpoint": "http://127.0.0.1:9000", "s3.region": "eu-1"}
+    assert store_settings("/srv/log") == ({}, {})
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert store_settings("s3://bucket/log") == ({}, {})
 
 
 def test_only_what_killed_runs_left_is_cleaned(db: str, conn: Connection, tmp_path: Path) -> None:

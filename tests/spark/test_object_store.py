@@ -18,7 +18,10 @@ from tests.conftest import Connection
 from tests.http.servers import free_port
 from tests.spark.test_cli_pipeline import ENVIRONMENT
 from trunkline import SyncClient
+from trunkline.db import archive as calls
 from trunkline.spark.pipelines import files
+from trunkline.spark.pipelines.archive import write_piece
+from trunkline.spark.pipelines.export import export
 
 # not whichever is on the path: old ones do not understand what Arrow says
 PROGRAM = os.environ.get("TRUNKLINE_MOTO_SERVER")
@@ -76,3 +79,14 @@ def test_archive_drop_read_and_replay(cli: Cli, conn: Connection, store: str, se
     lost = cli.process("topic", "read", "orders", "--limit", "3000", env=environment, code=1)
     assert f"{victim.base_name}" in lost.stderr
     assert "is missing" in lost.stderr
+
+
+def test_delta_and_iceberg_tables_in_the_store(db: str, conn: Connection, store: str) -> None:
+    """Also where the store is not Amazon's and speaks plain HTTP."""
+    conn.execute("select trunkline.create_topic('t')")
+    conn.execute("select trunkline.publish('t', to_jsonb(n)) from generate_series(1, 50) n")
+    conn.execute("call trunkline.sequence()")
+    number = calls.ensure_archive(conn, "t", "s3://data/log").topic_id
+    calls.add_archive_files(conn, "t", [write_piece(db, "t", number, "s3://data/log", calls.ArchiveRange(0, 1, 50))])
+    for format in ("delta", "iceberg"):
+        assert [export(db, "t", format).rows for _ in range(2)] == [50, 0]

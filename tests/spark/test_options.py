@@ -60,6 +60,11 @@ def test_kafkas_options_in_any_case() -> None:
         ({"table": "topics"}, "table"),
         ({"startingTimestamp": "2026-01-01"}, "milliseconds since 1970"),
         ({"queue": "q"}, "queue needs the option table"),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.sasl.mechanism": "x"},
+            "options kafka.sasl.mechanism, kafka.security.pro",
+        ),
+        ({"groupIdPrefix": "g", "fetchOffset.numRetries": "3"}, "options fetchOffset.numRetries, groupIdPrefix are Kafka's"),
         ({"groupId": "a", "group": "b"}, "given twice"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "above maxOffsetsPerTrigger"),
         ({"url": "jdbc:postgresql://h/d"}, "JDBC"),
@@ -92,6 +97,8 @@ def test_writes() -> None:
         ({"topic": "t", "queue": "q"}, "both topic and queue"),
         ({"txnAppId": "a"}, "belong together"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion"),
+        ({"txnAppId": "once:a", "txnVersion": "1"}, "begins with once:, which is reserved"),
+        ({"txnAppId": "query:a", "txnVersion": "1"}, "begins with query:, which is reserved"),
         ({"subscribe": "t"}, "does not belong to a write"),
         ({"topik": "t"}, "did you mean topic"),
     ]:

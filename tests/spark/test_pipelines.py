@@ -14,6 +14,7 @@ from trunkline import SyncClient
 from trunkline.errors import AlreadyExists, Conflict, InvalidArgument, OffsetOutOfRange
 from trunkline.spark.pipelines import frames
 from trunkline.spark.pipelines import validate as validating
+from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.compact import compact
 from trunkline.spark.pipelines.replay import replay
 from trunkline.spark.pipelines.report import report
@@ -95,6 +96,11 @@ def test_replay_is_exact_resumable_and_says_where_messages_were(
         assert offsets == sorted(offsets)
     with pytest.raises(Conflict, match="was started with"):
         replay(orders, "orders", spark=spark, **(options | {"to_topic": "other"}))
+    with SyncClient(orders) as mq:
+        mq.topics.delete("orders")
+        mq.topics.create("orders", partitions=2)
+    with pytest.raises(Conflict, match="deleted and created again"):
+        replay(orders, "orders", spark=spark, **options)
 
 
 def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: str, tmp_path: Path) -> None:
@@ -215,3 +221,25 @@ def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, con
     assert queue["wait_p50"] > 0
     assert [row["messages"] for row in tables["dead_letters"]] == [32]
     assert tables["hot_keys"][0]["messages"] == 30
+    # the tables of this run are beside its page, and those of the run before are not
+    last = report(orders, str(tmp_path), topics=["out"], spark=spark)
+    assert last.messages == 0
+    assert not {"topics", "throughput", "sizes", "hot_keys"} & {path.stem for path in tmp_path.glob("*.parquet")}
+
+
+def test_a_report_leaves_out_a_topic_whose_archive_is_not_there(
+    spark: SparkSession, orders: str, conn: Connection, tmp_path: Path
+) -> None:
+    from trunkline.db import archive as calls
+
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    conn.execute("select trunkline.publish('t', '1') from generate_series(1, 30)")
+    conn.execute("call trunkline.sequence()")
+    number = calls.ensure_archive(conn, "t", str(tmp_path / "archive")).topic_id
+    piece = write_piece(orders, "t", number, str(tmp_path / "archive"), calls.ArchiveRange(0, 1, 20))
+    calls.add_archive_files(conn, "t", [piece])
+    conn.execute("select trunkline._empty_segment(%s, 0, 0, 15)", (number,))
+    (tmp_path / "archive").rename(tmp_path / "elsewhere")
+    done = report(orders, str(tmp_path / "report"), topics=["t", "orders"], spark=spark)
+    assert done.messages == 300
+    assert list(done.skipped) == ["t"] and "is missing" in done.skipped["t"]

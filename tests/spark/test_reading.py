@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,11 +14,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection, Servers
-from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound
+from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange, TopicNotFound
+from trunkline.spark.columns import selected
 from trunkline.spark.connections import close_all
 from trunkline.spark.options import Selection
 from trunkline.spark.ranges import Range
-from trunkline.spark.reading import LOG_SCHEMA, heads, read_range
+from trunkline.spark.reading import LOG_SCHEMA, heads, read_range, resolved
 
 
 def publish(conn: Connection, topic: str, count: int, first: int = 0) -> None:
@@ -73,12 +75,137 @@ def test_a_selection_leaves_what_matches(db: str, conn: Connection) -> None:
     range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 421)
 
     def offsets(**selection: str) -> list[int]:
-        return read(db, range_, ["offset"], selection=Selection(**selection)).column("offset").to_pylist()
+        found: list[int] = read(db, range_, ["offset"], selection=Selection(**selection)).column("offset").to_pylist()
+        return found
 
     assert offsets(key="k3") == [n + 1 for n in range(420) if n % 7 == 3]
     assert offsets(label="l1", routing_key="a.#") == [n + 1 for n in range(420) if n % 2 == 1]
     assert offsets(routing_key="*.2", key="k0", label="l0") == [n + 1 for n in range(420) if n % 42 == 14]
     assert offsets(key="it's \\ none") == []
+
+
+def test_times_that_arrow_cannot_represent_are_refused(db: str, conn: Connection) -> None:
+    """Publishing refuses them; a table of an earlier version may have some."""
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 5)
+    (head,) = heads(db, ["t"])
+    update = f"update trunkline.topic_{head.topic_id} set occurred_at = %s where payload = '3'"
+    for at in ("infinity", "-infinity", "294276-01-01"):
+        conn.execute(update.encode(), (at,))
+        with pytest.raises(InvalidArgument, match="occurred_at of offset 4 is outside of the years 1 to 9999"):
+            read(db, Range("t", head.topic_id, 0, 1, 6))
+    assert read(db, Range("t", head.topic_id, 0, 1, 6), ["offset", "payload"]).num_rows == 5
+
+
+_WORDS = [
+    "a",
+    "b",
+    "ab",
+    "",
+    "é",
+    "größe",
+    "日本",
+    "x-y",
+    "(a",
+    "[b]",
+    "a+",
+    "$",
+    "^a",
+    "a|b",
+    "{2}",
+    "\\",
+    "?",
+    "b c",
+    "\n",
+]
+
+
+def _matches(words: list[str], pattern: list[str]) -> bool:
+    """The rules themselves: * is one word that is not empty, # any number of words."""
+    if not pattern:
+        return not words
+    first, rest = pattern[0], pattern[1:]
+    if first == "#":
+        return any(_matches(words[n:], rest) for n in range(len(words) + 1))
+    return bool(words) and (first == words[0] or (first == "*" and words[0] != "")) and _matches(words[1:], rest)
+
+
+def _expected(key: str | None, pattern: str) -> bool:
+    words = (key or "").split(".")
+    return _matches(words, pattern.split(".")) or (not key and _matches([], pattern.split(".")))
+
+
+def test_patterns_mean_the_same_in_the_log_the_archive_and_a_group(db: str, conn: Connection) -> None:
+    """Random patterns over random routing keys: by SQL, by Arrow (which filters what is archived), and by the rules."""
+    source = random.Random(11)
+    keys: list[str | None] = [None, "", ".", "a..b"]
+    keys += [".".join(source.choice(_WORDS) for _ in range(source.randint(1, 4))) for _ in range(150)]
+    conn.execute("select trunkline.create_topic('t')")
+    conn.execute("select count(trunkline.publish('t', 'null', p_routing_key => k)) from unnest(%s::text[]) k", (keys,))
+    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, len(keys) + 1)
+    table = pa.record_batch({"offset": pa.array(range(1, len(keys) + 1)), "routing_key": pa.array(keys, pa.string())})
+    made = [".".join(source.choice([*_WORDS, *"*#*#*#"]) for _ in range(source.randint(1, 4))) for _ in range(60)]
+    hits = 0
+    for number, pattern in enumerate(["#", "#.#", "*", "a.#", *(pattern for pattern in made if pattern)]):
+        wanted = [offset for offset, key in enumerate(keys, 1) if _expected(key, pattern)]
+        selection = resolved(db, Selection(routing_key=pattern))
+        assert read(db, range_, ["offset"], selection=selection).column("offset").to_pylist() == wanted, pattern
+        assert selected(table, selection).column("offset").to_pylist() == wanted, pattern
+        if number < 4:
+            group = f"g{number}"
+            conn.execute("select trunkline.create_group('t', %s, 'earliest', p_pattern => %s)", (group, pattern))
+            fetched = conn.execute("select log_offset from trunkline.fetch('t', %s, 'me', 1000)", (group,)).fetchall()
+            assert [row[0] for row in fetched] == wanted, pattern
+        hits += len(wanted)
+    assert hits > 500
+
+
+def test_a_fragmented_log_is_read_in_windows_of_bounded_size(
+    db: str, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where small messages are followed by large ones."""
+    conn, late = connect(), connect()
+    conn.execute("select trunkline.create_topic('t')")
+    sizes = [10] * 120 + [20_000] * 40 + [150_000] * 4 + [10] * 40
+    for size in sizes:
+        late.execute("begin")
+        late.execute("select trunkline.publish('t', to_jsonb(repeat('x', %s)))", (size,))
+        conn.execute("select trunkline.publish('t', to_jsonb(repeat('y', %s)))", (size,))
+        conn.execute("call trunkline.sequence()")
+        late.execute("commit")
+        conn.execute("call trunkline.sequence()")
+    (head,) = heads(db, ["t"])
+    monkeypatch.setattr("trunkline.spark.reading._WINDOW_BYTES", 60_000)
+    monkeypatch.setattr("trunkline.spark.reading._BATCH_BYTES", 30_000)
+    batches = list(read_range(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload"]))
+    assert [at for batch in batches for at in batch.column("offset").to_pylist()] == list(range(1, 2 * len(sizes) + 1))
+    payloads = [value for batch in batches for value in batch.column("payload").to_pylist()]
+    assert [len(value) - 2 for value in payloads] == [size for size in sizes for _ in range(2)]
+    assert max(batch.nbytes for batch in batches if batch.num_rows > 1) <= 2 * 60_000
+    assert len(batches) < len(payloads) / 2
+
+
+def test_ticks_are_scanned_not_searched_one_by_one(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    for n in range(300):
+        publish(conn, "t", 2, first=2 * n)
+        conn.execute("call trunkline.sequence()")
+    (head,) = heads(db, ["t"])
+    conn.execute("set track_functions = 'pl'")
+    (rows,) = conn.execute(
+        "select sum(n)::int from trunkline.log_runs('t', %s, 0, 2, 600)", (head.topic_id,)
+    ).fetchone() or (0,)
+    assert rows == 598
+    conn.execute("select pg_stat_force_next_flush()")
+    (calls,) = conn.execute(
+        "select coalesce(sum(calls), 0)::int from pg_stat_user_functions where funcname in ('_tick_of', '_next_ticks')"
+    ).fetchone() or (0,)
+    assert 1 <= calls <= 10
+    # any range gives the same as the messages say
+    expected = [row[0] for row in conn.execute("select payload from trunkline.read('t', 0, 1, 1000)")]
+    for lo, hi in ((1, 601), (2, 3), (2, 4), (3, 600), (599, 601), (600, 601)):
+        table = read(db, Range("t", head.topic_id, 0, lo, hi), ["payload"])
+        assert table.column("payload").to_pylist() == expected[lo - 1 : hi - 1]
 
 
 def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connection]) -> None:

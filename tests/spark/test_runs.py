@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.spark.runs import Runs, as_runs, ascending, windows
+from trunkline.spark.runs import Runs, as_runs, ascending
 
 
 def made(ids: list[int], first: int = 1) -> Runs:
@@ -28,7 +28,10 @@ def made(ids: list[int], first: int = 1) -> Runs:
 def test_every_id_finds_its_offset(ids: list[int], rows: int) -> None:
     runs = made(ids, first=17)
     seen: list[int] = []
-    for part in windows(runs, rows):
+    left = runs
+    while len(left.n):
+        part, left = left.split(rows)
+        assert part.rows == min(rows, len(ids) - len(seen))
         covered = np.array([row for lo, hi in part.spans() for row in range(lo, hi)])
         offsets, inside = part.offsets_of(covered)
         assert sorted(offsets[inside].tolist()) == list(range(part.lo, part.hi))

@@ -107,3 +107,13 @@ def test_a_quiet_session_that_is_interrupted_while_it_starts(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", _STARTS_AND_FAILS, file], capture_output=True, text=True, check=True)
     assert done.stdout == "started True\n['key', 'value']\n"
     assert "spark" not in done.stderr.lower(), done.stderr
+
+
+@pytest.mark.parametrize(
+    "master", ["foo://bar", "localhost", "spark://127.0.0.1:1", "spark://127.0.0.1:1,nowhere.invalid:2"]
+)
+def test_a_master_that_is_not_there_is_named_in_one_line(master: str) -> None:
+    with pytest.raises(SparkUnavailable, match="master") as raised:
+        open_session(master=master)
+    assert master.removeprefix("spark://").partition(",")[0] in raised.value.message
+    assert "\n" not in str(raised.value)

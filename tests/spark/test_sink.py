@@ -46,7 +46,8 @@ def test_tasks_that_fail_and_a_job_that_runs_twice(spark: SparkSession, db: str,
     found = payloads(conn, "t")
     assert flat(found) == list(range(5000))
     assert in_order_of_keys(found)
-    write(numbers(spark, 10), db, topic="t", txnAppId="job", txnVersion="0")
+    with pytest.raises(Exception, match="version 0 of writer 'job' cannot be published after version 1"):
+        write(numbers(spark, 10), db, topic="t", txnAppId="job", txnVersion="0")
     assert len(flat(payloads(conn, "t"))) == 5000
     assert conn.execute("select count(*) from trunkline.staged").fetchone() == (0,), "repeats are given up"
 
@@ -56,7 +57,7 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, db: str, conn: Con
     bad = numbers(spark, 1000).selectExpr("if(value = '777', repeat('x', 101), value) as value")
     with pytest.raises(Exception, match="a payload has 101 bytes"):
         write(bad, db, topic="t")
-    with pytest.raises(Exception, match="value of a row is null"):
+    with pytest.raises(Exception, match="value of row 0 of the task is null"):
         write(numbers(spark, 10).selectExpr("nullif(value, '7') as value"), db, topic="t")
     assert payloads(conn, "t") == [[]]
 
@@ -147,3 +148,50 @@ def test_topic_to_topic_once(spark: SparkSession, db: str, conn: Connection, tmp
     assert in_order_of_keys(found)
     versions = [row[0] for row in conn.execute("select version from trunkline.sink_commits order by 1")]
     assert versions == list(range(len(versions))) and len(versions) >= 4
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"minPartitions": "2", "maxConnections": "2"},
+        {"maxRecordsPerPartition": "2", "maxConnections": "3"},
+        {"minPartitions": "5", "maxRecordsPerPartition": "1"},
+    ],
+)
+def test_the_order_of_a_key_is_kept_however_tasks_are_cut(
+    spark: SparkSession, db: str, conn: Connection, limits: dict[str, str]
+) -> None:
+    conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('out')")
+    publish(conn, "t", 19, keys=2)
+    frame = load(spark, db, schema="key string, value string, partition int, offset bigint", **limits)
+    places = [(row.partition, row.offset) for row in frame.collect()]
+    assert places == sorted(places)
+    write(frame.select("key", "value"), db, topic="out")
+    assert in_order_of_keys(payloads(conn, "out"), keys=2)
+
+
+def test_a_new_checkpoint_of_foreach_batch_publishes_anew(
+    spark: SparkSession, db: str, conn: Connection, tmp_path: Path
+) -> None:
+    conn.execute("select trunkline.create_topic('t'), trunkline.create_topic('out')")
+
+    def run(checkpoint: str, first: int) -> None:
+        frame = (
+            spark.readStream.format("trunkline")
+            .options(url=db, subscribe="t", startingOffsets=f'{{"t": {{"0": {first}}}}}', maxOffsetsPerTrigger="4")
+            .schema("value string")
+            .load()
+        )
+
+        def forward(batch: DataFrame, number: int) -> None:
+            for _ in range(2):
+                write(batch, db, topic="out", txnAppId="copy", txnVersion=str(number))
+
+        options = {"checkpointLocation": str(tmp_path / checkpoint)}
+        frame.writeStream.foreachBatch(forward).options(**options).trigger(availableNow=True).start().awaitTermination()
+
+    publish(conn, "t", 10)
+    run("one", 1)
+    publish(conn, "t", 5, first=10)
+    run("two", 11)
+    assert payloads(conn, "out") == [list(range(15))]

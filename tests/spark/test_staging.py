@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
 from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied, StageLost, TopicNotFound
+from trunkline.spark import staging
 from trunkline.spark.connections import close_all
 from trunkline.spark.keys import PROBE, hashes
 from trunkline.spark.staging import Committed, Staged, commit, discard, newest_version, stage
@@ -48,7 +49,8 @@ def test_once_and_in_the_order_of_tasks(db: str, conn: Connection) -> None:
     assert commit(db, "w", 0, [first, second]) == Committed(True, 200)
     assert payloads(conn, "t") == list(range(200))
     assert commit(db, "w", 0, [first, second]) == Committed(False, 0)
-    assert commit(db, "w", -1, [stage(db, [batch(0, 5)], topic="t")]) == Committed(False, 0)
+    with pytest.raises(InvalidArgument, match="version -1 of writer 'w' cannot be published after version 0"):
+        commit(db, "w", -1, [stage(db, [batch(0, 5)], topic="t")])
     assert (newest_version(db, "w"), newest_version(db, "other")) == (0, None)
     assert commit(db, "other", 0, [stage(db, [batch(200, 3)], topic="t")]) == Committed(True, 3)
     assert payloads(conn, "t") == list(range(203))
@@ -109,6 +111,83 @@ def test_a_crash_that_lost_a_stage(db: str, conn: Connection) -> None:
     assert payloads(conn, "t") == list(range(20)), "what is published is out of reach"
 
 
+def test_a_version_that_was_never_published_is_refused_after_a_later_one(db: str, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    for version in (3, 5):
+        assert commit(db, "w", version, [stage(db, [batch(version, 1)], topic="t")]).done
+    with pytest.raises(InvalidArgument, match="version 4 of writer 'w' cannot be published after version 5"):
+        commit(db, "w", 4, [stage(db, [batch(4, 1)], topic="t")])
+    assert not commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")]).done, "its record says that it was published"
+    # without its record, nobody knows
+    conn.execute("update trunkline.sink_commits set at = at - interval '2 days'")
+    conn.execute("select trunkline._upkeep_stages()")
+    with pytest.raises(InvalidArgument, match="version 3 of writer 'w' cannot be published after version 5"):
+        commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")])
+    assert payloads(conn, "t") == [3, 5]
+
+
+def staged_rows(conn: Connection) -> int:
+    row = conn.execute("select coalesce(sum(n), 0)::int from trunkline.staged").fetchone()
+    return row[0] if row else 0
+
+
+def test_attempts_that_fail_or_run_twice_give_their_rows_up(
+    db: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    monkeypatch.setattr(staging, "_ROWS", 10)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield batch(0, 10)
+        yield batch(10, 10)
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        stage(db, failing(), topic="t", job="w 0")
+    assert staged_rows(conn) == 0
+    killed, twin, made = (stage(db, [batch(0, 10)], topic="t", job="w 0") for _ in range(3))
+    other = stage(db, [batch(50, 5)], topic="t", job="w 1")
+    assert commit(db, "w", 0, [made]) == Committed(True, 10)
+    assert staged_rows(conn) == 5, "only those of the other job"
+    # a repeat gives its own up too
+    stage(db, [batch(0, 10)], topic="t", job="w 0")
+    assert commit(db, "w", 0, [stage(db, [batch(0, 10)], topic="t", job="w 0")]) == Committed(False, 0)
+    assert commit(db, "w", 1, [other]) == Committed(True, 5)
+    assert staged_rows(conn) == 0
+    assert payloads(conn, "t") == [*range(10), *range(50, 55)]
+    with pytest.raises(StageLost):
+        commit(db, "w", 2, [killed, twin])
+
+
+NOT_TEXT = pa.array([b"ok", b"\xff\xfe", b"ok"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"key": NOT_TEXT}, r"key of row 101 of the task is not UTF-8 text: b'\\xff\\xfe'"),
+        ({"label": NOT_TEXT}, "label of row 101 "),
+        ({"id": NOT_TEXT}, "id of row 101 "),
+        ({"partition": pa.array([0, 1 << 40, 0])}, "partition of row 101 of the task is 1099511627776"),
+        ({"headers": pa.array(["{}", "{", "{}"])}, "headers of row 101 of the task are not a JSON object: { "),
+        ({"headers": pa.array(["{}", None, "[1]"])}, r"headers of row 102 of the task are not a JSON object: \[1\]"),
+        ({"occurred_at": pa.array([0, None, 1 << 62], pa.timestamp("us", "UTC"))}, "occurred_at of row 102 "),
+        ({"id": pa.array([None, "x", None])}, "the id 'x' of a row is not a uuid"),
+    ],
+)
+def test_errors_name_the_column_the_row_and_what_to_do(
+    db: str, conn: Connection, columns: dict[str, pa.Array], said: str
+) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    first = pa.record_batch({"payload": pa.array([b"x"] * 100)})
+    rows = pa.record_batch({"payload": pa.array([b"x"] * 3)} | columns)
+    full = {name: pa.nulls(100, column.type) for name, column in columns.items()}
+    with pytest.raises(InvalidArgument, match=said) as raised:
+        stage(db, [pa.record_batch({"payload": first.column(0)} | full), rows], topic="t")
+    assert raised.value.hint
+    assert staged_rows(conn) == 0
+
+
 def test_two_drivers_with_the_same_version(db: str, conn: Connection, connect: Callable[[], Connection]) -> None:
     conn.execute("select trunkline.create_topic('t')")
     staged = [stage(db, [batch(0, 50)], topic="t") for _ in range(4)]
@@ -124,9 +203,9 @@ def test_two_drivers_with_the_same_version(db: str, conn: Connection, connect: C
 
 def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t', p_max_payload => 100)")
-    with pytest.raises(InvalidArgument, match="value of a row is null"):
+    with pytest.raises(InvalidArgument, match="value of row 1 of the task is null"):
         stage(db, [pa.record_batch({"payload": pa.array([b"x", None])})], topic="t")
-    with pytest.raises(InvalidArgument, match="key has 1001 characters"):
+    with pytest.raises(InvalidArgument, match="key of row 0 of the task has 1001 characters"):
         stage(db, [batch(0, 1, key=pa.array(["x" * 1001]))], topic="t")
     with pytest.raises(InvalidArgument, match="not a uuid"):
         stage(db, [batch(0, 1, id=pa.array(["x"]))], topic="t")
@@ -140,7 +219,12 @@ def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
         (plain, "t", PayloadTooLarge, "101 bytes"),
         # as the server said it, without the driver's words
         (batch(0, 1), "nobody", TopicNotFound, r"^topic 'nobody' does not exist \(create it with"),
-        (batch(0, 1, headers=pa.array(["{x"])), "t", InvalidArgument, "^invalid input syntax for type json"),
+        (
+            batch(0, 1, headers=pa.array(["{x"])),
+            "t",
+            InvalidArgument,
+            "^headers of row 0 of the task are not a JSON object: {x",
+        ),
         (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition is 1"),
         (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition is -1"),
         (batch(0, 1, headers=pa.array(["[1]"])), "t", InvalidArgument, "not a JSON object"),

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from tests.conftest import Connection
 from tests.spark.topics import publish
+from trunkline.spark.keys import partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +116,81 @@ def test_checkpoints_that_do_not_fit_any_more(
     fails(collector, "deleted and created again")
     with pytest.raises(Exception, match="a stream has no ending offsets"):
         collector.run(endingOffsets="latest")
+
+
+def drop(conn: Connection, segments: int, partition: int = 0) -> None:
+    """Remove the first segments of a partition of t, as retention does."""
+    conn.execute("call trunkline.sequence()")
+    conn.execute(
+        "select trunkline._empty_segment(topic_id, %s, s, s * 16 + 15)"
+        " from trunkline.list_topics(), generate_series(0, %s::int - 1) s where name = 't'",
+        (partition, segments),
+    )
+
+
+def crash(collector: Collector, **options: Any) -> None:
+    """Plan a batch, and let it fail."""
+
+    def fail(number: int) -> None:
+        raise RuntimeError("crashed")
+
+    collector.between = fail
+    fails(collector, "crashed", **options)
+    collector.between = lambda number: None
+    collector.batches.clear()
+
+
+def values(collector: Collector) -> list[int]:
+    return sorted(int(row[3]) for row in collector.rows)
+
+
+def test_a_new_partition_that_retention_has_cut_is_not_passed_over(collector: Collector, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    publish(conn, "t", 5)
+    collector.run()
+    collector.batches.clear()
+    conn.execute("select trunkline.alter_topic('t', 2)")
+    key = next(f"k{n}" for n in range(100) if partitions(pa.array([f"k{n}"]), 2)[0] == 1)
+    conn.execute("select trunkline.publish('t', to_jsonb(n), p_key => %s) from generate_series(100, 139) n", (key,))
+    crash(collector)
+    drop(conn, 2, partition=1)
+    # the batch is in the checkpoint, and is repeated
+    fails(collector, "offsets 1 to 31 of partition 1 of topic t are gone")
+    assert collector.rows == []
+    collector.run(failOnDataLoss="false")
+    assert values(collector) == list(range(131, 140))
+
+
+def test_the_first_batch_is_repeated_as_it_was(collector: Collector, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    publish(conn, "t", 40)
+    crash(collector)
+    publish(conn, "t", 5, first=40)
+    # a start at "latest" must not skip the batch that was planned before
+    collector.run(startingOffsets="latest")
+    assert values(collector) == list(range(45))
+
+
+def test_the_first_batch_is_not_repeated_without_what_retention_took(collector: Collector, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
+    publish(conn, "t", 40)
+    crash(collector)
+    drop(conn, 1)
+    fails(collector, "offsets 1 to 15 of partition 0 of topic t are gone")
+    collector.run(failOnDataLoss="false")
+    assert values(collector) == list(range(15, 40))
+
+
+def test_a_topic_that_was_created_again_is_read_from_its_beginning(collector: Collector, conn: Connection) -> None:
+    conn.execute("select trunkline.create_topic('t')")
+    publish(conn, "t", 20)
+    collector.run()
+    collector.batches.clear()
+    conn.execute("select trunkline.delete_topic('t'), trunkline.create_topic('t')")
+    publish(conn, "t", 30, first=100)
+    fails(collector, "deleted and created again")
+    collector.run(failOnDataLoss="false")
+    assert values(collector) == list(range(100, 130))
 
 
 def test_progress_is_told(collector: Collector, conn: Connection) -> None:

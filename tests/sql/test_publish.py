@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import Connect, call, claim, contents, head, publish, read, value
+from tests.sql.verbs import Connect, call, claim, contents, head, publish, read, refused, value
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +139,18 @@ def test_topics_and_inboxes_of_one_name_are_apart(conn: Connection) -> None:
     call(conn, "enqueue", "q", '"queue"')
     assert contents(read(conn, "q")) == ["topic"]
     assert contents(claim(conn, "q")) == ["queue"]
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "294276-01-01", "10000-01-01 00:00+00", "0001-12-31 BC"])
+def test_times_that_clients_cannot_represent_are_refused(conn: Connection, at: str) -> None:
+    many = "select trunkline.publish_many('t', array['x'::bytea, 'y'], p_occurred_ats => array[null, %s::timestamptz])"
+    for statement in (
+        "select trunkline.publish('t', '1', p_occurred_at => %s::timestamptz)",
+        "select trunkline.publish('t', '1', p_occurred_at => %s::timestamptz, p_delay => '1 minute')",
+        "select trunkline.enqueue('q', '1', p_occurred_at => %s::timestamptz)",
+        many,
+    ):
+        with refused("TL001", "occurred_at must be in the years 1 to 9999"):
+            value(conn, statement, at)
+    for fine in ("0001-01-01 00:00+00", "9999-12-31 23:59:59.999999+00"):
+        value(conn, many, fine)

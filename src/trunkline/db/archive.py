@@ -126,23 +126,33 @@ def plan_archive(conn: Connection, topic: str, *, rows: int, open: bool) -> list
     return fetch_records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
 
 
-def add_archive_files(conn: Connection, topic: str, files: Sequence[NewFile]) -> int:
-    """List files, all or none; each must follow what is archived of its partition."""
+def add_archive_files(conn: Connection, topic: str, files: Sequence[NewFile], *, topic_id: int | None = None) -> int:
+    """List files, all or none; each must follow what is archived of its partition. `topic_id`: where they were read."""
     columns = [[getattr(file, name) for file in files] for name in NewFile.__struct_fields__]
     query = (
         b"select trunkline.add_archive_files(%b, %b::int[], %b::bigint[], %b::bigint[], %b::text[], %b::bigint[],"
-        b" %b::timestamptz[], %b::timestamptz[], %b::text[])"
+        b" %b::timestamptz[], %b::timestamptz[], %b::text[], %b::int)"
     )
-    row = psycopg.Cursor(conn, row_factory=tuple_row).execute(query, (topic, *columns)).fetchone()
+    row = psycopg.Cursor(conn, row_factory=tuple_row).execute(query, (topic, *columns, topic_id)).fetchone()
     return int(row[0]) if row else 0
 
 
 def archive_tiers(
-    conn: Connection, topic: str, partition: int, first: int, last: int, *, prefer: str = "archive"
+    conn: Connection,
+    topic: str,
+    partition: int,
+    first: int,
+    last: int,
+    *,
+    prefer: str = "archive",
+    topic_id: int | None = None,
 ) -> list[Tier]:
-    """Where offsets `first` to `last` can be read, in order; `prefer` decides where they are in both places."""
-    query = "select * from trunkline.archive_tiers(%b, %b::int, %b::bigint, %b::bigint, %b)"
-    return fetch_records(conn, Tier, query, (topic, partition, first, last, prefer))
+    """Where offsets `first` to `last` can be read, in order; `prefer` decides where they are in both places.
+
+    Raises TL006 if the topic of this name is not the one with number `topic_id`.
+    """
+    query = "select * from trunkline.archive_tiers(%b, %b::int, %b::bigint, %b::bigint, %b, %b::int)"
+    return fetch_records(conn, Tier, query, (topic, partition, first, last, prefer, topic_id))
 
 
 def list_archive_files(conn: Connection, topic: str | None = None) -> list[ArchiveFile]:

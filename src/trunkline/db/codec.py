@@ -283,4 +283,9 @@ def _uuid(value: UUID | str | None) -> UUID | None:
 def _moment(field: str, value: datetime.datetime | None) -> datetime.datetime | None:
     if value is not None and value.tzinfo is None:
         raise ValueError(f"{field} is a time without a zone; add one, such as datetime.UTC")
+    if value is not None and value.year in (1, 9999):
+        try:
+            value.astimezone(datetime.UTC)
+        except OverflowError:
+            raise ValueError(f"{field} must be in the years 1 to 9999 (UTC), got {value.isoformat()}") from None
     return value

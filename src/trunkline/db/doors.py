@@ -109,6 +109,24 @@ async def upkeep_tasks(conn: Connection) -> list[UpkeepTask]:
     return [UpkeepTask(*row) for row in rows]
 
 
+class PipelineLag(NamedTuple):
+    """A Spark pipeline or streaming query: its state, messages it has yet to read, and seconds since it last reported."""
+
+    name: str
+    state: str
+    lag: int | None
+    age: float
+
+
+async def pipeline_lags(conn: Connection, limit: int) -> list[PipelineLag]:
+    """Those that reported last."""
+    query = (
+        "select name, state, lag, extract(epoch from trunkline.clock() - updated_at)::float8"
+        " from trunkline.list_pipelines() limit %b"
+    )
+    return [PipelineLag(*row) for row in await fetch_rows(conn, query, (limit,))]
+
+
 async def answers(conn: Connection) -> bool:
     """Whether the database answers and has the schema."""
     return int((await fetch_rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0

@@ -168,7 +168,8 @@ def conditions(routing_regex: str | None, label: str | None, key: str | None) ->
     """What a selection asks of a row."""
     found = []
     if routing_regex is not None:
-        found.append(f"routing_key ~ {quoted(routing_regex)}")
+        # as subscriptions and groups do: no routing key is like an empty one
+        found.append(f"coalesce(routing_key, '') ~ {quoted(routing_regex)}")
     if label is not None:
         found.append(f"label = {quoted(label)}")
     if key is not None:

@@ -21,6 +21,7 @@ _BYTES = tuple(100 * 10**power for power in range(8))
 _FRESH_SECONDS = 1.0
 # Each endpoint is a dozen series; who has more of them looks into the database.
 _MOST_ENDPOINTS = 500
+_MOST_PIPELINES = 500
 
 
 class Metrics:
@@ -56,6 +57,7 @@ class Metrics:
         self._ages = doors.Ages(0, 0)
         self._endpoints: list[push.EndpointStats] = []
         self._tasks: list[doors.UpkeepTask] = []
+        self._pipelines: list[doors.PipelineLag] = []
         self._stats_at = 0.0
 
     def begun(self, handler: str) -> None:
@@ -90,29 +92,59 @@ class Metrics:
                 self._ages = await doors.ages(conn)
                 self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
                 self._tasks = await doors.upkeep_tasks(conn)
+                self._pipelines = await doors.pipeline_lags(conn, _MOST_PIPELINES)
             self._stats_at = time.monotonic()
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         database = CollectorRegistry()
-        database.register(_Database(self._stats, self._ages, self._endpoints, self._tasks))
+        database.register(_Database(self._stats, self._ages, self._endpoints, self._tasks, self._pipelines))
         return generate_latest(registry) + generate_latest(database), CONTENT_TYPE_LATEST
 
 
 class _Database(Collector):
-    """The numbers of topics, groups, queues, endpoints and upkeep tasks."""
+    """The numbers of topics, groups, queues, endpoints, upkeep tasks and Spark pipelines."""
 
     def __init__(
-        self, stats: Stats, ages: doors.Ages, endpoints: list[push.EndpointStats], tasks: list[doors.UpkeepTask]
+        self,
+        stats: Stats,
+        ages: doors.Ages,
+        endpoints: list[push.EndpointStats],
+        tasks: list[doors.UpkeepTask],
+        pipelines: list[doors.PipelineLag],
     ) -> None:
         self._stats = stats
         self._ages = ages
         self._endpoint_stats = endpoints
         self._tasks = tasks
+        self._pipeline_lags = pipelines
 
     def collect(self) -> list[GaugeMetricFamily]:
-        return [*self._queues(), *self._topics(), *self._groups(), *self._endpoints(), *self._waits(), *self._upkeep()]
+        return [
+            *self._queues(),
+            *self._topics(),
+            *self._groups(),
+            *self._endpoints(),
+            *self._waits(),
+            *self._upkeep(),
+            *self._pipelines(),
+        ]
+
+    def _pipelines(self) -> list[GaugeMetricFamily]:
+        labels = ["pipeline"]
+        lag = GaugeMetricFamily("trunkline_pipeline_lag", "Messages that a Spark query has yet to read.", labels=labels)
+        failed = GaugeMetricFamily("trunkline_pipeline_failed", "Whether a Spark pipeline or query failed.", labels=labels)
+        age = GaugeMetricFamily(
+            "trunkline_pipeline_report_age_seconds", "Time since a running pipeline or query last reported.", labels=labels
+        )
+        for row in self._pipeline_lags:
+            failed.add_metric([row.name], row.state == "failed")
+            if row.state == "running":
+                age.add_metric([row.name], row.age)
+                if row.lag is not None:
+                    lag.add_metric([row.name], row.lag)
+        return [lag, failed, age]
 
     def _upkeep(self) -> list[GaugeMetricFamily]:
         failing = GaugeMetricFamily(

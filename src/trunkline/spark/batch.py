@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from trunkline.spark import offsets, planning, tables
+from trunkline.spark import planning, tables
 from trunkline.spark.columns import Shape
 from trunkline.spark.options import ReadOptions
 from trunkline.spark.reading import resolved
@@ -27,11 +27,7 @@ class TopicReader(DataSourceReader):
         )
 
     def partitions(self) -> list[InputPartition]:
-        found = planning.heads(self._options)
-        start = planning.starting(self._options, found, "earliest")
-        end = planning.ending(self._options, found)
-        ranges = offsets.ranges(start, end, {head.topic: head.topic_id for head in found})
-        return planned(ranges, self._options)
+        return planned(planning.batch_ranges(self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle()

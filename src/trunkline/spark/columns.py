@@ -116,7 +116,9 @@ def selected(batch: pa.RecordBatch, selection: Selection | None) -> pa.RecordBat
     if not selection:
         return batch
     if selection.routing_regex is not None:
-        batch = batch.filter(pc.match_substring_regex(batch.column("routing_key"), selection.routing_regex))
+        # as subscriptions and groups do: no routing key is like an empty one
+        keys = pc.fill_null(batch.column("routing_key"), "")
+        batch = batch.filter(pc.match_substring_regex(keys, selection.routing_regex))
     if selection.label is not None:
         batch = batch.filter(pc.equal(batch.column("label"), selection.label))
     if selection.key is not None:

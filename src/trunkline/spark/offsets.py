@@ -2,7 +2,8 @@
 
 A position is the next offset to read. The document that Spark keeps in its checkpoint is Kafka's,
 `{"orders": {"0": 120, "1": 98}}`, with the numbers of the topics beside it, so that a topic that was deleted and created
-again is not taken for the old one.
+again is not taken for the old one, and with the positions at which the batch that ends here begins. Spark does not keep
+these for its first batch and for new partitions, and a repeated batch must read the same offsets.
 """
 
 from __future__ import annotations
@@ -11,30 +12,60 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange
+from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange, TrunklineError
 from trunkline.spark.ranges import Head, Range
 
 Positions = dict[str, dict[int, int]]
 EARLIEST = -2
 LATEST = -1
-# cannot be a topic: names have no such character
+FIRST = 1
+"""The first offset of a partition."""
+# These cannot be topics: names have no such character.
 _IDS = "$topics"
+_STARTS = "$starts"
 
 
-def to_document(positions: Positions, heads: Sequence[Head]) -> dict[str, Any]:
-    """What Spark keeps."""
-    document: dict[str, Any] = {
-        topic: {str(p): at for p, at in sorted(parts.items())} for topic, parts in sorted(positions.items())
-    }
-    return document | {_IDS: {head.topic: head.topic_id for head in heads if head.topic in positions}}
+def to_document(positions: Positions, heads: Sequence[Head], starts: Positions | None = None) -> dict[str, Any]:
+    """What Spark keeps. `starts`: where the batch begins that ends at these positions."""
+    document: dict[str, Any] = _texts(positions)
+    document[_IDS] = {head.topic: head.topic_id for head in heads if head.topic in positions}
+    return document if starts is None else document | {_STARTS: _texts(starts)}
+
+
+def _texts(positions: Positions) -> dict[str, Any]:
+    return {topic: {str(p): at for p, at in sorted(parts.items())} for topic, parts in sorted(positions.items())}
+
+
+def _numbers(document: Mapping[str, Any]) -> Positions:
+    return {topic: {int(p): int(at) for p, at in parts.items()} for topic, parts in document.items()}
 
 
 def from_document(document: Mapping[str, Any]) -> Positions:
-    return {topic: {int(p): int(at) for p, at in parts.items()} for topic, parts in document.items() if topic != _IDS}
+    return _numbers({topic: parts for topic, parts in document.items() if topic not in (_IDS, _STARTS)})
+
+
+def starts(document: Mapping[str, Any]) -> Positions:
+    """Where the batch begins that ends at this document; empty if the document does not say."""
+    return _numbers(document.get(_STARTS, {}))
 
 
 def topic_ids(document: Mapping[str, Any]) -> dict[str, int]:
     return dict(document.get(_IDS, {}))
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two documents name the same positions of the same topics."""
+    return from_document(one) == from_document(other) and topic_ids(one) == topic_ids(other)
+
+
+def begin(document: Mapping[str, Any], heads: Sequence[Head]) -> Positions:
+    """Where the batch after this document begins: new partitions, and those of a new topic, at their first offset."""
+    before, ids = from_document(document), topic_ids(document)
+    positions: Positions = {}
+    for head in heads:
+        known = before.get(head.topic, {}) if ids.get(head.topic, head.topic_id) == head.topic_id else {}
+        positions.setdefault(head.topic, {})[head.partition] = known.get(head.partition, FIRST)
+    return positions
 
 
 def parse(option: str, text: str) -> str | Positions:
@@ -57,11 +88,16 @@ def parse(option: str, text: str) -> str | Positions:
     return positions
 
 
-def resolve(option: str, wanted: str | Positions, heads: Sequence[Head], *, lenient: bool = False) -> Positions:
-    """Positions as they are now. Those out of range are an error; `lenient` moves them to the nearest that is there."""
+def resolve(option: str, wanted: str | Positions, heads: Sequence[Head]) -> tuple[Positions, list[TrunklineError]]:
+    """Return positions as they are now, and what is wrong with them.
+
+    Positions beyond the end are moved to it. Those below the earliest available offset stay: the caller finds what is
+    missing when it reads from there.
+    """
     if isinstance(wanted, dict):
         _check_cover(option, wanted, heads)
     positions: Positions = {}
+    losses: list[TrunklineError] = []
     for head in heads:
         at = (
             {"earliest": EARLIEST, "latest": LATEST}[wanted]
@@ -73,11 +109,10 @@ def resolve(option: str, wanted: str | Positions, heads: Sequence[Head], *, leni
         elif at == LATEST:
             at = head.head
         elif not head.base <= at <= head.head:
-            if not lenient:
-                raise _out_of_range(option, head, at)
-            at = min(max(at, head.base), head.head)
+            losses.append(_out_of_range(option, head, at))
+            at = min(max(at, FIRST), head.head)
         positions.setdefault(head.topic, {})[head.partition] = at
-    return positions
+    return positions, losses
 
 
 def _check_cover(option: str, wanted: Positions, heads: Sequence[Head]) -> None:
@@ -104,19 +139,14 @@ def _out_of_range(what: str, head: Head, at: int) -> OffsetOutOfRange | OffsetAh
     return OffsetAhead(f"{place} is beyond the end, {head.head}", hint="use latest")
 
 
-def ranges(
-    start: Positions, end: Positions, ids: Mapping[str, int], bases: Mapping[tuple[str, int], int] | None = None
-) -> list[Range]:
-    """From start to end, by topic and partition. A partition without a start begins at its lowest offset."""
-    found = []
-    for topic, parts in sorted(end.items()):
-        for partition, hi in sorted(parts.items()):
-            lo = start.get(topic, {}).get(partition)
-            if lo is None:
-                lo = (bases or {}).get((topic, partition), 1)
-            if hi > lo:
-                found.append(Range(topic, ids[topic], partition, lo, hi))
-    return found
+def ranges(start: Positions, end: Positions, ids: Mapping[str, int]) -> list[Range]:
+    """From start to end, by topic and partition."""
+    return [
+        Range(topic, ids[topic], partition, start[topic][partition], hi)
+        for topic, parts in sorted(end.items())
+        for partition, hi in sorted(parts.items())
+        if hi > start[topic][partition]
+    ]
 
 
 def admit(start: Positions, heads: Sequence[Head], max_rows: int | None) -> Positions:
@@ -142,4 +172,4 @@ def _shared(waiting: Sequence[int], max_rows: int) -> list[int]:
 
 def behind(positions: Positions, heads: Sequence[Head]) -> int:
     """How many messages wait."""
-    return sum(max(0, head.head - positions.get(head.topic, {}).get(head.partition, head.base)) for head in heads)
+    return sum(max(0, head.head - positions[head.topic][head.partition]) for head in heads)

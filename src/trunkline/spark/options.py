@@ -22,6 +22,8 @@ from trunkline.settings import parse_duration
 from trunkline.spark.offsets import Positions, parse
 
 URL_VARIABLE = "TRUNKLINE_DATABASE_URL"
+RESERVED_WRITERS = ("once:", "query:")
+"""Writers of the sinks themselves. Commits of `once:` are forgotten after a day, `query:` is followed by a query's id."""
 Times = dict[str, dict[int, datetime]]
 
 
@@ -108,6 +110,10 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption("both topic and queue are given", hint="give one of the two")
         if (found.app_id is None) != (found.version is None):
             raise InvalidOption("txnAppId and txnVersion belong together", hint="give both: the same pair is written once")
+        if found.app_id is not None and found.app_id.startswith(RESERVED_WRITERS):
+            raise InvalidOption(
+                f"txnAppId begins with {found.app_id.partition(':')[0]}:, which is reserved", hint="use another name"
+            )
         return found
 
     @property
@@ -274,8 +280,17 @@ _WRITE = _known(
 )
 
 
+_KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
+
+
 def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    kafkas = sorted(name for name in options if name.lower() not in known and name.lower().startswith(_KAFKAS_OWN))
+    if kafkas:
+        several = "options {} are" if len(kafkas) > 1 else "option {} is"
+        raise InvalidOption(
+            f"the {several.format(', '.join(kafkas))} Kafka's own", hint="leave it out; url names the database"
+        )
     for name, text in options.items():
         entry = known.get(name.lower())
         if entry is None:
@@ -290,8 +305,6 @@ def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, A
 
 
 def _unknown(name: str, known: _Known, doing: str) -> InvalidOption:
-    if name.lower().startswith("kafka."):
-        return InvalidOption(f"the option {name} is Kafka's own", hint="leave it out; url names the database")
     if name.lower() == "path":
         return InvalidOption(
             "a path was given", hint="name the topic by the option " + ("subscribe" if doing == "read" else "topic")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from trunkline.db import spark as calls
-from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange, TopicNotFound
-from trunkline.spark import offsets
+from trunkline.errors import InvalidOption, OffsetOutOfRange
+from trunkline.spark import loss, offsets, tiering
 from trunkline.spark.causes import near_topics
 from trunkline.spark.connections import plain
 from trunkline.spark.offsets import Positions
 from trunkline.spark.options import ReadOptions, Times
-from trunkline.spark.ranges import Head
-from trunkline.spark.tiering import tiered_heads
-
-_log = logging.getLogger(__name__)
+from trunkline.spark.ranges import Head, Range
 
 
 def topics(options: ReadOptions) -> list[str]:
@@ -32,13 +27,13 @@ def topics(options: ReadOptions) -> list[str]:
         return sorted(name for name in calls.topic_names(conn) if pattern.fullmatch(name))
 
 
-def heads(options: ReadOptions, *, known: Sequence[str] | None = None) -> list[Head]:
-    """The partitions that the query reads."""
-    names = topics(options) if known is None else known
+def heads(options: ReadOptions) -> list[Head]:
+    """Return the partitions that the query reads. Their base is that of the log, or of the archive for that tier."""
+    names = topics(options)
     if not names:
         return []
     with near_topics(options.url.reveal()):
-        found = tiered_heads(options.url.reveal(), names, options.tier)
+        found = tiering.heads(options.url.reveal(), names, options.tier)
     if options.assign is None:
         return found
     chosen = {(topic, partition) for topic, partitions in options.assign.items() for partition in partitions}
@@ -48,18 +43,71 @@ def heads(options: ReadOptions, *, known: Sequence[str] | None = None) -> list[H
     return [head for head in found if (head.topic, head.partition) in chosen]
 
 
+def batch_ranges(options: ReadOptions) -> list[Range]:
+    """Return what a batch read has to read."""
+    log = heads(options)
+    found = tiering.with_archive(options.url.reveal(), log, options.tier)
+    start, end = starting(options, found, "earliest"), ending(options, found)
+    wanted = offsets.ranges(start, end, {head.topic: head.topic_id for head in found})
+    return loss.readable(wanted, stored(options, log), fail=options.fail_on_data_loss)
+
+
+def initial(options: ReadOptions) -> tuple[Positions, list[Head]]:
+    """Return where a new stream starts."""
+    found = tiering.with_archive(options.url.reveal(), heads(options), options.tier)
+    return starting(options, found, "latest"), found
+
+
+def stored(options: ReadOptions, found: Sequence[Head]) -> loss.Stored:
+    """Return how to find out what of a range can be read. Only offsets below the log's need a query."""
+    known = {(head.topic, head.partition): head for head in found}
+
+    def parts(range_: Range) -> Sequence[Range] | None:
+        head = known.get((range_.topic, range_.partition))
+        if head is None or head.topic_id != range_.topic_id:
+            return None
+        if options.tier != "archive" and range_.lo >= head.base:
+            return [range_]
+        return tiering.stored(options.url.reveal(), range_, options.tier)
+
+    return parts
+
+
+def first_readable(options: ReadOptions, found: Sequence[Head], begin: Positions) -> Positions:
+    """Return for each partition the first offset from `begin` on that can be read; its end if there is none."""
+    positions: Positions = {}
+    for head in found:
+        at = min(begin[head.topic][head.partition], head.head)
+        if at < head.base or options.tier == "archive":
+            wanted = Range(head.topic, head.topic_id, head.partition, at, head.head)
+            at = tiering.first_readable(options.url.reveal(), wanted, options.tier)
+        positions.setdefault(head.topic, {})[head.partition] = at
+    return positions
+
+
 def starting(options: ReadOptions, found: Sequence[Head], default: str) -> Positions:
     if options.starting_time is not None:
-        return _by_time("startingTimestamp", options, options.starting_time, found, strict=options.time_strategy == "error")
-    return offsets.resolve("startingOffsets", options.starting or default, found, lenient=not options.fail_on_data_loss)
+        option = "startingTimestamp" if isinstance(options.starting_time, datetime) else "startingOffsetsByTimestamp"
+        return _by_time(option, options, options.starting_time, found, strict=options.time_strategy == "error")
+    return _resolved("startingOffsets", options.starting or default, options, found)
 
 
 def ending(options: ReadOptions, found: Sequence[Head]) -> Positions:
     if options.ending == "earliest":
         raise InvalidOption("endingOffsets is earliest", hint="nothing would be read; use latest or offsets")
     if options.ending_time is not None:
-        return _by_time("endingTimestamp", options, options.ending_time, found, strict=False)
-    return offsets.resolve("endingOffsets", options.ending or "latest", found, lenient=not options.fail_on_data_loss)
+        option = "endingTimestamp" if isinstance(options.ending_time, datetime) else "endingOffsetsByTimestamp"
+        return _by_time(option, options, options.ending_time, found, strict=False)
+    return _resolved("endingOffsets", options.ending or "latest", options, found)
+
+
+def _resolved(option: str, wanted: str | Positions, options: ReadOptions, found: Sequence[Head]) -> Positions:
+    positions, losses = offsets.resolve(option, wanted, found)
+    if not options.fail_on_data_loss:
+        # what is missing at the lower end is skipped, and warned of, when it is read
+        losses = [each for each in losses if not isinstance(each, OffsetOutOfRange)]
+    loss.decide(losses, fail=options.fail_on_data_loss)
+    return positions
 
 
 def _by_time(
@@ -89,61 +137,4 @@ def _first_at(conn: calls.Connection, options: ReadOptions, head: Head, at: date
         return calls.offset_at(conn, head.topic, head.partition, at)
     from trunkline.spark.pipelines.spans import spans
 
-    return spans(options.url.reveal(), head.topic, at)[head.partition][0]
-
-
-def checked(document: Mapping[str, Any], found: Sequence[Head], options: ReadOptions) -> Positions:
-    """The positions of a checkpoint, compared with what is there now; a partition that is new starts at its beginning.
-
-    What does not fit any more is an error, or with failOnDataLoss=false a warning and the nearest place.
-    """
-    positions = offsets.from_document(document)
-    ids = offsets.topic_ids(document)
-    there = {(head.topic, head.partition): head for head in found}
-    gone = sorted({topic for topic in positions if not any(head.topic == topic for head in found)})
-    if gone:
-        _lost(
-            options,
-            TopicNotFound(
-                f"the checkpoint is of topics that this query does not read: {', '.join(gone)}",
-                hint="they were deleted, or the checkpoint belongs to another query: use a new checkpointLocation",
-            ),
-        )
-    result: Positions = {}
-    for (topic, partition), head in there.items():
-        at = positions.get(topic, {}).get(partition, head.base)
-        if ids.get(topic, head.topic_id) != head.topic_id:
-            _lost(
-                options,
-                OffsetOutOfRange(
-                    f"topic {topic} was deleted and created again since this checkpoint",
-                    hint="start with a new checkpointLocation",
-                ),
-            )
-            at = head.base
-        elif at > head.head:
-            _lost(
-                options,
-                OffsetAhead(
-                    f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which ends at {head.head}",
-                    hint="the database was restored to an earlier time: start with a new checkpointLocation",
-                ),
-            )
-            at = head.head
-        elif at < head.base:
-            _lost(
-                options,
-                OffsetOutOfRange(
-                    f"offsets {at} to {head.base - 1} of partition {partition} of topic {topic} are gone",
-                    hint="retention removed them before they were read; a group (option group) holds it back",
-                ),
-            )
-            at = head.base
-        result.setdefault(topic, {})[partition] = at
-    return result
-
-
-def _lost(options: ReadOptions, error: Exception) -> None:
-    if options.fail_on_data_loss:
-        raise error
-    _log.warning("%s", error)
+    return spans(options.url.reveal(), head.topic, at, readable=False)[head.partition][0]

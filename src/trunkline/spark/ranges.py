@@ -41,7 +41,11 @@ class Range:
 def tasks(
     ranges: Sequence[Range], *, min_tasks: int | None = None, max_rows: int | None = None, max_tasks: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """What each task reads, in order. Large ranges are cut evenly, small ones share a task."""
+    """Return the ranges of each task: large ranges are cut evenly, small ones share a task.
+
+    The tasks one after the other are the ranges in their order. Spark's rows are in the order of its tasks, and a sink
+    publishes them so; any other order of the pieces would reorder the messages of a key.
+    """
     total = sum(len(range_) for range_ in ranges)
     if total == 0:
         return []
@@ -51,8 +55,10 @@ def tasks(
         # rounded down: were any task larger than this share, there could be fewer tasks than asked
         share = max(1, total // min_tasks)
         smallest, largest = min(smallest, share), min(largest, share)
-    made = _bundled([piece for range_ in ranges for piece in _cut(range_, largest)], smallest)
-    return made if max_tasks is None or len(made) <= max_tasks else _dealt(made, max_tasks)
+    bundles = _bundled([piece for range_ in ranges for piece in _cut(range_, largest)], smallest)
+    if max_tasks is None or len(bundles) <= max_tasks:
+        return bundles
+    return [tuple(piece for part in parts for piece in _cut(part, largest)) for parts in _even(ranges, total, max_tasks)]
 
 
 def _cut(range_: Range, largest: int) -> Iterable[Range]:
@@ -79,12 +85,15 @@ def _bundled(pieces: Iterable[Range], smallest: int) -> list[tuple[Range, ...]]:
     return made
 
 
-def _dealt(made: list[tuple[Range, ...]], count: int) -> list[tuple[Range, ...]]:
-    """The same work in fewer tasks: the next one goes to who has the least."""
-    hands: list[list[Range]] = [[] for _ in range(count)]
-    held = [0] * count
-    for bundle in made:
-        least = held.index(min(held))
-        hands[least].extend(bundle)
-        held[least] += sum(map(len, bundle))
-    return [tuple(hand) for hand in hands if hand]
+def _even(ranges: Sequence[Range], total: int, count: int) -> list[list[Range]]:
+    """Cut the ranges, one after the other, into this many consecutive parts of nearly the same size."""
+    parts: list[list[Range]] = [[] for _ in range(count)]
+    begin = 0
+    for range_ in ranges:
+        for number, part in enumerate(parts):
+            lo = max(range_.lo, range_.lo + total * number // count - begin)
+            hi = min(range_.hi, range_.lo + total * (number + 1) // count - begin)
+            if lo < hi:
+                part.append(range_.between(lo, hi))
+        begin += len(range_)
+    return parts

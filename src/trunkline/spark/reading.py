@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trunkline.db import spark as calls
-from trunkline.errors import OffsetOutOfRange
+from trunkline.errors import InvalidArgument, OffsetOutOfRange
 from trunkline.spark.connections import arrow, fetch, plain
 from trunkline.spark.options import Selection
 from trunkline.spark.ranges import Head, Range
-from trunkline.spark.runs import Runs, as_runs, ascending, windows
+from trunkline.spark.runs import Ints, Runs, as_runs, ascending
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
@@ -37,9 +38,13 @@ LOG_SCHEMA = pa.schema(
 )
 # Headers once more, as two lists, for who wants them as Kafka has them.
 _HEADER_LISTS = {"header_keys": pa.list_(pa.string()), "header_values": pa.list_(pa.string())}
+# the years 1 to 9999, which clients can represent, in microseconds since 1970
+_FIRST_TIME, _END_OF_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 _BATCH_BYTES = 4 << 20
 _WINDOW_BYTES = 32 << 20
 _WINDOW_ROWS = 32_768
+# How large messages are is not known before some were read.
+_FIRST_WINDOW = 16
 _log = logging.getLogger(__name__)
 
 
@@ -102,13 +107,23 @@ def _read_part(
 def _windows(
     conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Windows of the jumping kind, each put in order; small ones when messages are large."""
-    rows = 1_024
-    left = runs.cut(_WINDOW_ROWS)
+    """Windows of the jumping kind, each put in order. None holds more than about _WINDOW_BYTES, or one message."""
+    rows = _FIRST_WINDOW
+    left = runs
     while len(left.n):
-        part = next(windows(left, rows))
-        left = left.part(len(part.n), len(left.n))
-        batches = list(_rows(conn, range_, part, asked, selection, direct=direct))
+        part, rest = left.split(rows)
+        batches: list[pa.RecordBatch] = []
+        size = count = 0
+        for batch in _rows(conn, range_, part, asked, selection, direct=direct):
+            size += batch.nbytes
+            count += batch.num_rows
+            # too much: the rest is received and dropped, and the window is read again as smaller ones
+            batches = [*batches, batch] if size <= 2 * _WINDOW_BYTES or part.rows == 1 else []
+        fitting = max(1, _WINDOW_BYTES // max(1, size // max(1, count)))
+        if count and not batches:
+            rows = min(part.rows // 2, fitting)
+            continue
+        left, rows = rest, min(_WINDOW_ROWS, 8 * rows, fitting)
         if not batches:
             continue
         table = pa.Table.from_batches(batches)
@@ -116,7 +131,6 @@ def _windows(
         if np.any(offsets[1:] < offsets[:-1]):
             table = table.take(pa.array(np.argsort(offsets, kind="stable")))
         yield from table.combine_chunks().to_batches()
-        rows = min(_WINDOW_ROWS, max(64, _WINDOW_BYTES // max(1, table.nbytes // max(1, table.num_rows))))
 
 
 def _rows(
@@ -136,9 +150,29 @@ def _rows(
 
 def _with_offsets(batch: pa.RecordBatch, runs: Runs, asked: list[str]) -> pa.RecordBatch:
     offsets, inside = runs.offsets_of(batch.column("row_id").to_numpy())
+    if "occurred_at" in asked:
+        _check_times(batch.column("occurred_at"), offsets)
     arrays = [pa.array(offsets), *(batch.column(name) for name in asked)]
     made = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
     return made if inside.all() else made.filter(pa.array(inside))
+
+
+def _check_times(column: pa.Array, offsets: Ints) -> None:
+    """Refuse times that Arrow cannot represent: the driver shifts them to other, wrong ones."""
+    if (at := outside(column)) is not None:
+        raise InvalidArgument(
+            f"occurred_at of offset {offsets[at]} is outside of the years 1 to 9999",
+            hint="leave the column occurred_at out of the schema",
+        )
+
+
+def outside(column: pa.Array) -> int | None:
+    """Return the first row whose time is outside of the years 1 to 9999; None if there is none."""
+    if len(column) == column.null_count:
+        return None
+    times = column.cast(pa.int64())
+    wrong = pc.invert(pc.and_(pc.greater_equal(times, _FIRST_TIME), pc.less(times, _END_OF_TIME)))
+    return int(pc.index(wrong, True).as_py()) if pc.any(wrong).as_py() else None
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:

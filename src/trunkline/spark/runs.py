@@ -7,8 +7,7 @@ that stayed open). So a part that goes up is streamed as it is; one that jumps i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,12 +41,20 @@ class Runs:
     def hi(self) -> int:
         return int(self.offset[-1] + self.n[-1])
 
-    def cut(self, rows: int) -> Runs:
-        """The same with no run longer than this."""
-        pieces = -(-self.n // rows)
-        which = np.repeat(np.arange(len(self.n)), pieces)
-        step = (np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * rows
-        return Runs(self.offset[which] + step, self.id[which] + step, np.minimum(rows, self.n[which] - step))
+    def split(self, rows: int) -> tuple[Runs, Runs]:
+        """The first so many rows, and what is left."""
+        whole = int(np.searchsorted(np.cumsum(self.n), rows, side="right"))
+        if whole == len(self.n):
+            return self, self.part(whole, whole)
+        inside = rows - int(self.n[:whole].sum())
+        first, left = self.part(0, whole + (inside > 0)), self.part(whole, len(self.n))
+        if inside > 0:
+            first, left = replace(first, n=first.n.copy()), Runs(left.offset.copy(), left.id.copy(), left.n.copy())
+            first.n[-1] = inside
+            left.offset[0] += inside
+            left.id[0] += inside
+            left.n[0] -= inside
+        return first, left
 
     def part(self, start: int, stop: int) -> Runs:
         return Runs(self.offset[start:stop], self.id[start:stop], self.n[start:stop])
@@ -86,14 +93,3 @@ def ascending(runs: Runs) -> list[Runs]:
         return []
     edges = [0, *breaks.tolist(), len(runs.id)]
     return [runs.part(start, stop) for start, stop in pairwise(edges)]
-
-
-def windows(runs: Runs, rows: int) -> Iterator[Runs]:
-    """Parts of about so many rows. Ask again with what is left, if the rows turn out larger than thought."""
-    ends = np.cumsum(runs.n)
-    start = 0
-    while start < len(runs.n):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + rows, side="right")))
-        yield runs.part(start, stop)
-        start = stop

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess  # nosec B404
 import sys
@@ -30,6 +31,7 @@ MASTER_VARIABLE = "TRUNKLINE_SPARK_MASTER"
 _OLDEST_JAVA = 17
 _OLDEST_SPARK = (4, 2)
 _FEW_CORES = 4
+_MASTER_SECONDS = 5.0
 _QUIET = Path(__file__).with_name("quiet.properties")
 # these print an error in full before it is raised
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j")
@@ -68,6 +70,7 @@ def open_session(
     chosen = master or os.environ.get(MASTER_VARIABLE) or "local[*]"
     if url is not None:
         os.environ.setdefault(URL_VARIABLE, url)
+    _check_master(chosen)
     if not chosen.startswith("sc://"):
         check_java()
         _choose_python(local=chosen.startswith("local"))
@@ -83,12 +86,47 @@ def open_session(
     for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
     builder = builder.remote(chosen) if chosen.startswith("sc://") else builder.master(chosen)
-    with _not_interrupted():
+    with _not_interrupted(), _start_errors(chosen):
         spark = builder.getOrCreate()
     if quiet and not chosen.startswith(("local", "sc://")):
         spark.sparkContext.setLogLevel("OFF")
     register(spark, url)
     return spark
+
+
+def _check_master(master: str) -> None:
+    """Refuse a master that Spark cannot use: Spark itself takes a minute for that, or prints a stack trace."""
+    if not re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s|sc|mesos)://.+", master):
+        raise SparkUnavailable(
+            f"master {master!r} is not one that Spark knows",
+            hint="use local[*], spark://host:7077, yarn, k8s://... or sc://...",
+        )
+    if not master.startswith("spark://"):
+        return
+    tried = []
+    # a list of masters is for high availability: one has to be there
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_MASTER_SECONDS).close()
+            return
+        except (OSError, ValueError) as exc:
+            tried.append(f"{place} ({exc})")
+    raise SparkUnavailable(f"no Spark master responds at {', '.join(tried)}", hint="start it, or name another master")
+
+
+@contextmanager
+def _start_errors(master: str) -> Iterator[None]:
+    """Errors of Spark's start in one line."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, OSError) as exc:
+        reason = " ".join(str(exc).split("\n", 1)[0].split())
+        raise SparkUnavailable(
+            f"Spark did not start with master {master}: {reason}", hint="what Java has printed above says more"
+        ) from exc
 
 
 @contextmanager
@@ -126,7 +164,14 @@ def register(spark: SparkSession, url: str | None = None) -> None:
         spark.dataSource.register(TrunklineSource)
     target = url or (f"env:{URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else None)
     if target is not None and not getattr(spark, "_trunkline_listener", False):
-        spark.streams.addListener(ProgressListener(Secret(target)))
+        # Through Connect, PySpark serves listeners in a thread that keeps the program from ending, unless the thread that
+        # starts it is a daemon.
+        adding = threading.Thread(target=spark.streams.addListener, args=(ProgressListener(Secret(target)),), daemon=True)
+        if is_connect(spark):
+            adding.start()
+            adding.join()
+        else:
+            adding.run()
         spark._trunkline_listener = True  # type: ignore[attr-defined]
 
 

@@ -46,7 +46,7 @@ _LEFT_OUT = ("offset", "timestamp", "timestampType")
 
 @dataclass
 class Message(WriterCommitMessage):
-    """From a task to the driver. `query` is empty where there is no stream."""
+    """From a task to the driver. `query` is the id of the streaming query that the task is part of, or empty."""
 
     task: int
     query: str
@@ -74,6 +74,7 @@ def checked(schema: StructType, options: WriteOptions) -> None:
 
 def staged_form(batches: Iterator[pa.RecordBatch], target: str | None) -> Iterator[pa.RecordBatch]:
     """Batches with the columns that `staging` takes."""
+    rows = 0
     for batch in batches:
         columns: dict[str, Any] = {}
         for name in batch.schema.names:
@@ -81,9 +82,10 @@ def staged_form(batches: Iterator[pa.RecordBatch], target: str | None) -> Iterat
             if name in _LEFT_OUT or (name == "topic" and target is not None):
                 continue
             if name == "headers" and not pa.types.is_string(column.type):
-                columns["header_keys"], columns["header_values"] = header_lists(_entries(column))
+                columns["header_keys"], columns["header_values"] = header_lists(_entries(column), rows)
             else:
                 columns[_TAKEN[name][0]] = column
+        rows += batch.num_rows
         yield pa.record_batch(columns)
 
 
@@ -94,13 +96,15 @@ def _entries(column: pa.Array) -> pa.Array:
     return column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
 
 
-def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Message:
-    """What a task does."""
-    made = stage(options.url.reveal(), staged_form(batches, options.target), topic=options.target)
+def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: str = "", version: int = 0) -> Message:
+    """What a task does. A stream has its query and batch instead of a writer and a version."""
     context = TaskContext.get()
-    if context is None:
-        return Message(0, "", made)
-    return Message(context.partitionId(), context.getLocalProperty("sql.streaming.queryId") or "", made)
+    task = 0 if context is None else context.partitionId()
+    query = "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""
+    batch = "" if context is None else context.getLocalProperty("streaming.sql.batchId") or ""
+    job = f"{writer} {version} {query} {batch}"
+    staged = stage(options.url.reveal(), staged_form(batches, options.target), topic=options.target, job=job)
+    return Message(task, query, staged)
 
 
 def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
@@ -109,24 +113,30 @@ def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
 
 
 class BatchSink(DataSourceArrowWriter):
-    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing."""
+    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing.
+
+    In foreachBatch the number of the batch is the version, and another query (a new checkpoint) counts from 0 again. So the
+    query is part of the writer's name there: its batches are not taken for those of the other query.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidOption("the mode is overwrite", hint="messages are only ever added: use append")
         checked(schema, options)
         self._options = options
-        # a name of its own for a write that has none
+        # a name of its own for a write that has none; options refuse this prefix
         self._writer, self._version = f"once:{uuid.uuid4()}", 0
         if options.app_id is not None and options.version is not None:
             self._writer, self._version = options.app_id, options.version
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        return _staged(self._options, iterator)
+        return _staged(self._options, iterator, self._writer, self._version)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        url, staged = self._options.url.reveal(), [message.staged for message in _found(messages)]
-        if not commit(url, self._writer, self._version, staged).done:
+        found = _found(messages)
+        url, staged = self._options.url.reveal(), [message.staged for message in found]
+        query = found[0].query if found and self._options.app_id is not None else ""
+        if not commit(url, f"{self._writer}@{query}" if query else self._writer, self._version, staged).done:
             discard(url, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

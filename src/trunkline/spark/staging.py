@@ -6,9 +6,11 @@ writes down its version in the same transaction, so a repeat of it finds that ou
 
 from __future__ import annotations
 
+import hashlib
 import random
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trunkline.db import spark as calls
-from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown, PayloadTooLarge
+from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown, PayloadTooLarge, TrunklineError
 from trunkline.spark import keys
 from trunkline.spark.connections import arrow, fetch, plain
+from trunkline.spark.reading import outside
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
@@ -65,22 +68,42 @@ class Committed:
     rows: int
 
 
-def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None) -> Staged:
+def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None, job: str | None = None) -> Staged:
     """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for a commit to publish. Runs in a task.
 
-    All rows go to `topic` (or `queue:<name>`); without it each row's column `topic` says where.
+    All rows go to `topic` (or `queue:<name>`); without it each row's column `topic` says where. `job` is the same for all
+    attempts of which one is to be committed: the commit gives up the others.
     """
-    attempt = uuid.uuid4()
+    attempt = _new_attempt(job)
     targets: dict[str, _Target] = {}
     rows = 0
-    for chunk in _chunks(batches):
-        with arrow(url) as conn:
-            for name, part in _by_topic(chunk, topic):
-                if name not in targets:
-                    targets[name] = _Target.found(conn, name)
-                _copy(conn, attempt, targets[name], part)
-        rows += chunk.num_rows
+    try:
+        for chunk in _chunks(batches):
+            try:
+                with arrow(url) as conn:
+                    for name, part in _by_topic(chunk, topic):
+                        if name not in targets:
+                            targets[name] = _Target.found(conn, name)
+                        _copy(conn, attempt, targets[name], part)
+            except InvalidArgument as exc:
+                _check_headers(chunk, rows, exc)
+                raise
+            rows += chunk.num_rows
+    except BaseException:
+        # No commit will name this attempt. Until it is dropped, retention cannot remove the segments of its rows.
+        with suppress(TrunklineError):
+            discard(url, [Staged(str(attempt), rows)])
+        raise
     return Staged(str(attempt), rows)
+
+
+def _new_attempt(job: str | None) -> uuid.UUID:
+    """Return an id for an attempt. Those of one job are uuids of version 8 with the same first half."""
+    if job is None:
+        return uuid.uuid4()
+    half = bytearray(hashlib.sha256(job.encode()).digest()[:8])
+    half[6] = 0x80 | (half[6] & 0x0F)
+    return uuid.UUID(bytes=bytes(half) + uuid.uuid4().bytes[8:])
 
 
 def check_target(url: str, name: str) -> None:
@@ -99,14 +122,11 @@ def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Com
             return calls.commit_stage(conn, writer, version, attempts=attempts, rows=rows)
 
     try:
-        answer = publish()
+        published = publish()
     except OutcomeUnknown:
-        # the connection broke: if it was published all the same, a second try finds that out
-        before = newest_version(url, writer)
-        if before is not None and before >= version:
-            return Committed(True, sum(rows))
-        answer = publish()
-    return Committed(answer is not None, answer or 0)
+        # the connection broke: if the rows were published all the same, a second call finds that out
+        return Committed(True, publish() or sum(rows))
+    return Committed(published is not None, published or 0)
 
 
 def newest_version(url: str, writer: str) -> int | None:
@@ -129,14 +149,14 @@ def discard(url: str, staged: Sequence[Staged]) -> None:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches."""
+    """The same rows in larger batches, checked."""
     held: list[pa.RecordBatch] = []
-    rows = size = 0
+    seen = rows = size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        _refuse(batch)
-        held.append(batch)
+        held.append(_checked(batch, seen))
+        seen += batch.num_rows
         rows += batch.num_rows
         size += batch.nbytes
         if rows >= _ROWS or size >= _BYTES:
@@ -150,18 +170,90 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _refuse(batch: pa.RecordBatch) -> None:
-    """What no topic takes is refused before it travels; the rest is up to the database."""
-    names = batch.schema.names
-    if "payload" not in names:
+def _checked(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+    """Return the batch in the types of STAGE_SCHEMA. Refuse what no topic takes before it travels, with column and row.
+
+    `first` is the number of the batch's first row in its task; the first one of all is 0.
+    """
+    if "payload" not in batch.schema.names:
         raise InvalidArgument("there is no payload", hint="give a column value")
+    columns = {field.name: converted(batch.column(field.name), field.name, field.type, first) for field in _fields(batch)}
     if batch.column("payload").null_count:
-        raise InvalidArgument("the value of a row is null", hint="publish an empty value or the JSON value null instead")
+        row = first + pc.index(batch.column("payload").is_null(), True).as_py()
+        raise InvalidArgument(
+            f"value of row {row} of the task is null", hint="publish an empty value or the JSON value null instead"
+        )
     for name, longest in _LONGEST.items():
-        if name in names:
-            found = pc.max(pc.utf8_length(batch.column(name).cast(pa.string()))).as_py()
+        if name in columns:
+            lengths = pc.utf8_length(columns[name])
+            found = pc.max(lengths).as_py()
             if found is not None and found > longest:
-                raise InvalidArgument(f"{name} has {found} characters", hint=f"the limit is {longest}")
+                row = first + pc.index(lengths, found).as_py()
+                raise InvalidArgument(
+                    f"{name} of row {row} of the task has {found} characters", hint=f"the limit is {longest}"
+                )
+    if "occurred_at" in columns and (row := outside(columns["occurred_at"])) is not None:
+        raise InvalidArgument(
+            f"occurred_at of row {first + row} of the task is outside of the years 1 to 9999",
+            hint="use null if the time is not known",
+        )
+    return pa.record_batch(columns)
+
+
+def _fields(batch: pa.RecordBatch) -> list[pa.Field]:
+    return [field for field in STAGE_SCHEMA if field.name in batch.schema.names]
+
+
+_READ_AS = {"payload": "value", "header_values": "headers", "header_keys": "headers"}
+
+
+def converted(column: pa.Array, name: str, kind: pa.DataType, first: int = 0) -> pa.Array:
+    """Return a column in another type. If a row does not fit, the error names the column, the row and what to do."""
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as exc:
+        row = _first_misfit(column, kind)
+        value = repr(column[row].as_py())
+        shown, column_name = value if len(value) <= 60 else f"{value[:60]}...", _READ_AS.get(name, name)
+        if pa.types.is_integer(kind):
+            raise InvalidArgument(
+                f"{column_name} of row {first + row} of the task is {shown}", hint="it must fit into 32 bits"
+            ) from exc
+        raise InvalidArgument(
+            f"{column_name} of row {first + row} of the task is not UTF-8 text: {shown}",
+            hint=f"encode {column_name}, for example as base64 or hex",
+        ) from exc
+
+
+def _first_misfit(column: pa.Array, kind: pa.DataType) -> int:
+    """Return the first row that cannot be cast, in a column that cannot."""
+    lo, hi = 0, len(column)
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        try:
+            column.slice(lo, middle - lo).cast(kind)
+            lo = middle
+        except pa.ArrowInvalid:
+            hi = middle
+    return lo
+
+
+def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) -> None:
+    """After the database has refused rows: name the row whose headers are not a JSON object."""
+    texts = chunk.column("headers").to_pylist() if "headers" in chunk.schema.names else []
+    for row, text in enumerate(texts):
+        try:
+            valid = text is None or isinstance(msgspec.json.decode(text), dict)
+        except (msgspec.DecodeError, UnicodeError):
+            valid = False
+        if not valid:
+            shown = text if len(text) <= 60 else f"{text[:60]}..."
+            raise InvalidArgument(
+                f"headers of row {first + row} of the task are not a JSON object: {shown}",
+                hint='write them as {"name": "value"}, or use a column of type map',
+            ) from cause
 
 
 def _by_topic(chunk: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -170,7 +262,7 @@ def _by_topic(chunk: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         return
     if "topic" not in chunk.schema.names:
         raise InvalidArgument("there is no topic for the rows", hint="give the option topic, or a column topic")
-    encoded = chunk.column("topic").cast(pa.string()).dictionary_encode()
+    encoded = chunk.column("topic").dictionary_encode()
     if encoded.null_count:
         raise InvalidArgument("a row has no topic", hint="fill the column topic, or give the option topic")
     names = encoded.dictionary.to_pylist()
@@ -225,10 +317,10 @@ class _Target:
     def _chosen(self, rows: pa.RecordBatch) -> Any:
         chosen = np.full(rows.num_rows, self._any, np.int32)
         if self._partitions > 1 and "key" in rows.schema.names:
-            texts = rows.column("key").cast(pa.string())
+            texts = rows.column("key")
             chosen = np.where(_there(texts), keys.partitions(texts, self._partitions), chosen)
         if "partition" in rows.schema.names:
-            given = rows.column("partition").cast(pa.int32())
+            given = rows.column("partition")
             chosen = np.where(_there(given), pc.fill_null(given, 0).to_numpy(), chosen)
         return chosen
 
@@ -266,9 +358,9 @@ def _log_rows(batch: pa.RecordBatch, first_id: int, at: datetime) -> pa.RecordBa
     }
     for name in ("payload", "key", "routing_key", "label", "occurred_at"):
         if name in batch.schema.names:
-            columns[name] = batch.column(name).cast(STAGE_SCHEMA.field(name).type)
+            columns[name] = batch.column(name)
     if "content_type" in batch.schema.names:
-        columns["content_type"] = pc.fill_null(batch.column("content_type").cast(pa.string()), "application/json")
+        columns["content_type"] = pc.fill_null(batch.column("content_type"), "application/json")
     headers = _headers(batch)
     if headers is not None:
         columns["headers"] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), headers)
@@ -280,7 +372,7 @@ def _log_rows(batch: pa.RecordBatch, first_id: int, at: datetime) -> pa.RecordBa
 
 def _headers(batch: pa.RecordBatch) -> pa.Array | None:
     """As JSON text: given so, or as lists of names and values."""
-    text = batch.column("headers").cast(pa.string()) if "headers" in batch.schema.names else None
+    text = batch.column("headers") if "headers" in batch.schema.names else None
     if "header_keys" not in batch.schema.names:
         return text
     pairs = zip(batch.column("header_keys").to_pylist(), batch.column("header_values").to_pylist(), strict=True)
@@ -294,19 +386,23 @@ def _headers(batch: pa.RecordBatch) -> pa.Array | None:
     return made if text is None else pc.coalesce(text, made)
 
 
-def header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Kafka's headers, a list of structs, as two lists of text."""
+def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
+    """Kafka's headers, a list of structs, as two lists of text. `first` is the number of the first row in its task."""
     items = column.flatten()
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-    try:
-        values = items.field("value").cast(pa.string())
-    except pa.ArrowInvalid as exc:
-        raise InvalidArgument("the value of a header is not UTF-8 text", hint="encode it, for example as base64") from exc
-    lists = (
-        pa.ListArray.from_arrays(offsets, part, mask=column.is_null())
-        for part in (items.field("key").cast(pa.string()), values)
-    )
+    texts = []
+    for name in ("key", "value"):
+        part = items.field(name)
+        try:
+            texts.append(part.cast(pa.string()))
+        except pa.ArrowInvalid as exc:
+            row = int(np.searchsorted(np.cumsum(lengths), _first_misfit(part, pa.string()), side="right"))
+            raise InvalidArgument(
+                f"headers of row {first + row} of the task: the {name} of a header is not UTF-8 text",
+                hint="encode it, for example as base64",
+            ) from exc
+    lists = (pa.ListArray.from_arrays(offsets, part, mask=column.is_null()) for part in texts)
     keys, found = lists
     return keys, found
 
@@ -317,7 +413,7 @@ def header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array]:
 def _ids(batch: pa.RecordBatch, rows: int, at: datetime) -> pa.Array:
     made = _new_ids(rows, at)
     if "id" in batch.schema.names:
-        given = batch.column("id").cast(pa.string())
+        given = batch.column("id")
         if given.null_count < rows:
             kept = np.flatnonzero(_there(given))
             made[kept] = _parsed(given.drop_null())
@@ -340,5 +436,8 @@ def _parsed(texts: pa.Array) -> Any:
     """Text ids as bytes, all at once."""
     plain_hex = pc.replace_substring(pc.ascii_lower(texts), "-", "")
     if not pc.all(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$")).as_py():
-        raise InvalidArgument("the id of a row is not a uuid", hint="leave the column out, and ids are made")
+        wrong = pc.index(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$"), False).as_py()
+        raise InvalidArgument(
+            f"the id {texts[wrong].as_py()[:60]!r} of a row is not a uuid", hint="leave the column out, and ids are made"
+        )
     return np.frombuffer(bytes.fromhex("".join(plain_hex.to_pylist())), np.uint8).reshape(len(texts), 16)

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 
 from trunkline.db import spark as calls
 from trunkline.errors import InvalidOption
-from trunkline.spark import offsets, planning
+from trunkline.spark import loss, offsets, planning
 from trunkline.spark.columns import Shape
 from trunkline.spark.connections import close_all, plain
 from trunkline.spark.options import ReadOptions
@@ -65,11 +65,11 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._cap: list[Head] | None = None
         self._heads: list[Head] = []
+        self._next: tuple[dict[str, Any], dict[str, Any], list[Range]] | None = None
         self._last_batch = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:
-        found = planning.heads(self._options)
-        positions = planning.starting(self._options, found, "latest")
+        positions, found = planning.initial(self._options)
         document = offsets.to_document(positions, found)
         self._show(document)
         return document
@@ -84,23 +84,31 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        found, positions = self._look(start)
+        heads, begin, positions = self._poll(start)
         if self._cap is None:
-            waiting = offsets.behind(positions, found)
+            waiting = offsets.behind(positions, heads)
             if waiting == 0:
                 time.sleep(_PATIENCE)
-                found, positions = self._look(start)
+                heads, begin, positions = self._poll(start)
             elif self._too_few(waiting, limit):
                 return dict(start)
-        end = offsets.admit(positions, found, most)
-        document = offsets.to_document(end, found)
-        if document != start:
-            self._last_batch = time.monotonic()
-        return document
+        end = offsets.to_document(offsets.admit(positions, heads, most), heads, begin)
+        if offsets.same(start, end):
+            return dict(start)
+        # decided before Spark writes the end down: a checkpoint with offsets of a wrong database would be of no use
+        self._next = dict(start), end, self._ranges(start, end)
+        self._last_batch = time.monotonic()
+        return end
 
-    def _look(self, start: Mapping[str, Any]) -> tuple[list[Head], offsets.Positions]:
+    def _poll(self, start: Mapping[str, Any]) -> tuple[list[Head], offsets.Positions, offsets.Positions]:
+        """Return the heads, where the next batch begins, and the first offsets from there on that can be read."""
         self._heads = planning.heads(self._options) if self._cap is None else self._cap
-        return self._heads, planning.checked(start, self._heads, self._options)
+        begin = offsets.begin(start, self._heads)
+        return self._heads, begin, planning.first_readable(self._options, self._heads, begin)
+
+    def _ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Range]:
+        stored = planning.stored(self._options, self._heads or planning.heads(self._options))
+        return loss.of_batch(start, end, stored, fail=self._options.fail_on_data_loss)
 
     def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
         least = limit.min_rows if isinstance(limit, ReadMinRows) else self._options.min_offsets_per_trigger
@@ -117,23 +125,9 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.to_document(positions, self._heads)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        ids = offsets.topic_ids(end)
-        before, after = offsets.from_document(start), offsets.from_document(end)
-        ranges = offsets.ranges(before, after, ids, self._bases(before, after))
-        return planned(ranges, self._options)
-
-    def _bases(self, before: offsets.Positions, after: offsets.Positions) -> dict[tuple[str, int], int]:
-        """Where partitions begin that the batch before did not have; in a restarted query that is looked up."""
-        new = {
-            (topic, partition)
-            for topic, parts in after.items()
-            for partition in parts
-            if partition not in before.get(topic, {})
-        }
-        if not new:
-            return {}
-        heads = self._heads or planning.heads(self._options, known=sorted({topic for topic, _ in new}))
-        return {(head.topic, head.partition): head.base for head in heads if (head.topic, head.partition) in new}
+        if self._next is not None and self._next[:2] == (start, end):
+            return planned(self._next[2], self._options)
+        return planned(self._ranges(start, end), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from trunkline.errors import OffsetOutOfRange
+from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange, TrunklineError
+from trunkline.spark import loss
 from trunkline.spark.columns import Shape, selected, selection_columns
 from trunkline.spark.options import Selection
 from trunkline.spark.ranges import Head, Range
@@ -25,36 +26,63 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def tiered_heads(url: str, topics: Sequence[str], tier: str) -> list[Head]:
-    """Heads whose lowest offset counts the archive; with `archive` only what lies there."""
-    live = live_heads(url, topics)
-    if tier == "live":
-        return live
-    pieces = _pieces(url, topics)
-    return [_with_archive(head, pieces.get((head.topic, head.partition), []), tier) for head in live]
+def heads(url: str, topics: Sequence[str], tier: str) -> list[Head]:
+    """Return the partitions of these topics as they are in the log; with `archive` as they are there."""
+    log = live_heads(url, topics)
+    return with_archive(url, log, tier) if tier == "archive" else log
 
 
-def _pieces(url: str, topics: Sequence[str]) -> dict[tuple[str, int], list[Piece]]:
-    from trunkline.spark.pipelines import tiers
-
-    found: dict[tuple[str, int], list[Piece]] = {}
-    for piece in tiers.archived(url, topics):
-        found.setdefault((piece.topic, piece.partition), []).append(piece)
+def with_archive(url: str, log: Sequence[Head], tier: str) -> list[Head]:
+    """Return heads whose base is the earliest offset that can be read; with `archive` they end with it too."""
+    if tier == "live" or not log:
+        return list(log)
+    pieces = _pieces(url, sorted({head.topic for head in log}))
+    found = []
+    for head in log:
+        own = pieces.get((head.topic_id, head.partition), [])
+        if tier == "archive":
+            base, end = (own[0].lo, own[-1].hi) if own else (head.base, head.base)
+        else:
+            base, end = min([head.base, *(piece.lo for piece in own[:1])]), head.head
+        found.append(Head(head.topic, head.topic_id, head.partition, base, end))
     return found
 
 
-def _with_archive(head: Head, pieces: list[Piece], tier: str) -> Head:
-    """The archive counts as far as it joins up: with itself, and with the log."""
-    base, end = head.base, pieces[-1].hi if pieces else head.base
-    if tier == "archive":
-        base = end
-    elif end < head.base:
-        return head
-    for piece in reversed(pieces):
-        if piece.hi < base:
-            break
-        base = min(base, piece.lo)
-    return Head(head.topic, head.topic_id, head.partition, base, end if tier == "archive" else head.head)
+def _pieces(url: str, topics: Sequence[str]) -> dict[tuple[int, int], list[Piece]]:
+    from trunkline.spark.pipelines import tiers
+
+    found: dict[tuple[int, int], list[Piece]] = {}
+    for piece in tiers.archived(url, topics):
+        found.setdefault((piece.topic_id, piece.partition), []).append(piece)
+    return found
+
+
+def stored(url: str, range_: Range, tier: str) -> list[Range] | None:
+    """Return the parts of a range that can be read now; None if its topic was deleted and created again."""
+    if tier == "live":
+        head = next((head for head in live_heads(url, [range_.topic]) if head.partition == range_.partition), None)
+        if head is None or head.topic_id != range_.topic_id:
+            return None
+        return [range_.between(max(range_.lo, head.base), range_.hi)] if head.base < range_.hi else []
+    from trunkline.spark.pipelines import tiers
+
+    try:
+        found = tiers.tiers_of(url, range_)
+    except OffsetOutOfRange:
+        return None
+    wanted = ("archive",) if tier == "archive" else ("archive", "live")
+    return [range_.between(each.first_offset, each.last_offset + 1) for each in found if each.tier in wanted]
+
+
+def first_readable(url: str, range_: Range, tier: str) -> int:
+    """Return the first offset of a range that can be read; its end if there is none."""
+    if range_.lo >= range_.hi:
+        return range_.hi
+    # An archive may have many files, and the first offset is rarely missing.
+    for part in (range_.between(range_.lo, range_.lo + 1), range_):
+        if found := stored(url, part, tier):
+            return found[0].lo
+    return range_.hi
 
 
 @dataclass(frozen=True)
@@ -68,29 +96,61 @@ class Reading:
 
 
 def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
-    """The range in the shape that is wanted, from the archive where it has it and from the log otherwise."""
-    pieces = _pieces_of(url, range_, how)
+    """The range in the shape that is wanted, from the archive where it has it and from the log otherwise.
+
+    If the archive cannot be read, what the log still has is read there.
+    """
     at = range_.lo
+    pieces: list[Piece] | None = None
+    failure: TrunklineError | None = None
     while at < range_.hi:
-        piece = _piece_at(pieces, at)
-        border = piece.hi if piece is not None else min((other.lo for other in pieces if other.lo > at), default=range_.hi)
-        part = range_.between(at, min(border, range_.hi))
-        if piece is not None:
-            yield from _from_archive(piece, part, how)
-            at = part.hi
-            continue
+        part = range_.between(at, range_.hi)
         try:
-            for batch in _from_log(url, part, how):
-                at = batch.column("offset")[-1].as_py() + 1
-                yield how.shape.made(batch, part)
+            if pieces is None:
+                pieces = _pieces_of(url, part, how)
+            piece = _piece_at(pieces, at)
+            if piece is not None:
+                part = part.between(at, min(piece.hi, part.hi))
+                batches = _from_archive(piece, part, how)
+                try:
+                    first = next(batches, None)
+                except (ArchiveDamaged, InvalidArgument) as exc:
+                    if how.tier == "archive":
+                        raise
+                    _log.warning("the archive cannot be read, reading the log instead: %s", exc)
+                    failure, pieces = exc, []
+                    continue
+                if first is not None:
+                    yield first
+                    yield from batches
+            else:
+                part = part.between(at, min([part.hi, *(other.lo for other in pieces if other.lo > at)]))
+                for batch in _from_log(url, part, how):
+                    at = batch.column("offset")[-1].as_py() + 1
+                    yield how.shape.made(batch, part)
             at = part.hi
         except OffsetOutOfRange as exc:
+            if failure is not None:
+                raise failure from exc
             # A selection does not show where a hole was: then only a read that has not begun can go on.
             if at > part.lo and how.selection:
                 raise
-            pieces = _pieces_of(url, range_, how)
-            if _piece_at(pieces, at) is None:
-                at = _passed_over(url, part.between(at, part.hi), how, exc)
+            at, pieces = _next_readable(url, range_.between(at, range_.hi), how, exc), None
+
+
+def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -> int:
+    """Return where to continue if the first offset of `rest` was missing: in the archive, or behind the gap."""
+    found = stored(url, rest, how.tier)
+    if found is None:
+        loss.decide([loss.deleted(rest)], fail=how.fail_on_data_loss)
+        return rest.hi
+    first = found[0].lo if found else rest.hi
+    if first > rest.lo:
+        loss.decide([loss.gone(rest.between(rest.lo, first))], fail=how.fail_on_data_loss)
+    elif _piece_at(_pieces_of(url, rest, how), rest.lo) is None:
+        # neither removed nor archived: the log itself is wrong
+        raise exc
+    return first
 
 
 def _pieces_of(url: str, range_: Range, how: Reading) -> list[Piece]:
@@ -101,15 +161,6 @@ def _pieces_of(url: str, range_: Range, how: Reading) -> list[Piece]:
 
 def _piece_at(pieces: list[Piece], offset: int) -> Piece | None:
     return next((piece for piece in pieces if piece.lo <= offset < piece.hi), None)
-
-
-def _passed_over(url: str, part: Range, how: Reading, exc: OffsetOutOfRange) -> int:
-    """Where to go on behind what retention took, if that is allowed; the warning says what is passed over."""
-    lowest = next(head.base for head in live_heads(url, [part.topic]) if head.partition == part.partition)
-    if how.fail_on_data_loss or lowest <= part.lo:
-        raise exc
-    _log.warning("offsets %s to %s are passed over: %s", part.lo, min(lowest, part.hi) - 1, exc)
-    return lowest
 
 
 def _from_archive(piece: Piece, part: Range, how: Reading) -> Iterator[pa.RecordBatch]:

@@ -68,8 +68,9 @@ def archive(
         where = _prepare(conn, topic, location, required)
         done: list[NewFile] = []
         with alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
-            plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
+            # before the plan: if the topic is created again in between, tasks find other offsets and fail
             topic_id = calls.ensure_archive(conn, topic, where).topic_id
+            plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
             total = sum(piece.last_offset - piece.first_offset + 1 for piece in plan)
             for part in _rounds(run, plan):
                 done += _archive_part(run, topic, topic_id, where, part)
@@ -116,7 +117,7 @@ def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequ
     written = _write(run, topic, topic_id, location, part)
     try:
         with psycopg.connect(run.url, autocommit=True) as conn:
-            calls.add_archive_files(conn, topic, written)
+            calls.add_archive_files(conn, topic, written, topic_id=topic_id)
     except psycopg.Error as exc:
         if exc.sqlstate == "TL060":
             for file in written:

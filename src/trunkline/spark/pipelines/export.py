@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -18,6 +21,7 @@ from trunkline.spark.pipelines.running import clear_errors
 
 FORMATS = ("delta", "iceberg")
 _TRIES = 5
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +53,11 @@ def export(url: str, topic: str, format: str, *, table: str | None = None) -> Ex
             hint="put them into the environment, then move_archive to the location without them",
         )
     if format == "delta":
-        name, added = _delta(listed)
+        with _store_errors(location, format):
+            name, added = _delta(listed)
     elif format == "iceberg":
-        name, added = _iceberg(url, listed, table or f"trunkline.{topic.replace('.', '_').replace('-', '_')}")
+        with _store_errors(location, format):
+            name, added = _iceberg(url, listed, table or f"trunkline.{topic.replace('.', '_').replace('-', '_')}")
     else:
         raise InvalidArgument(f"the format is {format!r}", hint=f"use {' or '.join(FORMATS)}")
     rows = sum(file.rows for file in added)
@@ -69,6 +75,40 @@ def _need(module: str) -> Any:
         raise NotInstalled(f"{module} is not installed", hint="pip install 'trunkline[lake]'") from exc
 
 
+class _StoreSettings(NamedTuple):
+    """What the libraries need to know about an object store that is not Amazon's, each in its own words."""
+
+    delta: dict[str, str]
+    iceberg: dict[str, str]
+
+
+def store_settings(location: str) -> _StoreSettings:
+    """Return settings from the environment, where Arrow finds them too."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint is None or not location.startswith("s3://"):
+        return _StoreSettings({}, {})
+    delta = {"AWS_ENDPOINT_URL": endpoint}
+    if endpoint.startswith("http://"):
+        delta["AWS_ALLOW_HTTP"] = "true"
+    iceberg = {"s3.endpoint": endpoint}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        iceberg["s3.region"] = region
+    return _StoreSettings(delta, iceberg)
+
+
+@contextmanager
+def _store_errors(location: str, format: str) -> Iterator[None]:
+    """Errors of the object store in one line, without the colours of a terminal."""
+    try:
+        yield
+    except OSError as exc:
+        reason = " ".join(_COLOURS.sub("", str(exc)).split())
+        raise InvalidArgument(
+            f"the {format} table in {location} cannot be written: {reason}",
+            hint="the archive itself is complete; give this machine access to the store, then export again",
+        ) from exc
+
+
 # Delta
 
 
@@ -78,15 +118,18 @@ def _delta(listed: list[ArchiveFile]) -> tuple[str, list[ArchiveFile]]:
 
     base = files.join(listed[0].location, listed[0].topic)
     schema = deltalake.Schema.from_arrow(files.FILE_SCHEMA)
-    if not deltalake.DeltaTable.is_deltatable(base):
+    store = store_settings(base).delta
+    if not deltalake.DeltaTable.is_deltatable(base, store):
         try:
-            create_table_with_add_actions(base, schema, [], mode="error", partition_by=[], name=listed[0].topic)
+            create_table_with_add_actions(
+                base, schema, [], mode="error", partition_by=[], name=listed[0].topic, storage_options=store
+            )
         except Exception:
-            if not deltalake.DeltaTable.is_deltatable(base):
+            if not deltalake.DeltaTable.is_deltatable(base, store):
                 raise
     application = f"trunkline:{listed[0].topic}"
     for _ in range(_TRIES):
-        table = deltalake.DeltaTable(base)
+        table = deltalake.DeltaTable(base, storage_options=store)
         # files are only ever added, in the order of the list: how many it had at the last export says which are new
         done = table.transaction_version(application) or 0
         new = sorted(listed, key=lambda file: (file.archived_at, file.path))[done:]
@@ -171,4 +214,4 @@ def _catalog(url: str, location: str) -> Any:
     fields: dict[str, Any] = {there: parts.pop(ours) for ours, there in known.items() if ours in parts}
     address = URL.create("postgresql+psycopg", query=parts, **fields).render_as_string(hide_password=False)
     warehouse = location if "://" in location else f"file://{location}"
-    return SqlCatalog("trunkline", uri=address, warehouse=warehouse)
+    return SqlCatalog("trunkline", uri=address, warehouse=warehouse, **store_settings(location).iceberg)

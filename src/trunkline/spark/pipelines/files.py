@@ -47,8 +47,13 @@ def place(location: str) -> tuple[fs.FileSystem, str]:
         if "://" in location:
             system, base = fs.FileSystem.from_uri(location)
             return system, base
-    except (pa.ArrowInvalid, ValueError, OSError) as exc:
+    except (pa.ArrowInvalid, ValueError) as exc:
         raise InvalidArgument(f"the location {location!r} cannot be read: {exc}", hint="give a folder or a URI") from exc
+    except OSError as exc:
+        raise InvalidArgument(
+            f"the location {location!r} cannot be reached: {exc}",
+            hint="give this machine access to it, for S3 with the AWS_ variables; tier=live reads what the log still has",
+        ) from exc
     if not os.path.isabs(location):
         raise InvalidArgument(f"the location {location!r} is not absolute", hint="give the whole path, or a URI")
     return fs.LocalFileSystem(), location

@@ -18,6 +18,7 @@ from trunkline.errors import Conflict
 from trunkline.spark.pipelines import frames, spans, transforms
 from trunkline.spark.pipelines.frames import Target
 from trunkline.spark.pipelines.running import Progress, Run, running
+from trunkline.spark.reading import heads
 from trunkline.spark.staging import newest_version
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chunk_rows: int
     filter: str | None
     transform: str | None
+    topic_id: int | None = None
+    """Offsets are those of the topic with this number; one that is created again under its name has others."""
 
     @property
     def spans(self) -> spans.Spans:
@@ -99,6 +102,7 @@ def replay(
             chunk_rows=min(chunk_rows, max(1, int(rate * 10))) if rate else chunk_rows,
             filter=filter,
             transform=transform,
+            topic_id=topic_number(url, topic),
         )
         plan = wanted if dry_run else keep(url, run.name, wanted)
 
@@ -126,7 +130,17 @@ def keep(url: str, name: str, wanted: Plan) -> Plan:
                 f"{name} was started with {field} {getattr(kept, field)!r}, not {getattr(wanted, field)!r}",
                 hint="give it another id, or the same settings",
             )
+    if kept.topic_id not in (None, wanted.topic_id):
+        raise Conflict(
+            f"{name} was started with topic {kept.topic!r} before that was deleted and created again",
+            hint="give it another id",
+        )
     return kept
+
+
+def topic_number(url: str, topic: str) -> int:
+    """Return the number of a topic."""
+    return heads(url, [topic])[0].topic_id
 
 
 def copy(

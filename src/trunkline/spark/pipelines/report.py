@@ -6,6 +6,8 @@ go back 25 hours.
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 
 from trunkline.db import report as calls
 from trunkline.db.sync import calls as kernel
-from trunkline.errors import InvalidArgument
+from trunkline.errors import ArchiveDamaged, InvalidArgument
 from trunkline.spark.pipelines import page
 from trunkline.spark.pipelines.frames import messages
 from trunkline.spark.pipelines.running import Progress, Run, running
@@ -28,6 +30,7 @@ from trunkline.spark.pipelines.spans import count, spans
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
 _DELIVERIES = 200_000
 _POINTS = 120
@@ -69,6 +72,8 @@ class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
     dead_letters: int
     seconds: float
+    skipped: dict[str, str] = {}
+    """Topics whose archive cannot be read, and why: they are not in the report."""
 
 
 def report(
@@ -96,10 +101,14 @@ def report(
             dead = calls.dead_letter_errors(conn, since)
             lags = calls.reader_lags(conn, since, step)
         tables: dict[str, Rows] = {"lag": lags}
-        tables |= _messages(run, names, end - since, step)
+        skipped: dict[str, str] = {}
+        tables |= _messages(run, names, end - since, step, skipped)
         tables |= _deliveries(run, names, deliveries, end - since, step)
         tables["dead_letters"] = _dead_letters(run, dead)
         written = [_write(target, name, rows) for name, rows in tables.items() if rows]
+        for name in tables.keys() - {name for name, rows in tables.items() if rows}:
+            # of an earlier run into this folder
+            (target / f"{name}.parquet").unlink(missing_ok=True)
         html = page.render(tables, start=end - since, end=end, step=step)
         (target / "report.html").write_text(html, encoding="utf-8")
     return ReportSummary(
@@ -109,6 +118,7 @@ def report(
         deliveries=sum(row["deliveries"] for row in tables["queues"]),
         dead_letters=len(dead),
         seconds=round(time.monotonic() - started, 3),
+        skipped=skipped,
     )
 
 
@@ -116,7 +126,8 @@ def _folder(name: str) -> Path:
     target = Path(name).absolute()
     try:
         target.mkdir(parents=True, exist_ok=True)
-        (target / "report.html").touch()
+        with tempfile.TemporaryFile(dir=target):
+            pass
     except OSError as exc:
         raise InvalidArgument(f"the folder {name} cannot be written: {exc.strerror}", hint="give another folder") from exc
     return target
@@ -142,7 +153,7 @@ def _collect(frame: DataFrame) -> Rows:
 # Messages
 
 
-def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta) -> dict[str, Rows]:
+def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta, skipped: dict[str, str]) -> dict[str, Rows]:
     """One pass over the messages of all topics for each table; only sizes are kept of the payloads."""
     from pyspark.sql import functions as f
 
@@ -151,7 +162,13 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta)
     total = 0
     archived: dict[str, int] = {}
     for topic in topics:
-        found = spans(run.url, topic, since)
+        try:
+            found = spans(run.url, topic, since)
+            _check_reading(run.url, topic, found)
+        except (ArchiveDamaged, InvalidArgument) as exc:
+            _log.warning("topic %s is left out of the report: %s", topic, exc)
+            skipped[topic] = str(exc)
+            continue
         if count(found):
             total += count(found)
             archived[topic] = _archived(run.url, topic, found)
@@ -203,6 +220,20 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta)
         }
     finally:
         seen.unpersist()
+
+
+def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> None:
+    """Read one message of each partition: one archive that cannot be reached must not fail the report of all topics."""
+    from trunkline.spark.columns import Shape
+    from trunkline.spark.ranges import Range
+    from trunkline.spark.reading import heads
+    from trunkline.spark.tiering import Reading, read
+
+    how = Reading(Shape(pa.schema([("offset", pa.int64())])), "auto", True, None)
+    for head in heads(url, [topic]) if count(found) else ():
+        lo, hi = found.get(head.partition, (0, 0))
+        if lo < hi:
+            list(read(url, Range(topic, head.topic_id, head.partition, lo, lo + 1), how))
 
 
 def _archived(url: str, topic: str, found: dict[int, tuple[int, int]]) -> int:

@@ -19,8 +19,11 @@ Spans = dict[int, tuple[int, int]]
 """By partition: lo <= offset < hi."""
 
 
-def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest") -> Spans:
-    """The offsets from `start` up to before `end`, archive included. `OffsetOutOfRange` below the archive."""
+def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest", *, readable: bool = True) -> Spans:
+    """The offsets from `start` up to before `end`, archive included. `OffsetOutOfRange` below the archive.
+
+    `readable`: all offsets must be in the log or the archive.
+    """
     if isinstance(start, int) and isinstance(end, int) and start > end:
         raise InvalidArgument(f"the start {start} lies behind the end {end}", hint="swap them")
     with psycopg.connect(url, autocommit=True) as conn:
@@ -35,7 +38,8 @@ def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest"
             pieces = [file for file in listed if file.partition == head.partition]
             lo = _offset(conn, topic, head.partition, start, pieces, head.base, head.head)
             hi = _offset(conn, topic, head.partition, end, pieces, head.base, head.head)
-            _check_readable(conn, topic, head.partition, lo, hi)
+            if readable:
+                _check_readable(conn, topic, head.topic_id, head.partition, lo, hi)
             found[head.partition] = (lo, max(lo, hi))
     return found
 
@@ -93,10 +97,12 @@ def _inside(piece: archive.ArchiveFile, at: datetime) -> int:
     return piece.last_offset + 1
 
 
-def _check_readable(conn: psycopg.Connection[tuple[object, ...]], topic: str, partition: int, lo: int, hi: int) -> None:
+def _check_readable(
+    conn: psycopg.Connection[tuple[object, ...]], topic: str, topic_id: int, partition: int, lo: int, hi: int
+) -> None:
     if lo >= hi:
         return
-    for tier in archive.archive_tiers(conn, topic, partition, lo, hi - 1):
+    for tier in archive.archive_tiers(conn, topic, partition, lo, hi - 1, topic_id=topic_id):
         if tier.tier == "gone":
             raise OffsetOutOfRange(
                 f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",

@@ -43,15 +43,21 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
 
 def archived_of(url: str, range_: Range) -> list[Piece]:
     """The files that have offsets of this range, in order. However large the archive is, only these are asked for."""
-    with _asking(url) as conn:
-        tiers = archive.archive_tiers(conn, range_.topic, range_.partition, range_.lo, range_.hi - 1)
     found = []
-    for tier in tiers:
+    for tier in tiers_of(url, range_):
         if tier.tier == "archive":
             lo, hi = int(tier.file_first or 0), int(tier.file_last or 0) + 1
             where = str(tier.location), str(tier.path), int(tier.bytes or 0)
             found.append(Piece(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
     return found
+
+
+def tiers_of(url: str, range_: Range) -> list[archive.Tier]:
+    """Where the offsets of this range are. `OffsetOutOfRange` if its topic was deleted and created again."""
+    with _asking(url) as conn:
+        return archive.archive_tiers(
+            conn, range_.topic, range_.partition, range_.lo, range_.hi - 1, topic_id=range_.topic_id
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pyarrow as pa
 from trunkline.errors import InvalidArgument
 from trunkline.spark.pipelines import frames, spans
 from trunkline.spark.pipelines.frames import Target
-from trunkline.spark.pipelines.replay import CHUNK_ROWS, ORIGIN, Plan, copy, keep
+from trunkline.spark.pipelines.replay import CHUNK_ROWS, ORIGIN, Plan, copy, keep, topic_number
 from trunkline.spark.pipelines.running import Progress, Run, running
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], t
         chunk_rows=CHUNK_ROWS,
         filter=None,
         transform=None,
+        topic_id=topic_number(run.url, topic),
     )
     plan = keep(run.url, name, wanted)
 

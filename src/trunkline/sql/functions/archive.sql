@@ -174,13 +174,14 @@ $$;
 
 -- Adds files to the list of a topic's archive, all or none, and returns their number. Each file must follow
 -- the archived offsets of its partition, without a gap or an overlap. Offsets that retention removed before
--- they were archived are not a gap.
+-- they were archived are not a gap. p_topic_id: the number of the topic that the files were written from.
 --
--- Raises TL060 for a gap or an overlap, and TL007 if an offset is above the head. Locks the archive's row
+-- Raises TL060 for a gap or an overlap, TL007 if an offset is above the head, and TL006 if the topic was
+-- deleted and created again since (its number is not p_topic_id). Locks the archive's row
 -- until the transaction ends. Needs read committed.
 create or replace function trunkline.add_archive_files(
     p_topic text, p_partitions int[], p_first_offsets bigint[], p_last_offsets bigint[], p_paths text[], p_bytes bigint[],
-    p_min_created_ats timestamptz[], p_max_created_ats timestamptz[], p_checksums text[])
+    p_min_created_ats timestamptz[], p_max_created_ats timestamptz[], p_checksums text[], p_topic_id int default null)
 returns int
 language plpgsql
 as $$
@@ -193,6 +194,7 @@ declare
 begin
     perform trunkline._need_read_committed('add_archive_files');
     perform trunkline._commit_durably();
+    perform trunkline._check_topic_id(p_topic, a.topic_id, p_topic_id);
     for f in
         select * from unnest(p_partitions, p_first_offsets, p_last_offsets, p_paths, p_bytes, p_min_created_ats, p_max_created_ats, p_checksums)
             u(part, lo, hi, path, bytes, min_at, max_at, checksum) order by part, lo
@@ -217,11 +219,25 @@ begin
 end
 $$;
 
+-- Fails with TL006 if the topic with this name is not the one that the caller knows by its number (p_expected).
+create or replace function trunkline._check_topic_id(p_topic text, p_topic_id int, p_expected int) returns void
+language plpgsql
+as $$
+begin
+    if p_expected <> p_topic_id then
+        perform trunkline._fail('TL006', format('topic %L was deleted and created again; its offsets are others now', p_topic),
+                                'start the query with a new checkpoint');
+    end if;
+end
+$$;
+
 -- Returns where offsets p_first to p_last of a partition can be read, in order, without a gap or an overlap.
 -- tier is 'archive' (with the file), 'live' (in the log), or 'gone'. For offsets that are in both, p_prefer
--- decides: 'archive' or 'live'. Offsets above the head are returned as 'live'. Needs read committed.
+-- decides: 'archive' or 'live'. Offsets above the head are returned as 'live'. p_topic_id: the number of the
+-- topic that the offsets belong to. Raises TL006 if the topic was deleted and created again since (its number
+-- is not p_topic_id). Needs read committed.
 create or replace function trunkline.archive_tiers(
-    p_topic text, p_partition int, p_first bigint, p_last bigint, p_prefer text default 'archive')
+    p_topic text, p_partition int, p_first bigint, p_last bigint, p_prefer text default 'archive', p_topic_id int default null)
 returns table (tier text, first_offset bigint, last_offset bigint, location text, path text, file_first bigint, file_last bigint, bytes bigint, checksum text)
 language plpgsql
 as $$
@@ -234,6 +250,7 @@ declare
     v_live bigint;
 begin
     perform trunkline._need_read_committed('archive_tiers');
+    perform trunkline._check_topic_id(p_topic, t.topic_id, p_topic_id);
     perform trunkline._check_partition(t, p_partition);
     perform trunkline._check_range('first', p_first, 1, 9223372036854775807);
     if coalesce(p_prefer, '') not in ('archive', 'live') then

@@ -101,9 +101,10 @@ end
 $$;
 
 -- Returns the regular expression for a routing-key pattern. Words are separated by dots. * stands for one
--- word, # for any number of words (including empty ones), and all other text is literal. Spark evaluates the
--- result with RE2, so every construct must have the same meaning there. For that reason "." is never used for
--- "any character".
+-- word, # for any number of words (including empty ones), and all other text is literal. A message without a
+-- routing key is matched like one with an empty routing key. Spark evaluates the result with RE2, so every
+-- construct must have the same meaning there: "." is never used for "any character", and only characters with
+-- a special meaning are escaped.
 create or replace function trunkline._pattern_regex(p_pattern text) returns text
 language plpgsql immutable
 as $$
@@ -136,7 +137,7 @@ begin
                                         '* and # stand for whole words');
             end if;
             v_regex := v_regex
-                || case when v_words[i] = '*' then '[^.]+' else regexp_replace(v_words[i], '([^A-Za-z0-9_])', '\\\1', 'g') end
+                || case when v_words[i] = '*' then '[^.]+' else regexp_replace(v_words[i], '([][\\^$.|?+(){}])', '\\\1', 'g') end
                 || case when i = v_count or i = v_count - 1 and v_words[v_count] = '#' then '' else '\.' end;
         end if;
     end loop;

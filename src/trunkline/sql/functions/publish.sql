@@ -156,6 +156,17 @@ begin
 end
 $$;
 
+-- Fails with TL001 if occurred_at is infinite or outside of the years 1 to 9999: clients cannot represent it.
+create or replace function trunkline._check_occurred_at(p_at timestamptz) returns void
+language plpgsql
+as $$
+begin
+    if p_at < '0001-01-01 00:00:00+00' or p_at >= '10000-01-01 00:00:00+00' then
+        perform trunkline._fail('TL001', format('occurred_at must be in the years 1 to 9999 (UTC), got %s', p_at), 'leave it out if the time is not known');
+    end if;
+end
+$$;
+
 -- Publishes messages to a topic or queue and returns them in input order. Messages that are delayed go to
 -- `delayed`, the others to the log. Reserves idempotency keys before it inserts anything.
 create or replace function trunkline._publish_many(
@@ -180,6 +191,9 @@ begin
         perform trunkline._refuse_message(0, '', null, null, null, null, p_content_type, t.max_payload);
     end if;
     perform trunkline._refuse_priority(p, coalesce(t.priorities, 1) - 1) from unnest(p_priorities) p;
+    if p_occurred_ats is not null then
+        perform trunkline._check_occurred_at(o) from unnest(p_occurred_ats) o;
+    end if;
     perform trunkline._commit_durably();
     if p_idempotency_keys is null and p_delays is null and p_deliver_ats is null then
         if t.shared then
@@ -287,6 +301,9 @@ declare
     v_row trunkline.published;
 begin
     if p_idempotency_key is null and p_delay is null and p_deliver_at is null then
+        if p_occurred_at is not null then
+            perform trunkline._check_occurred_at(p_occurred_at);
+        end if;
         if t.shared then
             v_row := row(1, trunkline._publish_shared(t, p_payload, p_key, p_routing_key, p_label, p_headers, p_content_type, p_id, p_occurred_at, p_priority), false);
             return v_row;

@@ -6,6 +6,8 @@ drop function if exists trunkline._release_due(int, int), trunkline._release_due
 drop function if exists trunkline._write_states(trunkline.pass_run, trunkline.cursor_states[]);
 drop function if exists trunkline._claim_drawn(trunkline.queues, int, smallint, int, interval, text[], text);
 drop function if exists trunkline._needed_from(int), trunkline._roll_up_queue(trunkline.queues, timestamptz, timestamptz);
+drop function if exists trunkline.archive_tiers(text, int, bigint, bigint, text),
+    trunkline.add_archive_files(text, int[], bigint[], bigint[], text[], bigint[], timestamptz[], timestamptz[], text[]);
 
 -- Not in a migration, since functions that return the type must change in the same transaction. created_at is the time of the publish, entered_at the time at
 -- which the message entered the log, topic the one that a redriven message came from.

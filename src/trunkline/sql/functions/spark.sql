@@ -29,6 +29,25 @@ begin
 end
 $$;
 
+-- Returns the next ticks of a log, up to 1,000, in the order of offsets: those that start at or after p_offset and
+-- below p_until. One ordered scan is much cheaper than a search for each tick (_tick_of).
+create or replace function trunkline._next_ticks(p_log int, p_offset bigint, p_until bigint) returns trunkline.ticks[]
+language plpgsql
+as $$
+declare
+    v_ticks trunkline.ticks[];
+begin
+    begin
+        v_ticks := array(select x from trunkline.ticks x where x.log = p_log and x.first_offset >= p_offset and x.first_offset < p_until
+                         order by x.first_offset limit 1000);
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+    return v_ticks;
+end
+$$;
+
 -- Returns where offsets p_from to p_until - 1 of a partition are stored: runs of row ids, in the order of
 -- offsets. A reader that finds all these rows has read exactly these offsets. If it finds fewer, retention
 -- has removed some; lowest_offset then returns an offset above p_from.
@@ -40,24 +59,34 @@ returns table (first_offset bigint, first_id bigint, n bigint)
 language plpgsql
 as $$
 declare
-    x      trunkline.topics := trunkline._topic('topic', p_topic);
-    v_log  int := x.topic_id * 64 + p_partition;
-    t      trunkline.ticks;
-    v_next bigint := p_from;
-    v_take bigint;
-    v_lo   bigint;
+    x       trunkline.topics := trunkline._topic('topic', p_topic);
+    v_log   int := x.topic_id * 64 + p_partition;
+    t       trunkline.ticks;
+    v_ticks trunkline.ticks[];
+    v_at    int := 0;
+    v_next  bigint := p_from;
+    v_take  bigint;
+    v_lo    bigint;
 begin
-    if p_topic_id is not null and p_topic_id <> x.topic_id then
-        perform trunkline._fail('TL006', format('topic %L was deleted and created again; its offsets are others now', p_topic),
-                                'start the query with a new checkpoint');
-    end if;
+    perform trunkline._check_topic_id(p_topic, x.topic_id, p_topic_id);
     perform trunkline._check_partition(x, p_partition);
     if p_from < p_until and p_from < (select base_offset from trunkline.logs where log = v_log) then
         perform trunkline._below_base(x.topic_id, p_partition, p_from);
     end if;
     n := 0;
     while v_next < p_until loop
-        t := trunkline._tick_of(v_log, v_next);
+        if v_next > p_from and v_at >= coalesce(cardinality(v_ticks), 0) then
+            v_ticks := trunkline._next_ticks(v_log, v_next, p_until);
+            v_at := 0;
+        end if;
+        v_at := v_at + 1;
+        t := v_ticks[v_at];
+        -- The first tick may start below p_from. Later, a rotation may have replaced ticks between two scans.
+        if t.first_offset is distinct from v_next then
+            v_ticks := null;
+            v_at := 0;
+            t := trunkline._tick_of(v_log, v_next);
+        end if;
         if t.log is null or v_next >= t.first_offset + t.n then
             if v_next > trunkline._head(v_log) then
                 perform trunkline._fail('TL007', format('offset %s of partition %s of topic %L is beyond the head', v_next, p_partition, p_topic),
@@ -381,6 +410,21 @@ create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
 as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
+-- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a run
+-- of the same job that was killed. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
+-- rows that another transaction has locked.
+create or replace function trunkline._drop_jobs(p_attempts uuid[]) returns void
+language plpgsql
+as $$
+begin
+    delete from trunkline.staged s using (
+        select x.log, x.first_id from (select distinct left(a::text, 18) as job from unnest(p_attempts) a where substr(a::text, 15, 1) = '8') j
+        join trunkline.staged x on x.attempt between (j.job || '-0000-000000000000')::uuid and (j.job || '-ffff-ffffffffffff')::uuid
+        where trunkline._acts_for(x.role) for update of x skip locked) y
+    where s.log = y.log and s.first_id = y.first_id;
+end
+$$;
+
 -- Returns the newest version that a writer has published, or null if there is none.
 create or replace function trunkline.newest_commit(p_writer text) returns bigint
 language sql
@@ -432,9 +476,11 @@ end
 $$;
 
 -- Publishes the staged rows of these attempts, in their order, once for each version of a writer. Returns the
--- number of rows, or null if this version or a later one was published before.
+-- number of rows, or null if this version was published before. Abandons other attempts of the same job
+-- (_drop_jobs).
 --
--- Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
+-- Versions of a writer have to grow. Raises TL001 if a later version was published and there is no record of
+-- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
 -- abandoned. Then nothing is published, and the tasks have to run again. Raises 42501 if the writer belongs
 -- to another role.
 --
@@ -450,6 +496,7 @@ declare
     v_logs     int[];
     v_ids      bigint[];
     v_ns       int[];
+    v_newest   bigint;
     l          record;
 begin
     perform trunkline._need_read_committed('commit_stage');
@@ -457,8 +504,15 @@ begin
     perform trunkline._commit_durably();
     perform pg_advisory_xact_lock(778008, hashtext(p_writer));
     perform trunkline._claim_writer(p_writer);
-    if coalesce(trunkline.newest_commit(p_writer) >= p_version, false) then
+    if exists (select from trunkline.sink_commits c where c.writer = p_writer and c.version = p_version) then
+        perform trunkline._drop_jobs(p_attempts);
         return null;
+    end if;
+    v_newest := trunkline.newest_commit(p_writer);
+    if v_newest > p_version then
+        perform trunkline._fail('TL001', format('version %s of writer %L cannot be published after version %s, and there is no record that it was published before',
+                                                p_version, p_writer, v_newest),
+                                'versions of a writer must grow: use a later version, or another name for the writer (Spark: txnVersion, txnAppId)');
     end if;
     -- A row leaves this table in the transaction that gives its offsets, so it cannot get offsets twice.
     with taken as (
@@ -470,6 +524,7 @@ begin
         perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'a crash, three days of waiting or the end of the topic took the others: run the write again');
     end if;
     perform trunkline._keep_staged(v_logs, v_ids);
+    perform trunkline._drop_jobs(p_attempts);
     for l in
         select x.log, x.topic_id, x.partition, t.segment_rows,
                array_agg(u.first_id order by u.ord, u.first_id) as ids, array_agg(u.n order by u.ord, u.first_id) as ns

@@ -1,0 +1,111 @@
+"""Offsets that a query should read and that are missing: one decision, whatever made them disappear. Pure.
+
+Retention removes messages, archives have holes, topics are deleted and created again, databases are restored to an earlier
+time. Batches, streams, repeated batches and tasks all decide here: the query fails with what is missing, or with
+failOnDataLoss=false it skips exactly that and warns with exactly that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound, TrunklineError
+from trunkline.spark import offsets
+from trunkline.spark.ranges import Range
+
+Stored = Callable[[Range], Sequence[Range] | None]
+"""Return the parts of a range that can be read, in order; None if its topic is not there any more."""
+
+_log = logging.getLogger(__name__)
+
+
+def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Sequence[TrunklineError] = ()) -> list[Range]:
+    """Return the parts of these ranges that can be read, after the decision about the others (and about `losses`)."""
+    missing = list(losses)
+    found: list[Range] = []
+    for range_ in ranges:
+        parts = stored(range_)
+        missing += [deleted(range_)] if parts is None else [gone(gap) for gap in gaps(range_, parts)]
+        found += rest(range_, gaps(range_, parts or []))
+    decide(missing, fail=fail)
+    return found
+
+
+def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *, fail: bool) -> list[Range]:
+    """Return what a micro-batch reads. `start` and `end` are documents of the checkpoint."""
+    before, after = offsets.from_document(start), offsets.from_document(end)
+    begin = offsets.starts(end)
+    old, new = offsets.topic_ids(start), offsets.topic_ids(end)
+    losses: list[TrunklineError] = []
+    if unknown := sorted(set(before) - set(after)):
+        losses.append(
+            TopicNotFound(
+                f"the checkpoint is of topics that this query does not read: {', '.join(unknown)}",
+                hint="they were deleted, or the checkpoint belongs to another query: use a new checkpointLocation",
+            )
+        )
+    ranges: list[Range] = []
+    for topic, parts in sorted(after.items()):
+        if old.get(topic, new[topic]) != new[topic]:
+            at = ", ".join(f"offset {at} of partition {partition}" for partition, at in sorted(before[topic].items()))
+            losses.append(
+                OffsetOutOfRange(
+                    f"topic {topic} was deleted and created again since this checkpoint, which is at {at}",
+                    hint="start with a new checkpointLocation",
+                )
+            )
+            before[topic] = {}
+        for partition, hi in sorted(parts.items()):
+            lo = begin.get(topic, {}).get(partition, before.get(topic, {}).get(partition, offsets.FIRST))
+            if lo > hi:
+                losses.append(_ahead(topic, partition, lo, hi))
+            elif lo < hi:
+                ranges.append(Range(topic, new[topic], partition, lo, hi))
+    return readable(ranges, stored, fail=fail, losses=losses)
+
+
+def gaps(range_: Range, parts: Sequence[Range]) -> list[Range]:
+    """Return what of a range lies between these parts of it."""
+    edges = [range_.lo, *(edge for part in parts for edge in (part.lo, part.hi)), range_.hi]
+    return [range_.between(lo, hi) for lo, hi in list(pairwise(edges))[::2] if lo < hi]
+
+
+def rest(range_: Range, missing: Sequence[Range]) -> list[Range]:
+    """Return a range without its gaps."""
+    return gaps(range_, missing)
+
+
+def decide(losses: Sequence[TrunklineError], *, fail: bool) -> None:
+    """Raise an error that names all losses, or warn of each."""
+    if not fail:
+        for loss in losses:
+            _log.warning("skipped, because failOnDataLoss is false: %s", loss.message)
+    elif losses:
+        first = losses[0]
+        raise type(first)("; ".join(loss.message for loss in losses), hint=first.hint)
+
+
+def gone(gap: Range) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"offsets {gap.lo} to {gap.hi - 1} of partition {gap.partition} of topic {gap.topic} are gone",
+        hint="retention removed them before they were read or archived. Start behind them, or skip them with"
+        " failOnDataLoss=false; a group (option group) holds retention back",
+    )
+
+
+def deleted(range_: Range) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of topic {range_.topic} are gone: the topic"
+        " was deleted, or deleted and created again",
+        hint="load the DataFrame again, or start the query with a new checkpointLocation",
+    )
+
+
+def _ahead(topic: str, partition: int, at: int, head: int) -> OffsetAhead:
+    return OffsetAhead(
+        f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which ends at {head}",
+        hint="the database was restored to an earlier time: start with a new checkpointLocation",
+    )
