@@ -189,7 +189,7 @@ class Frontier:
             return Problem(414, "uri_too_long", f"the target has more than {_MAX_TARGET} bytes")
         if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"] or _hides_a_slash(scope):
             return Problem(400, "bad_path", "the path cannot be read")
-        if not self._config.require_token and (foreign := _foreign(headers, self._config.host)) is not None:
+        if engine.access.open and (foreign := _foreign(headers, self._config.host)) is not None:
             return foreign
         if engine.under_way > self._config.max_requests:
             return busy("too many requests are under way")

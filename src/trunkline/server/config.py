@@ -56,8 +56,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Requests under way in a worker, waiting ones included."""
     rate: float | None = None
     """Requests per second of one token (or of one address without tokens) and worker; more get 429."""
-    require_token: bool = False
-    """Without it every request may do everything, so the server only listens on loopback."""
+    require_token: bool | None = None
+    """Refuse requests without a token; None: as soon as there is a token. Without tokens every request may do everything,
+    so the server only listens on loopback."""
     access_log: bool = False
     drain_seconds: float = 10.0
 

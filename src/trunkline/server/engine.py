@@ -44,8 +44,8 @@ class Engine:
         self.acker = Acker(self.mq)
         self.lines = Lines(self.mq, self.claimer)
         self.tails = Tails(self.mq)
-        self.access = Access(config, self.mq)
         self.metrics = Metrics()
+        self.access = Access(config, self.mq, self.metrics.refused)
         self.patience = Patience(config.body_seconds)
         self.receipts = Receipts()
         self.cursors: dict[int, str] = {}
@@ -117,6 +117,7 @@ class Engine:
             async with asyncio.timeout(self.config.drain_seconds):
                 while self.under_way or self._tasks:
                     await asyncio.sleep(0.02)
+        self.access.close()
 
 
 class Receipts:

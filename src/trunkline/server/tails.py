@@ -53,9 +53,13 @@ class Tail:
             return None
         return list(known)[offset - known[0].offset :]
 
-    async def wait(self, seconds: float) -> None:
+    @property
+    def news(self) -> asyncio.Event:
+        """Set at the next ring. Read it before you look for events, so that no ring is missed."""
+        return self._news
+
+    async def wait(self, news: asyncio.Event, seconds: float) -> None:
         """Until something came, or for so long."""
-        news = self._news
         try:
             async with asyncio.timeout(seconds):
                 await news.wait()
@@ -120,10 +124,11 @@ class Tails:
             tail.close()
         self._tails.clear()
 
-    def ring(self) -> None:
-        """Let all followers look up."""
+    def ring(self, topic: str | None = None) -> None:
+        """Wake the followers of a topic, or all of them."""
         for tail in self._tails.values():
-            tail.ring()
+            if topic in (None, tail.topic):
+                tail.ring()
 
     async def heads(self, topic: str) -> list[int]:
         """The next offset of each partition."""
@@ -147,9 +152,10 @@ class Tails:
         try:
             while tail.failure is None:
                 places += [1] * (len(tail.next) - len(places))
+                news = tail.news
                 events = await self._due(tail, places)
                 if not events:
-                    await tail.wait(quiet)
+                    await tail.wait(news, quiet)
                     events = await self._due(tail, places)
                 for event in events:
                     places[event.partition] = event.offset + 1
