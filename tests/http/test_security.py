@@ -230,6 +230,36 @@ def test_an_administrator_of_some_names(admin: httpx.Client, http: httpx.Client,
     problem(http.post("/v1/queues/team-a/dead-letters/redrive", json={"to": "other"}, headers=headers), 403, "missing_scope")
 
 
+def test_a_binding_needs_rights_on_the_queue_and_the_endpoint(
+    admin: httpx.Client, http: httpx.Client, bearer: Bearer, module_db: str
+) -> None:
+    """Otherwise a tenant could send messages with the signature and credentials of another tenant."""
+    for tenant in ("a", "b"):
+        admin.post("/v1/queues", json={"id": f"bind-{tenant}-q", **QUEUE})
+        body = {"id": f"bind-{tenant}-e", "url": "https://example.com/", "headers": {"authorization": "Bearer x"}}
+        assert admin.post("/v1/endpoints", json=body).status_code == 201
+    headers = bearer("admin:bind-a-*")
+
+    def status(method: str, path: str, **more: Any) -> int:
+        return http.request(method, path, headers=headers, **more).status_code
+
+    for endpoint in ("bind-b-e", "bind-b-missing"):
+        for method in ("PUT", "DELETE"):
+            response = http.request(method, f"/v1/endpoints/{endpoint}/queues/bind-a-q", headers=headers)
+            # whether the endpoint exists is not told
+            assert f"admin:{endpoint}" in problem(response, 403, "missing_scope")["detail"]
+    assert status("PUT", "/v1/endpoints/bind-a-e/queues/bind-b-q") == 403
+    assert admin.get("/v1/endpoints/bind-b-e").json()["queues"] == []
+    # its own
+    assert status("PUT", "/v1/endpoints/bind-a-e/queues/bind-a-q") == 204
+    assert status("GET", "/v1/endpoints/bind-a-e") == 200
+    assert status("PUT", "/v1/endpoints/bind-a-e/pause") == 204
+    assert status("DELETE", "/v1/endpoints/bind-a-e/queues/bind-a-q") == 204
+    # where requests go is decided by an administrator of everything
+    assert status("PATCH", "/v1/endpoints/bind-a-e", json={"url": "https://example.org/"}) == 403
+    assert status("POST", "/v1/endpoints", json={"id": "bind-a-new", "url": "https://example.org/"}) == 403
+
+
 def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
     for name in ("mine-1", "theirs-1"):
         admin.post("/v1/queues", json={"id": name, **QUEUE})
@@ -243,7 +273,9 @@ def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: http
     problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
     for path in _BY_RECEIPT:
         body = {"receipts": [receipt], **({"lease_seconds": 5} if path.endswith("extend") else {})}
-        problem(http.post(path, json=body, headers=headers), 403, "missing_scope")
+        # receipts can be counted up: the name of a queue is not told to tokens for others
+        assert "theirs" not in problem(http.post(path, json=body, headers=headers), 403, "missing_scope")["detail"]
+    assert "theirs" not in http.post("/queue/archive", json={"id": receipt}, headers=headers).text
     assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
 
 

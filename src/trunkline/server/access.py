@@ -40,6 +40,7 @@ _AUDIT_MOST = 30
 _TOKEN = re.compile(r"tl_([0-9a-f]{16})_([0-9a-f]{64})")
 _NOBODY = "0" * 64
 _MOST_BUCKETS = 10_000
+_HIDDEN = "<queue of the receipt>"
 IN_BODY = "@body"
 """The route finds out itself which topic or queue it is about."""
 
@@ -130,9 +131,12 @@ class Access:
         if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
-    async def allow(self, scope: Any, verb: str, name: str) -> None:
-        """For routes whose body names the topic or queue: the second half of `admit`."""
-        caller = self.check(scope, verb, name)
+    async def allow(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> None:
+        """For routes whose body names the topic or queue: the second half of `admit`.
+
+        `hide`: the caller has not named it, so a refusal does not name it either.
+        """
+        caller = self.check(scope, verb, name, hide=hide)
         if scope["route_handler"].opt["doc"].audit:
             await self._record(scope, caller, name)
 
@@ -140,11 +144,11 @@ class Access:
         """For routes whose body names neither a topic nor a queue: write what they are about to do into the audit log."""
         await self._record(scope, scope.get("trunkline_caller", _LOCAL), name)
 
-    def check(self, scope: Any, verb: str, name: str) -> Caller:
-        """Raise 403 unless the caller may do this to a topic or queue."""
+    def check(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> Caller:
+        """Raise 403 unless the caller may do this to a topic, queue or endpoint."""
         caller: Caller = scope.get("trunkline_caller", _LOCAL)
         if not caller.may(verb, name):
-            raise _denied(verb, name)
+            raise _denied(verb, _HIDDEN if hide else name)
         return caller
 
     @contextmanager
