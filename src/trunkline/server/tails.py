@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from trunkline import Client
+from trunkline.server.budget import read_topic
 from trunkline.server.views import message_view
 from trunkline.types import Message
 
@@ -33,13 +34,15 @@ class Event(msgspec.Struct, frozen=True):
 class Tail:
     """The end of one topic: what came lately, and a bell for what comes."""
 
-    def __init__(self, mq: Client, topic: str, places: list[int]) -> None:
+    def __init__(self, mq: Client, topic: str, places: list[int], max_bytes: int) -> None:
         self.topic = topic
         self.next = places
         self.followers = 0
         self.failure: Exception | None = None
         self._mq = mq
+        self._max_bytes = max_bytes
         self._recent: list[deque[Event]] = [deque(maxlen=_RECENT) for _ in places]
+        self._sizes = [0 for _ in places]
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"trunkline tail {topic}")
 
@@ -90,20 +93,31 @@ class Tail:
         """Read what is there; answers whether there was any."""
         found = False
         for partition, start in enumerate(self.next):
-            page = await self._mq.topics.read(self.topic, partition, start=start, limit=_PAGE)
+            page = await read_topic(self._mq, self.topic, partition, start=start, limit=_PAGE, max_bytes=self._max_bytes)
             for message in page:
-                self._recent[partition].append(Event.of(message))
+                self._keep(partition, Event.of(message))
                 self.next[partition] = message.offset + 1
                 found = True
         if found:
             self.ring()
         return found
 
+    def _keep(self, partition: int, event: Event) -> None:
+        """Keep an event, and forget the oldest ones beyond the limits by count and by bytes; followers read those again."""
+        known = self._recent[partition]
+        self._sizes[partition] += len(event.data)
+        if len(known) == _RECENT:
+            self._sizes[partition] -= len(known[0].data)
+        known.append(event)
+        while len(known) > 1 and self._sizes[partition] > self._max_bytes:
+            self._sizes[partition] -= len(known.popleft().data)
+
     async def _grow(self) -> bool:
         """Take in partitions that were added; answers whether there are any."""
         added = (await self._mq.topics.get(self.topic)).partitions - len(self.next)
         for _ in range(added):
             self._recent.append(deque(maxlen=_RECENT))
+            self._sizes.append(0)
             self.next.append(1)
         return added > 0
 
@@ -115,8 +129,9 @@ class Tail:
 class Tails:
     """The tails of a worker; one is there while somebody follows it."""
 
-    def __init__(self, mq: Client) -> None:
+    def __init__(self, mq: Client, max_bytes: int) -> None:
         self._mq = mq
+        self._max_bytes = max_bytes
         self._tails: dict[str, Tail] = {}
 
     def close(self) -> None:
@@ -147,7 +162,7 @@ class Tails:
             heads = await self.heads(topic)
             tail = self._tails.get(topic)
             if tail is None or tail.failure is not None:
-                tail = self._tails[topic] = Tail(self._mq, topic, heads)
+                tail = self._tails[topic] = Tail(self._mq, topic, heads, self._max_bytes)
         tail.followers += 1
         try:
             while tail.failure is None:
@@ -172,7 +187,9 @@ class Tails:
             if start < tail.next[partition]:
                 known = tail.recent(partition, start)
                 if known is None:
-                    page = await self._mq.topics.read(tail.topic, partition, start=start, limit=_PAGE)
+                    page = await read_topic(
+                        self._mq, tail.topic, partition, start=start, limit=_PAGE, max_bytes=self._max_bytes
+                    )
                     known = [Event.of(message) for message in page]
                 if known:
                     return known
