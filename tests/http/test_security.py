@@ -436,6 +436,34 @@ def test_a_web_page_cannot_use_an_open_server(
     assert httpx.get(f"{open_server.url}/v1/stats", headers=ours).status_code == 200
 
 
+def test_an_old_browser_cannot_take_messages_of_an_open_server(open_server: HttpServer, admin: httpx.Client) -> None:
+    """It says neither which origin nor which site a GET is for, and some GETs take messages."""
+    admin.post("/v1/queues", json={"id": "browsed", **QUEUE})
+    admin.post("/v1/queues/browsed/messages", json={"payload": 1})
+    old = {"user-agent": "Mozilla/5.0 (Windows NT 6.1; Trident/7.0; rv:11.0) like Gecko"}
+    for path in ("/queue/claim?queue=browsed", "/v1/queues/browsed/messages"):
+        problem(httpx.get(f"{open_server.url}{path}", headers=old), 403, "cross_origin")
+    assert admin.get("/v1/queues/browsed/stats").json()["leased"] == 0
+    ours = {**old, "sec-fetch-site": "same-origin"}
+    assert httpx.get(f"{open_server.url}/v1/queues/browsed/messages", headers=ours).status_code == 200
+    assert httpx.get(f"{open_server.url}/docs", headers=old).status_code == 200
+
+
+def test_a_web_page_cannot_read_the_metrics_port(db: str) -> None:
+    port = free_port()
+    with serving(db, "--metrics-port", str(port)):
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert "trunkline_" in httpx.get(url).text
+        for headers, status in (
+            ({"host": "evil.example"}, 421),
+            ({"host": f"evil.example:{port}"}, 421),
+            ({"origin": "https://evil.example"}, 403),
+            ({"sec-fetch-site": "cross-site"}, 403),
+        ):
+            response = httpx.get(url, headers=headers)
+            assert (response.status_code, "trunkline_" in response.text) == (status, False)
+
+
 def test_cors_is_off(open_server: HttpServer, http: httpx.Client) -> None:
     for url in (open_server.url, str(http.base_url)):
         answer = httpx.options(

@@ -20,6 +20,7 @@ from trunkline import Client
 from trunkline.db import tokens
 from trunkline.db.tokens import Token
 from trunkline.errors import TrunklineError
+from trunkline.server.browsers import hides_its_origin
 from trunkline.server.config import Config
 from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, busy
@@ -122,6 +123,9 @@ class Access:
             return
         if self._config.require_token is not False:
             await self._refresh()
+        if self.open and doc.scope == "consume" and scope["method"] == "GET" and hides_its_origin(scope["headers"]):
+            # some of these take messages, for clients of other systems
+            raise Problem(403, "cross_origin", "without tokens a browser must say where its requests come from")
         caller = _LOCAL if self.open else await self._caller(scope)
         scope["trunkline_caller"] = caller
         self._check_rate(caller.name if caller.scopes is not None else _address(scope))
