@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements.lock", "requirements-spark.lock")
+LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-runtime.lock", "requirements-build.lock")
 _ENTRY = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})(?=\s|$)")
 _LINK = re.compile(r"<a\s+([^>]*)>([^<]*)</a>")

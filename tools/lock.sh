@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Renews requirements.lock (every extra but Spark, and the dev group) and requirements-spark.lock (the same with Spark)
+# Renews requirements.lock (every extra but Spark, and the dev group), requirements-spark.lock (the same with Spark),
+# requirements-runtime.lock (what the container image installs) and requirements-build.lock (what builds the wheel)
 # from pyproject.toml, with hashes, for all platforms and every Python from 3.11 on. Index addresses are kept out of the file, so pip uses whichever index it is set up for.
 # uv only makes the file; nobody needs it to install. Arguments go to uv, e.g. `tools/lock.sh --upgrade`.
 set -euo pipefail
@@ -17,7 +18,7 @@ if [[ -n "${PIP_INDEX_URL:-$index}" ]]; then
 fi
 
 compile() {
-    UV_CACHE_DIR="$tool/cache" "$tool/venv/bin/uv" pip compile pyproject.toml \
+    UV_CACHE_DIR="$tool/cache" "$tool/venv/bin/uv" pip compile "${input:-pyproject.toml}" \
         --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet "$@"
     if grep -q '://' "$out"; then
         echo "$out contains an address; it must not" >&2
@@ -29,3 +30,9 @@ compile() {
 out=requirements.lock compile --extra all --group dev --output-file requirements.lock "$@"
 out=requirements-spark.lock compile --extra all --extra spark --extra lake --group dev --group spark \
     --constraint requirements.lock --output-file requirements-spark.lock "$@"
+# The image has neither tests nor tools, nor an embedded Postgres; what it has is what was tested.
+out=requirements-runtime.lock compile --extra cli --extra http --extra otel --extra push --extra server \
+    --constraint requirements.lock --output-file requirements-runtime.lock "$@"
+printf 'hatchling\neditables\n' > "$tool/build.in"
+input="$tool/build.in" out=requirements-build.lock compile \
+    --constraint requirements.lock --output-file requirements-build.lock "$@"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 KIND = "pipeline"
 QUEUE = "pipelines"
 FILES_VARIABLE = "TRUNKLINE_PIPELINE_FILES"
+OUTPUT_VARIABLE = "TRUNKLINE_PIPELINE_OUTPUT"
 PIPELINES = {
     "archive": ("trunkline.spark.pipelines.archive", "archive"),
     "clean": ("trunkline.spark.pipelines.cleaning", "clean"),
@@ -46,6 +47,8 @@ PIPELINES = {
 _GIVEN = ("url", "spark", "master", "told")
 # Settings that name files of the worker's machine which are run.
 _FILES = ("file", "transform")
+# Settings that name what is written.
+_OUTPUTS = ("checkpoint", "folder", "location", "table")
 _DURATIONS = ("age", "since", "step", "tombstones")
 _PLACES = ("start", "end")
 _AGAIN = 0.5
@@ -61,10 +64,13 @@ class Stopped(BaseException):
 class Running:
     """One session for all pipelines of this process, started with the first."""
 
-    def __init__(self, app: App, master: str | None, files: str | None, spark: SparkSession | None) -> None:
+    def __init__(
+        self, app: App, master: str | None, files: str | None, output: str | None, spark: SparkSession | None
+    ) -> None:
         self._app = app
         self._master = master
         self._files = files
+        self._output = output
         self._spark = spark
         self._lock = threading.Lock()
         # the worker bounds how many run at once. No daemons: these would be killed in the middle of a commit
@@ -117,6 +123,8 @@ class Running:
             return value
         if setting in _FILES:
             return self._file(setting, value)
+        if setting in _OUTPUTS:
+            return self._target(setting, value)
         if setting in _DURATIONS:
             return duration(value)
         if setting in _PLACES and value not in ("earliest", "latest"):
@@ -136,6 +144,19 @@ class Running:
         if not whole.is_relative_to(root):
             raise InvalidArgument(f"{path} is outside {folder}", hint="name a file inside that folder")
         return str(whole)
+
+    def _target(self, setting: str, path: str) -> str:
+        """A message may name a place to write to only below the worker's output root."""
+        root = self._output or os.environ.get(OUTPUT_VARIABLE)
+        if root is None:
+            raise SettingsError(
+                f"this worker has no output root, and {setting!r} names a place to write to",
+                hint=f"Set {OUTPUT_VARIABLE} to the folder or URI below which jobs may write.",
+            )
+        whole = _below_uri(root, path) if "://" in root else _below(Path(root), path)
+        if whole is None:
+            raise InvalidArgument(f"{setting}: {path} is outside {root}", hint="Name a place below the output root.")
+        return whole
 
     @property
     def _url(self) -> str:
@@ -187,13 +208,16 @@ def add_pipelines(
     queue: str = QUEUE,
     master: str | None = None,
     files: str | None = None,
+    output: str | None = None,
     spark: SparkSession | None = None,
 ) -> Job[[str, dict[str, Any]], Any]:
     """Add the job `pipeline` to an app: `await job.enqueue("archive", {"topic": "orders", "location": "/srv/archive"})`.
 
     `files` is the folder of .py and .sql files that jobs may run (TRUNKLINE_PIPELINE_FILES); without it they may run none.
+    `output` is the folder or URI below which they may write tables, archives, reports and checkpoints
+    (TRUNKLINE_PIPELINE_OUTPUT); without it they may name no place to write to.
     """
-    running = Running(app, master, files, spark)
+    running = Running(app, master, files, output, spark)
     refused: dict[type[BaseException], None] = {InvalidArgument: None, NotFound: None, SettingsError: None}
 
     @app.job(name=KIND, queue=queue, result=True, max_attempts=_ATTEMPTS, errors=refused)
@@ -201,6 +225,24 @@ def add_pipelines(
         return await running.run(ctx, name, settings)
 
     return pipeline
+
+
+def _below(root: Path, path: str) -> str | None:
+    """A path below a folder, links followed; None if it is outside, or the folder itself."""
+    if "://" in path or path.startswith("file:"):
+        return None
+    base = root.resolve()
+    whole = (base / path).resolve()
+    return str(whole) if whole != base and whole.is_relative_to(base) else None
+
+
+def _below_uri(root: str, path: str) -> str | None:
+    """A URI below another; None if it is outside. Other spellings of the same place are refused."""
+    base = root.rstrip("/") + "/"
+    whole = path if "://" in path else base + path.lstrip("/")
+    rest = whole.removeprefix(base)
+    fine = whole.startswith(base) and rest and not {"", ".", ".."} & set(rest.rstrip("/").split("/"))
+    return whole if fine and "%" not in rest and "\\" not in rest else None
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:

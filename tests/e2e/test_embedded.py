@@ -289,6 +289,24 @@ def test_kill_9_of_the_owner_leaves_a_server_to_adopt(data: Path) -> None:
     assert not find_processes(data / "pgdata")
 
 
+def test_only_the_owner_can_open_the_lock(tmp_path: Path) -> None:
+    """Any user that can open the file could hold the lock, and keep the server from starting."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o711)
+    (data / "lock").touch(mode=0o644)
+    server = EmbeddedServer(data)
+    try:
+        assert server._take_lock()
+        assert (data / "lock").stat().st_mode & 0o777 == 0o600
+        assert not EmbeddedServer(data)._take_lock()
+    finally:
+        server._release()
+    (data / "lock").unlink()
+    (data / "lock").symlink_to(data / "elsewhere")
+    with pytest.raises(EmbeddedServerError):
+        EmbeddedServer(data)._take_lock()
+
+
 def test_a_stale_pid_file_naming_a_foreign_process_does_not_block(data: Path) -> None:
     lines = [str(os.getppid()), str(data / "pgdata"), "1", "5432", "/tmp", "127.0.0.1", "1 1", "ready"]
     (data / "pgdata" / "postmaster.pid").write_text("\n".join(lines) + "\n")

@@ -63,6 +63,11 @@ def stored(http: httpx.Client, topic: str) -> list[Any]:
         (b'{"payload": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json_too_deep"),
         (b'{"payload": ' + b"[" * 100_000, "json_too_deep"),
         (b'{"payload": ' + b'{"a":' * 70 + b"1" + b"}" * 70 + b"}", "json_too_deep"),
+        (b'"\\' * 40_000 + b"[" * 65, "bad_json"),
+        (
+            b'{"payload": 1, "headers": {' + b",".join(b'"%d":1' % n for n in range(60_000)) + b',"59999":1}}',
+            "duplicate_key",
+        ),
         (b'{"payload": 1, "body": "b"}', "invalid_argument"),
         (b'{"payload": 1, "delay_seconds": 1, "deliver_at": "2030-01-01T00:00:00Z"}', "invalid_argument"),
         (b'{"payload": 1, "headers": {}, "attributes": {}}', "invalid_argument"),

@@ -112,7 +112,7 @@ def test_wrong_and_unknown_look_alike(http: httpx.Client, bearer: Bearer) -> Non
     assert (one.status_code, one.json()) == (two.status_code, two.json())
 
 
-async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is shown, two digests of equal length are compared by `compare_digest`, and nothing else."""
     compared: list[tuple[int, int]] = []
 
@@ -130,7 +130,6 @@ async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(access.hmac, "compare_digest", compare)
     keeper = access.Access(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
-    keeper._read_at = time.monotonic() + 1000
     id, secret = "0" * 16, "a" * 64
     keeper._known = {
         id: Token(
@@ -146,11 +145,12 @@ async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyP
     ):
         compared.clear()
         scope = {"headers": [(b"authorization", f"Bearer {shown}".encode())]}
+        credential = access._shown(scope)
         if known:
-            assert (await keeper._caller(scope)).name == "t"
+            assert keeper._check(credential).name == "t"
         else:
             with pytest.raises(Problem):
-                await keeper._caller(scope)
+                keeper._check(credential)
         assert compared == [(32, 32), (32, 32)], shown
 
 
@@ -230,6 +230,36 @@ def test_an_administrator_of_some_names(admin: httpx.Client, http: httpx.Client,
     problem(http.post("/v1/queues/team-a/dead-letters/redrive", json={"to": "other"}, headers=headers), 403, "missing_scope")
 
 
+def test_a_binding_needs_rights_on_the_queue_and_the_endpoint(
+    admin: httpx.Client, http: httpx.Client, bearer: Bearer, module_db: str
+) -> None:
+    """Otherwise a tenant could send messages with the signature and credentials of another tenant."""
+    for tenant in ("a", "b"):
+        admin.post("/v1/queues", json={"id": f"bind-{tenant}-q", **QUEUE})
+        body = {"id": f"bind-{tenant}-e", "url": "https://example.com/", "headers": {"authorization": "Bearer x"}}
+        assert admin.post("/v1/endpoints", json=body).status_code == 201
+    headers = bearer("admin:bind-a-*")
+
+    def status(method: str, path: str, **more: Any) -> int:
+        return http.request(method, path, headers=headers, **more).status_code
+
+    for endpoint in ("bind-b-e", "bind-b-missing"):
+        for method in ("PUT", "DELETE"):
+            response = http.request(method, f"/v1/endpoints/{endpoint}/queues/bind-a-q", headers=headers)
+            # whether the endpoint exists is not told
+            assert f"admin:{endpoint}" in problem(response, 403, "missing_scope")["detail"]
+    assert status("PUT", "/v1/endpoints/bind-a-e/queues/bind-b-q") == 403
+    assert admin.get("/v1/endpoints/bind-b-e").json()["queues"] == []
+    # its own
+    assert status("PUT", "/v1/endpoints/bind-a-e/queues/bind-a-q") == 204
+    assert status("GET", "/v1/endpoints/bind-a-e") == 200
+    assert status("PUT", "/v1/endpoints/bind-a-e/pause") == 204
+    assert status("DELETE", "/v1/endpoints/bind-a-e/queues/bind-a-q") == 204
+    # where requests go is decided by an administrator of everything
+    assert status("PATCH", "/v1/endpoints/bind-a-e", json={"url": "https://example.org/"}) == 403
+    assert status("POST", "/v1/endpoints", json={"id": "bind-a-new", "url": "https://example.org/"}) == 403
+
+
 def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
     for name in ("mine-1", "theirs-1"):
         admin.post("/v1/queues", json={"id": name, **QUEUE})
@@ -243,7 +273,9 @@ def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: http
     problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
     for path in _BY_RECEIPT:
         body = {"receipts": [receipt], **({"lease_seconds": 5} if path.endswith("extend") else {})}
-        problem(http.post(path, json=body, headers=headers), 403, "missing_scope")
+        # receipts can be counted up: the name of a queue is not told to tokens for others
+        assert "theirs" not in problem(http.post(path, json=body, headers=headers), 403, "missing_scope")["detail"]
+    assert "theirs" not in http.post("/queue/archive", json={"id": receipt}, headers=headers).text
     assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
 
 
@@ -402,6 +434,34 @@ def test_a_web_page_cannot_use_an_open_server(
     problem(httpx.post(f"{open_server.url}/v1/topics", content=b'{"id": "evil"}', headers=headers), status, error)
     ours = {"origin": open_server.url, "sec-fetch-site": "same-origin"}
     assert httpx.get(f"{open_server.url}/v1/stats", headers=ours).status_code == 200
+
+
+def test_an_old_browser_cannot_take_messages_of_an_open_server(open_server: HttpServer, admin: httpx.Client) -> None:
+    """It says neither which origin nor which site a GET is for, and some GETs take messages."""
+    admin.post("/v1/queues", json={"id": "browsed", **QUEUE})
+    admin.post("/v1/queues/browsed/messages", json={"payload": 1})
+    old = {"user-agent": "Mozilla/5.0 (Windows NT 6.1; Trident/7.0; rv:11.0) like Gecko"}
+    for path in ("/queue/claim?queue=browsed", "/v1/queues/browsed/messages"):
+        problem(httpx.get(f"{open_server.url}{path}", headers=old), 403, "cross_origin")
+    assert admin.get("/v1/queues/browsed/stats").json()["leased"] == 0
+    ours = {**old, "sec-fetch-site": "same-origin"}
+    assert httpx.get(f"{open_server.url}/v1/queues/browsed/messages", headers=ours).status_code == 200
+    assert httpx.get(f"{open_server.url}/docs", headers=old).status_code == 200
+
+
+def test_a_web_page_cannot_read_the_metrics_port(db: str) -> None:
+    port = free_port()
+    with serving(db, "--metrics-port", str(port)):
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert "trunkline_" in httpx.get(url).text
+        for headers, status in (
+            ({"host": "evil.example"}, 421),
+            ({"host": f"evil.example:{port}"}, 421),
+            ({"origin": "https://evil.example"}, 403),
+            ({"sec-fetch-site": "cross-site"}, 403),
+        ):
+            response = httpx.get(url, headers=headers)
+            assert (response.status_code, "trunkline_" in response.text) == (status, False)
 
 
 def test_cors_is_off(open_server: HttpServer, http: httpx.Client) -> None:

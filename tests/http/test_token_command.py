@@ -47,4 +47,21 @@ def test_life_of_a_token(db: str) -> None:
         assert httpx.get(f"{server.url}/v1/stats", headers={"authorization": f"Bearer {second}"}).status_code == 401
     with psycopg.connect(db) as conn:
         rows = conn.execute("select actor, action, object from trunkline.audit order by audit_id").fetchall()
-    assert rows == [("cli", f"token {action}", "shop") for action in ("create", "rotate", "revoke")]
+    assert rows == [
+        ("cli", "token create", "shop"),
+        ("cli", "token rotate", "shop"),
+        ("unknown", "token refused: unauthenticated", "shop"),
+        ("cli", "token revoke", "shop"),
+        ("unknown", "token refused: token_revoked", "shop"),
+    ]
+
+
+def test_a_revoked_secret_stays_revoked(db: str) -> None:
+    """A rotation with a grace period brings the token back with its new secret only."""
+    first = token(db, "create", "shop", "--scope", "read:*")
+    token(db, "revoke", "shop")
+    second = token(db, "rotate", "shop", "--grace", "1h")
+    with serving(db) as server:
+        for text, status in ((second, 200), (first, 401)):
+            headers = {"authorization": f"Bearer {text}"}
+            assert httpx.get(f"{server.url}/v1/stats", headers=headers).status_code == status

@@ -15,6 +15,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from tests.conftest import Connection
 from trunkline.db.pool import connect
+from trunkline.errors import InvalidArgument
 from trunkline.push import Refused, Verifier
 from trunkline.push.signing import new_private_key, public_key, sign, sign_all
 
@@ -91,6 +92,28 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_AA==", "whsec_" + base64.b64encode(b"k" * 23).decode()])
+def test_short_keys_are_refused(text: str) -> None:
+    """The key of a variable that is not set is empty, and anyone can sign with that."""
+    for secrets in (text, [KEY, text]):
+        with pytest.raises(InvalidArgument, match="at least 24 bytes"):
+            Verifier(secrets)
+
+
+def test_an_old_delivery_is_not_read_as_another_one() -> None:
+    """The signed text is `id.timestamp.body`: with dots in ids it could be cut in another place."""
+    body = f"{AT}.EVIL".encode()
+    old = sign(KEY, "m", AT - 86_400, body)
+    headers = {"webhook-id": f"m.{AT - 86_400}", "webhook-timestamp": str(AT), "webhook-signature": old}
+    with pytest.raises(Refused):
+        Verifier(KEY).verify(headers, b"EVIL", now=AT)
+
+
+def test_no_time_is_not_now() -> None:
+    with pytest.raises(Refused):
+        Verifier(KEY).verify(GOOD, b"body", now=float("nan"))
+
+
 @pytest.mark.parametrize("change", FORGED, ids=str)
 def test_forgeries_are_refused(change: dict[str, Any]) -> None:
     Verifier(KEY).verify(GOOD, b"body", now=AT)
@@ -147,7 +170,7 @@ from trunkline.push import Refused, Verifier
 
 try:
     headers = {"webhook-id": "a", "webhook-timestamp": "1", "webhook-signature": "v1,YQ== v1a,YQ=="}
-    Verifier("whsec_c2VjcmV0").verify(headers, b"", now=1)
+    Verifier("whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=").verify(headers, b"", now=1)
 except Refused as exc:
     print(exc)
 try:

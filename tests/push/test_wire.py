@@ -187,6 +187,39 @@ async def test_an_answer_before_all_of_the_request_was_read() -> None:
     assert connections == 2
 
 
+async def test_interim_responses_have_an_end() -> None:
+    """A receiver that sends 1xx without end is given up, long before the time limit."""
+    interim = b"HTTP/1.1 102 Processing\r\n\r\n"
+    peer = Peer(interim * 8 + OK, interim * 9 + OK, interim * 10_000)
+    async with listening(peer) as sender:
+        first, *others = [await post(sender, peer.url) for _ in range(3)]
+    assert (first.status, first.error) == (200, None)
+    assert [(each.status, each.error) for each in others] == [(None, "the answer is not HTTP")] * 2
+
+
+@pytest.mark.parametrize("seen_by_the_loop", [True, False])
+async def test_a_stray_response_is_not_taken_for_the_next_one(seen_by_the_loop: bool) -> None:
+    """What arrives on an idle connection belongs to no request: otherwise it would ack a delivery that failed."""
+    written = asyncio.Event()
+    stray: list[asyncio.StreamWriter] = []
+
+    class Stray(Peer):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stray.append(writer)
+            await super().serve(reader, writer)
+
+    peer = Stray(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")
+    async with listening(peer) as sender:
+        first = await post(sender, peer.url)
+        stray[0].write(OK)
+        if seen_by_the_loop:
+            asyncio.get_running_loop().call_later(0.1, written.set)
+            await written.wait()
+        second = await post(sender, peer.url)
+    assert [first.status, second.status] == [500, 500]
+    assert peer.connections == 2
+
+
 async def test_tls_is_checked(tmp_path: Path) -> None:
     certificate = _certificate(tmp_path)
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

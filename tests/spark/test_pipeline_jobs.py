@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.topics import payloads, publish
 from trunkline.jobs import App, Worker
-from trunkline.pipeline_jobs import add_pipelines
+from trunkline.pipeline_jobs import _below_uri, add_pipelines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ async def test_one_runs_while_another_is_cancelled(spark: SparkSession, db: str,
     (tmp_path / "slow.py").write_text(SLOW)
     tracker = spark.sparkContext.statusTracker()
     async with App(db, queue="pipes") as app:
-        job = add_pipelines(app, queue="pipes", files=str(tmp_path), spark=spark)
+        job = add_pipelines(app, queue="pipes", files=str(tmp_path), output=str(tmp_path), spark=spark)
         async with Worker(app):
             checkpoint = str(tmp_path / "checkpoint")
             settings = {"file": "slow.py", "topic": "t", "to_topic": "copy", "checkpoint": checkpoint}
@@ -70,17 +70,26 @@ async def test_one_runs_while_another_is_cancelled(spark: SparkSession, db: str,
 async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path: Path) -> None:
     """Before Spark is needed: the worker has none."""
     conn.execute("select trunkline.create_topic('t')")
+    (tmp_path / "link").symlink_to("/")
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("archiv", {}, "there is no pipeline 'archiv' (did you mean 'archive'?)"),
         ("archive", {"topics": "t"}, "has no setting 'topics' (did you mean 'topic'?)"),
         ("archive", {"topic": "t", "spark": 1}, "has no setting 'spark'"),
         ("archive", {}, "needs topic"),
         ("run", {"topic": "t", "file": "../x.py", "checkpoint": "c"}, "../x.py is outside"),
+        ("compact", {"topic": "t", "table": "/home/x", "overwrite": True}, "/home/x is outside"),
+        ("compact", {"topic": "t", "table": "../x"}, "../x is outside"),
+        ("compact", {"topic": "t", "table": "."}, ". is outside"),
+        ("compact", {"topic": "t", "table": f"file://{tmp_path}/x"}, "is outside"),
+        ("compact", {"topic": "t", "table": "link/x"}, "link/x is outside"),
+        ("archive", {"topic": "t", "location": "s3://bucket/x"}, "s3://bucket/x is outside"),
+        ("report", {"folder": "/etc"}, "/etc is outside"),
+        ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "/x"}, "/x is outside"),
         ("replay", {"topic": "t", "id": "x", "start": "sometime"}, "is not a place in a log"),
         ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "c", "mode": "stream"}, "a job ends"),
     ]
     async with App(db, queue="pipes") as app:
-        job = add_pipelines(app, queue="pipes", files=str(tmp_path))
+        job = add_pipelines(app, queue="pipes", files=str(tmp_path), output=str(tmp_path))
         async with Worker(app):
             for name, settings, words in wrong:
                 handle = await job.enqueue(name, settings)
@@ -94,3 +103,20 @@ async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path
             await job.enqueue("run", {"topic": "t", "file": "x.py", "checkpoint": "c"})
             (letter,) = await until(lambda: app.client.dead.list("pipes"))
             assert "this worker runs no files" in letter.error
+            await app.client.dead.purge("pipes")
+            await job.enqueue("report", {"folder": "r"})
+            (letter,) = await until(lambda: app.client.dead.list("pipes"))
+            assert "this worker has no output root" in letter.error
+
+
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [
+        ("x/y", "s3://bucket/out/x/y"), ("s3://bucket/out/x", "s3://bucket/out/x"), ("/x", "s3://bucket/out/x"),
+        ("s3://bucket/other", None), ("s3://bucket/out", None), ("s3://bucket/out-2/x", None), ("../x", None),
+        ("x/../../y", None), ("s3://bucket/out/../x", None), ("x//y", None), ("%2e%2e/x", None), ("", None),
+    ],
+)  # fmt: skip
+def test_an_output_root_that_is_a_uri(path: str, whole: str | None) -> None:
+    for root in ("s3://bucket/out", "s3://bucket/out/"):
+        assert _below_uri(root, path) == whole

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from trunkline.errors import SparkUnavailable
-from trunkline.spark import open_session
+from trunkline.spark import open_session, warm
 from trunkline.spark.session import _wrapper, check_java
 
 
@@ -60,10 +61,47 @@ def test_workers_start_our_python_without_sparks_zip() -> None:
     assert "zip" not in said[1] and said[1].endswith("/b")
 
 
+def test_the_program_of_the_workers_is_in_no_folder_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another user may prepare any name in a shared directory, also as a link to a folder of ours that he turns later."""
+    ours = tmp_path / "ours"
+    ours.mkdir(mode=0o700)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / f"trunkline-spark-{os.getuid()}").symlink_to(ours)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert _wrapper().parent == tmp_path / "cache" / "trunkline"
+    assert not list(ours.iterdir())
+    # a cache that others can change, a link, or none: a new folder each time
+    (tmp_path / "cache" / "trunkline").chmod(0o777)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "trunkline").symlink_to(ours)
+    folders = []
+    (tmp_path / "file").touch()
+    for cache in ("cache", "links", "file"):
+        monkeypatch.setattr(warm, "cache_folder", lambda name=cache: tmp_path / name / "trunkline")
+        folders.append(_wrapper().parent)
+    assert all(folder.parent == shared and folder.stat().st_mode & 0o077 == 0 for folder in folders)
+    assert len(set(folders)) == 3 and not list(ours.iterdir())
+
+
+def test_kept_classes_are_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    file = folder / "classes.jsa"
+    file.touch(mode=0o400)
+    assert warm._trusted(file)
+    link = folder / "link.jsa"
+    link.symlink_to(file)
+    assert not warm._trusted(link)
+    folder.chmod(0o777)
+    assert not warm._trusted(file)
+
+
 _STARTS_AND_FAILS = """
 import contextlib, os, signal, sys
 from pyspark.sql import SparkSession
-from trunkline.spark import open_session
+from trunkline.spark import open_session, warm
 from trunkline.spark.pipelines import transforms
 
 change = transforms.load(sys.argv[1])

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from trunkline.cli.main import app
 
 ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements-runtime.lock", "requirements-build.lock")
 INSTRUCTIONS = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "CMD"}
 
 
@@ -55,8 +60,54 @@ def test_what_is_copied_is_there_and_enough_to_build() -> None:
     names = {name for group in copied for name in group}
     assert all((ROOT / name).exists() for name in names)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {*project["license-files"], "src", "pyproject.toml", "requirements.lock"} <= names
-    assert not re.search(r"^git\+|^-e ", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
+    assert {*project["license-files"], "src", "pyproject.toml", *LOCKS} <= names
+    for lock in LOCKS:
+        assert not re.search(r"^git\+|^-e ", (ROOT / lock).read_text(), flags=re.MULTILINE)
+
+
+def entries(lock: str) -> dict[str, str]:
+    """The entries of a lock by name: version, marker and hashes."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", (ROOT / lock).read_text().rstrip("\n"))
+    return {canonicalize_name(re.split(r"[=\[]", block)[0]): block for block in blocks}
+
+
+def needed(requirements: list[str], locked: dict[str, str]) -> set[str]:
+    """The names of all packages that these need, of those that are locked."""
+    names: set[str] = set()
+    todo = [Requirement(text) for text in requirements]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        each = todo.pop()
+        name, extras = canonicalize_name(each.name), frozenset(each.extras)
+        if (name, extras) in seen or name not in locked:
+            continue
+        seen.add((name, extras))
+        names.add(name)
+        with suppress(metadata.PackageNotFoundError):
+            for other in map(Requirement, metadata.requires(name) or []):
+                wanted = "extra" not in str(other.marker) or any(other.marker.evaluate({"extra": e}) for e in extras)
+                todo += [other] if wanted else []
+    return names
+
+
+def test_the_image_has_what_runs_and_nothing_else() -> None:
+    """Neither tests nor tools: each package of an image is one that may have a hole."""
+    found = instructions()
+    assert not any("requirements.lock" in value for _, value in found)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    runtime = [text for name in ("cli", "http", "otel", "push", "server") for text in extras[name]]
+    everything = entries("requirements.lock")
+    for lock, roots in (
+        ("requirements-runtime.lock", [*project["project"]["dependencies"], *runtime]),
+        ("requirements-build.lock", project["build-system"]["requires"]),
+    ):
+        locked = entries(lock)
+        assert set(locked) == needed(roots, everything), lock
+        # the same versions and hashes as those that were tested
+        assert {name: everything[name] for name in locked} == locked
+    for name in ("pytest", "django", "celery", "redis", "hatchling", "bandit", "fastapi"):
+        assert name not in entries("requirements-runtime.lock")
 
 
 def test_compose_has_postgres_the_schema_and_the_service() -> None:

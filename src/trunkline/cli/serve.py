@@ -36,7 +36,7 @@ from trunkline.settings import Settings
 @click.option(
     "--require-token/--no-require-token",
     default=None,
-    help="Refuse requests without a token.  [default: if there are tokens]",
+    help="Refuse requests without a token.  [default: as soon as there is a token]",
 )
 @click.option("--rate", type=click.FloatRange(min=0.1), help="Requests per second of one token and process.")
 @click.option("--metrics-port", type=Count(1, 65535), help="Serve metrics on this port of 127.0.0.1 too, without a token.")
@@ -88,9 +88,9 @@ def command(
         raise SettingsError("--tls-cert and --tls-key belong together", hint="give both or neither")
     settings = Settings.load({"database_url": database_url, "data": data, "port": port})
     url = conninfo(settings)
-    tokens = asyncio.run(_has_tokens(url)) if require_token is None else require_token
+    tokens = (asyncio.run(_has_tokens(url)) or None) if require_token is None else require_token
     # before anything listens there, even for a moment
-    check_address(host, tokens=tokens)
+    check_address(host, tokens=bool(tokens))
     with reserved_port(host, settings.port) as chosen:
         if settings.port == 0:
             say(f"Serving http://{host}:{chosen}")

@@ -238,14 +238,30 @@ async def head(conn: Connection, topic: str, partition: int) -> int:
     return int(await fetch_value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
 
 
-async def read(
-    conn: Connection, topic: str, partition: int, *, start: int, limit: int = 100, type: Any = None
-) -> list[Message[Any]]:
-    rows = await fetch_rows(
-        conn,
-        f"select {_FIELDS} from trunkline.read(%b, %b::int, %b::bigint, %b::int)",  # noqa: S608
-        (topic, partition, start, limit),
+def _within(fields: str, function: str) -> str:
+    """A statement for the rows of a function whose payloads fit into a number of bytes, the last argument; the first row
+    always. The others never leave the database, so that a page of large payloads does not fill our memory."""
+    return (
+        f"select {fields} from (select r.*, sum(octet_length(payload)) over (order by ordinality) as bytes"  # noqa: S608
+        f" from trunkline.{function} with ordinality r) r where ordinality = 1 or bytes <= %b::bigint"
     )
+
+
+async def read(
+    conn: Connection,
+    topic: str,
+    partition: int,
+    *,
+    start: int,
+    limit: int = 100,
+    max_bytes: int | None = None,
+    type: Any = None,
+) -> list[Message[Any]]:
+    function, args = "read(%b, %b::int, %b::bigint, %b::int)", (topic, partition, start, limit)
+    if max_bytes is None:
+        rows = await fetch_rows(conn, f"select {_FIELDS} from trunkline.{function}", args)  # noqa: S608
+    else:
+        rows = await fetch_rows(conn, _within(_FIELDS, function), (*args, max_bytes))
     decode = decoder(type)
     return [Message(**message_fields(row), _decode=decode) for row in rows]
 
@@ -430,13 +446,15 @@ async def cleanup_queue(conn: Connection, name: str) -> int:
     return int(await fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
 
 
-async def peek_queue(conn: Connection, queue: str, *, limit: int = 10, type: Any = None) -> list[Waiting[Any]]:
+async def peek_queue(
+    conn: Connection, queue: str, *, limit: int = 10, max_bytes: int | None = None, type: Any = None
+) -> list[Waiting[Any]]:
     """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
-    rows = await fetch_rows(
-        conn,
-        f"select {_FIELDS}, topic, attempt, due_at, error from trunkline.peek_queue(%b, %b::int)",  # noqa: S608
-        (queue, limit),
-    )
+    fields, function = f"{_FIELDS}, topic, attempt, due_at, error", "peek_queue(%b, %b::int)"
+    if max_bytes is None:
+        rows = await fetch_rows(conn, f"select {fields} from trunkline.{function}", (queue, limit))  # noqa: S608
+    else:
+        rows = await fetch_rows(conn, _within(fields, function), (queue, limit, max_bytes))
     decode = decoder(type)
     return [
         Waiting(**message_fields(row), topic=row[11], attempt=row[12], due_at=row[13], error=row[14], _decode=decode)
@@ -614,13 +632,13 @@ _DEAD = f"{_FIELDS}, dead_id, topic, attempts, error, reason, dead_at"
 
 
 async def list_dead_letters(
-    conn: Connection, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
+    conn: Connection, queue: str, *, after: int = 0, limit: int = 100, max_bytes: int | None = None, type: Any = None
 ) -> list[DeadLetter[Any]]:
-    rows = await fetch_rows(
-        conn,
-        f"select {_DEAD} from trunkline.list_dead_letters(%b, %b::bigint, %b::int)",  # noqa: S608
-        (queue, after, limit),
-    )
+    function, args = "list_dead_letters(%b, %b::bigint, %b::int)", (queue, after, limit)
+    if max_bytes is None:
+        rows = await fetch_rows(conn, f"select {_DEAD} from trunkline.{function}", args)  # noqa: S608
+    else:
+        rows = await fetch_rows(conn, _within(_DEAD, function), (*args, max_bytes))
     return [_dead_letter(row, decoder(type)) for row in rows]
 
 

@@ -215,7 +215,12 @@ class EmbeddedServer:
         if self._lock is not None:
             return True
         try:
-            file = (self.data_dir / "lock").open("a")
+            # for its owner only: a lock needs no right to write, so any user that could open the file could keep us out
+            descriptor = os.open(self.data_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file = os.fdopen(descriptor, "a")
+            if os.fstat(descriptor).st_mode & 0o077:
+                with suppress(PermissionError):
+                    os.fchmod(descriptor, 0o600)
         except OSError as exc:
             raise EmbeddedServerError(
                 f"{self.data_dir} cannot be used: {exc.strerror}",

@@ -17,9 +17,12 @@ import msgspec
 
 from trunkline.db import push
 from trunkline.db.pool import Connection
+from trunkline.errors import InvalidArgument
 from trunkline.push.signing import HMAC_PREFIX, PUBLIC_PREFIX, content, decode_key, read_public_key
 
 TOLERANCE_SECONDS = 300
+MIN_SECRET = 24
+"""Bytes, as for endpoints. Anyone can sign with an empty key, such as that of a variable which is not set."""
 
 
 class Refused(Exception):
@@ -27,7 +30,11 @@ class Refused(Exception):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A genuine delivery."""
+    """A genuine delivery.
+
+    The signature covers `id`, `timestamp` and `body`. The other fields come from headers that are not signed: a proxy on
+    the way could have changed them, so do not decide by them what a delivery may do.
+    """
 
     id: str
     timestamp: int
@@ -53,7 +60,7 @@ class Verifier:
 
     def __init__(self, secrets: str | Sequence[str], *, tolerance: int = TOLERANCE_SECONDS) -> None:
         given = [secrets] if isinstance(secrets, str) else list(secrets)
-        self._secrets = [decode_key(text, HMAC_PREFIX) for text in given if not text.startswith(PUBLIC_PREFIX)]
+        self._secrets = [_read_secret(text) for text in given if not text.startswith(PUBLIC_PREFIX)]
         self._keys = [read_public_key(text) for text in given if text.startswith(PUBLIC_PREFIX)]
         self._tolerance = tolerance
 
@@ -64,9 +71,13 @@ class Verifier:
             id, stamp, signatures = (found[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
         except KeyError:
             raise Refused("a webhook header is missing") from None
+        if not id or "." in id:
+            # a dot would let the parts of a signed text be cut elsewhere: an old body as a new timestamp
+            raise Refused("webhook-id is empty or has a dot")
         if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16):
             raise Refused("webhook-timestamp is not a number")
-        if abs((time.time() if now is None else now) - int(stamp)) > self._tolerance:
+        # not the other way round: no comparison with NaN is true
+        if not abs((time.time() if now is None else now) - int(stamp)) <= self._tolerance:
             raise Refused(f"the delivery is more than {self._tolerance} s away from now")
         signed = content(id, int(stamp), body)
         if not any(self._matches(part, signed) for part in signatures.split(" ")[:20]):
@@ -84,6 +95,16 @@ class Verifier:
         if version == "v1a":
             return any(_verifies(key, given, signed) for key in self._keys)
         return False
+
+
+def _read_secret(text: str) -> bytes:
+    key = decode_key(text, HMAC_PREFIX)
+    if len(key) < MIN_SECRET:
+        raise InvalidArgument(
+            f"a webhook secret must have at least {MIN_SECRET} bytes, got {len(key)}",
+            hint="Check that the variable with the secret is set, and copy all of whsec_...",
+        )
+    return key
 
 
 def _verifies(key: Any, signature: bytes, signed: bytes) -> bool:

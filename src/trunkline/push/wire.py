@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 from collections.abc import Mapping
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -20,6 +22,8 @@ from yarl import URL
 _AT_ONCE = 64 * 1024
 """Bodies up to this size go out together with their head."""
 _MOST_TARGETS = 1000
+_MOST_INTERIM = 8
+"""Interim responses (1xx) before the response. A receiver that sends them without end would keep the event loop busy."""
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f]")
 # the whole exchange has a time limit, so that its parts need none
 _NO_TIMEOUT = aiohttp.ClientTimeout()
@@ -78,6 +82,7 @@ class Wire:
     def __init__(self, connector: aiohttp.TCPConnector) -> None:
         self._connector = connector
         self._targets: dict[str, tuple[aiohttp.ClientRequest, str]] = {}
+        self._used: WeakSet[ResponseHandler] = WeakSet()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Send it and answer the head of what comes back."""
@@ -87,23 +92,35 @@ class Wire:
             raise ValueError("a header has characters that do not belong there")
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = f"{start}{lines}content-length: {len(body)}\r\n\r\n".encode()
-        connection = await self._connector.connect(request, [], _NO_TIMEOUT)
-        protocol = connection.protocol
-        assert protocol is not None  # noqa: S101
+        connection, protocol = await self._connect(request)
         try:
             protocol.set_response_params(read_until_eof=True, auto_decompress=False)
             _write(protocol.transport, head, body)
-            while True:
+            for _ in range(1 + _MOST_INTERIM):
                 message, content = await protocol.read()
-                # before the answer there may be others that only say that it takes a while
+                # before the response there may be others that only say that it takes a while
                 if not 100 <= message.code < 200 or message.code == 101:
                     return Reply(message.code, message.headers, content, connection, protocol)
+            raise NotHttp(f"more than {_MOST_INTERIM} interim responses")
         except HttpProcessingError as exc:
             _give_up(connection, protocol)
             raise NotHttp from exc
         except BaseException:
             _give_up(connection, protocol)
             raise
+
+    async def _connect(self, request: aiohttp.ClientRequest) -> tuple[Connection, ResponseHandler]:
+        """A connection on which nothing has arrived: what did would be taken for the response to the next request."""
+        while True:
+            connection = await self._connector.connect(request, [], _NO_TIMEOUT)
+            protocol = connection.protocol
+            assert protocol is not None  # noqa: S101
+            if protocol not in self._used:
+                self._used.add(protocol)
+                return connection, protocol
+            if not _has_unread(protocol):
+                return connection, protocol
+            connection.close()
 
     def _read(self, url: str) -> tuple[aiohttp.ClientRequest, str]:
         """What all requests to this url have in common."""
@@ -116,6 +133,16 @@ class Wire:
         start = f"POST {request.url.raw_path_qs} HTTP/1.1\r\nhost: {request.headers['host']}\r\n"
         self._targets[url] = request, start
         return request, start
+
+
+def _has_unread(protocol: ResponseHandler) -> bool:
+    """Whether something has arrived on a kept connection, or its end: in the protocol, or in the socket."""
+    transport = protocol.transport
+    if protocol.should_close or transport is None:
+        return True
+    poller = select.poll()
+    poller.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _write(transport: asyncio.Transport | None, head: bytes, body: bytes) -> None:

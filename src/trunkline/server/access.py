@@ -1,29 +1,56 @@
-"""Who may do what: tokens, their scopes, the rate they are allowed, and the audit log of what administrators do."""
+"""Access control: tokens, their scopes, the rate they are allowed, and the audit log of what administrators do."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
+import logging
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from trunkline import Client
 from trunkline.db import tokens
 from trunkline.db.tokens import Token
+from trunkline.errors import TrunklineError
+from trunkline.server.browsers import hides_its_origin
 from trunkline.server.config import Config
+from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, busy
 from trunkline.server.routing import Doc
 
+log = logging.getLogger("trunkline.server")
 _FRESH_SECONDS = 2.0
+"""Age of the token list after which it is read again."""
+_STALE_SECONDS = 5.0
+"""Age of the token list after which a request waits for a new one."""
+_PAUSE_SECONDS = 0.25
+"""Between two reads of the token list, however many unknown tokens are shown."""
+_FAILURES_PER_SECOND = 5.0
+_FAILURES_AT_ONCE = 20.0
+_AUDIT_SECONDS = 60.0
+_AUDIT_MOST = 30
+"""Refused tokens in the audit log: one entry per address in this time, and this many in all."""
 _TOKEN = re.compile(r"tl_([0-9a-f]{16})_([0-9a-f]{64})")
 _NOBODY = "0" * 64
 _MOST_BUCKETS = 10_000
+_HIDDEN = "<queue of the receipt>"
 IN_BODY = "@body"
 """The route finds out itself which topic or queue it is about."""
+
+
+class Credential(NamedTuple):
+    """What a request showed: the id of a token, None if there is none in it, and the digest of its secret."""
+
+    token_id: str | None
+    digest: bytes
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -66,32 +93,54 @@ _LOCAL = Caller("local", None)
 
 
 class Access:
-    """The doorkeeper of a worker. A revoked token is refused within seconds."""
+    """Admits the requests of a worker. A revoked token is refused within seconds, a new one is accepted at once."""
 
-    def __init__(self, config: Config, mq: Client) -> None:
+    def __init__(self, config: Config, mq: Client, refused: Callable[[str], None] = lambda reason: None) -> None:
         self._config = config
         self._mq = mq
+        self._count_refused = refused
         self._known: dict[str, Token] = {}
-        self._read_at = -_FRESH_SECONDS
+        self._read_at = float("-inf")
+        """When the last read of the token list that succeeded has started."""
+        self._tried_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
         self._skew = timedelta(0)
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._failures: dict[str, tuple[float, float]] = {}
+        self._audited: dict[str, float] = {}
+        self._watches: dict[asyncio.Future[Problem], Credential | None] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Requests need no token. The first token ends that, unless the server was started with --no-require-token."""
+        required = self._config.require_token
+        return not self._known if required is None else not required
 
     async def admit(self, scope: Any, doc: Doc) -> None:
         """Let the request of this ASGI scope pass, or raise 401, 403 or 429."""
         if doc.scope == "public":
             return
-        caller = await self._caller(scope) if self._config.require_token else _LOCAL
+        if self._config.require_token is not False:
+            await self._refresh()
+        if self.open and doc.scope == "consume" and scope["method"] == "GET" and hides_its_origin(scope["headers"]):
+            # some of these take messages, for clients of other systems
+            raise Problem(403, "cross_origin", "without tokens a browser must say where its requests come from")
+        caller = _LOCAL if self.open else await self._caller(scope)
         scope["trunkline_caller"] = caller
-        self._check_rate(caller.name if caller.scopes is not None else (scope.get("client") or ("", 0))[0])
+        self._check_rate(caller.name if caller.scopes is not None else _address(scope))
         name = doc.object if doc.object in (None, IN_BODY) else scope["path_params"][doc.object]
         if not caller.may(doc.scope, name):
             raise _denied(doc.scope, None if name == IN_BODY else name)
         if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
-    async def allow(self, scope: Any, verb: str, name: str) -> None:
-        """For routes whose body names the topic or queue: the second half of `admit`."""
-        caller = self.check(scope, verb, name)
+    async def allow(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> None:
+        """For routes whose body names the topic or queue: the second half of `admit`.
+
+        `hide`: the caller has not named it, so a refusal does not name it either.
+        """
+        caller = self.check(scope, verb, name, hide=hide)
         if scope["route_handler"].opt["doc"].audit:
             await self._record(scope, caller, name)
 
@@ -99,26 +148,84 @@ class Access:
         """For routes whose body names neither a topic nor a queue: write what they are about to do into the audit log."""
         await self._record(scope, scope.get("trunkline_caller", _LOCAL), name)
 
-    def check(self, scope: Any, verb: str, name: str) -> Caller:
-        """Raise 403 unless the caller may do this to a topic or queue."""
+    def check(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> Caller:
+        """Raise 403 unless the caller may do this to a topic, queue or endpoint."""
         caller: Caller = scope.get("trunkline_caller", _LOCAL)
         if not caller.may(verb, name):
-            raise _denied(verb, name)
+            raise _denied(verb, _HIDDEN if hide else name)
         return caller
 
+    @contextmanager
+    def watch(self, scope: Any) -> Iterator[asyncio.Future[Problem]]:
+        """For requests that last: a future that is done when their token is revoked or expires, with the reason."""
+        ended: asyncio.Future[Problem] = asyncio.get_running_loop().create_future()
+        self._watches[ended] = scope.get("trunkline_credential")
+        if self._watcher is None and self._config.require_token is not False:
+            self._watcher = asyncio.create_task(self._keep_watch(), name="trunkline access")
+        try:
+            yield ended
+        finally:
+            del self._watches[ended]
+            ended.cancel()
+
+    def close(self) -> None:
+        """End the tasks; the worker stops."""
+        for task in (self._watcher, self._reading):
+            if task is not None:
+                task.cancel()
+
+    async def _keep_watch(self) -> None:
+        """Check the tokens of lasting requests again and again, while there are any."""
+        try:
+            while self._watches:
+                await asyncio.sleep(_FRESH_SECONDS)
+                # without a database nothing is delivered either
+                with contextlib.suppress(TrunklineError):
+                    await self._read()
+                for ended, credential in list(self._watches.items()):
+                    problem = self._refusal(credential)
+                    if problem is not None and not ended.done():
+                        ended.set_result(problem)
+        finally:
+            self._watcher = None
+
+    def _refusal(self, credential: Credential | None) -> Problem | None:
+        if self.open:
+            return None
+        try:
+            self._check(credential)
+        except Problem as exc:
+            return exc
+        return None
+
     async def _caller(self, scope: Any) -> Caller:
-        found = [value for key, value in scope["headers"] if key == b"authorization"]
-        if len(found) != 1 or found[0][:7].lower() != b"bearer ":
+        """The caller that the request's token stands for, or 401. A token that is not in our list may be a new one."""
+        arrived = time.monotonic()
+        credential = _shown(scope)
+        try:
+            caller = self._check(credential)
+        except Problem:
+            self._limit_failures(scope)
+            while credential is not None and self._read_at < arrived:
+                await self._read()
+            try:
+                caller = self._check(credential)
+            except Problem as exc:
+                _take(self._failures, _address(scope), _FAILURES_PER_SECOND, _FAILURES_AT_ONCE)
+                if credential is not None:
+                    await self._report(scope, exc.error, credential)
+                raise
+        scope["trunkline_credential"] = credential
+        return caller
+
+    def _check(self, credential: Credential | None) -> Caller:
+        if credential is None:
             raise _unknown("unauthenticated", "this needs a token: Authorization: Bearer <token>")
-        match = _TOKEN.fullmatch(found[0][7:].strip().decode("latin-1"))
-        if time.monotonic() - self._read_at > _FRESH_SECONDS:
-            await self._read()
-        token = self._known.get(match[1]) if match else None
-        digest = tokens.digest(match[2] if match else _NOBODY)
+        token = None if credential.token_id is None else self._known.get(credential.token_id)
         now = datetime.now(tz=None).astimezone() + self._skew
         # the same work whether the token is known or not
-        good = hmac.compare_digest(digest, token.hash if token else tokens.digest(_NOBODY))
-        old = hmac.compare_digest(digest, (token.old_hash if token else None) or tokens.digest(_NOBODY))
+        good = hmac.compare_digest(credential.digest, token.hash if token else tokens.digest(_NOBODY))
+        old = hmac.compare_digest(credential.digest, (token.old_hash if token else None) or tokens.digest(_NOBODY))
         if token is None or not (good or (old and token.old_until is not None and token.old_until > now)):
             raise _unknown("unauthenticated", "this token is not known")
         if token.revoked_at is not None:
@@ -127,32 +234,103 @@ class Access:
             raise _unknown("token_expired", "this token has expired")
         return Caller(token.name, tuple(token.scopes))
 
+    async def _refresh(self) -> None:
+        """Read the token list if it is old; wait for it only if it is very old, or the first one."""
+        age = time.monotonic() - self._read_at
+        if age > _STALE_SECONDS:
+            await self._read()
+        elif age > _FRESH_SECONDS:
+            self._start_reading()
+
     async def _read(self) -> None:
-        self._read_at = time.monotonic()
+        """Read the token list, or wait for a read that has started. Raises if the database does not respond."""
+        await asyncio.shield(self._start_reading())
+
+    def _start_reading(self) -> asyncio.Task[None]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_tokens(), name="trunkline tokens")
+            # a read that fails is reported to the requests that wait for it, if any
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._reading
+
+    async def _read_tokens(self) -> None:
+        await asyncio.sleep(self._tried_at + _PAUSE_SECONDS - time.monotonic())
+        started = self._tried_at = time.monotonic()
+        with limited(Limits()):
+            async with self._mq.connection() as conn:
+                known = {token.token_id: token for token in await tokens.list_tokens(conn)}
+                self._skew = await tokens.now(conn) - datetime.now(tz=None).astimezone()
+        self._known, self._read_at = known, started
+
+    def _limit_failures(self, scope: Any) -> None:
+        """Raise 429 for an address that shows wrong tokens all the time. Right ones are never refused for that."""
+        after = _take(self._failures, _address(scope), _FAILURES_PER_SECOND, _FAILURES_AT_ONCE, 0.0)
+        if after is not None:
+            self._count_refused("wrong_tokens")
+            raise busy("too many requests with a wrong token, or none", status=429, error="rate_limited", after=after)
+
+    async def _report(self, scope: Any, error: str, credential: Credential) -> None:
+        """Count and log a wrong token; the first of an address in a while goes into the audit log too."""
+        self._count_refused(error)
+        address, now = _address(scope), time.monotonic()
+        token = self._known.get(credential.token_id or "")
+        fields = {"error": error, "address": address, "token": None if token is None else token.name}
+        log.warning("token refused", extra={"fields": fields})
+        self._audited = {who: at for who, at in self._audited.items() if now - at < _AUDIT_SECONDS}
+        if address in self._audited or len(self._audited) >= _AUDIT_MOST:
+            return
+        self._audited[address] = now
+        with contextlib.suppress(TrunklineError):
+            await self._audit_refusal(address, error, fields["token"])
+
+    async def _audit_refusal(self, address: str, error: str, token: str | None) -> None:
         async with self._mq.connection() as conn:
-            self._known = {token.token_id: token for token in await tokens.list_tokens(conn)}
-            self._skew = await tokens.now(conn) - datetime.now(tz=None).astimezone()
+            await tokens.record_audit(
+                conn, actor="unknown", address=address or None, action=f"token refused: {error}", object=token
+            )
 
     def _check_rate(self, who: str) -> None:
         """A bucket per caller that holds one second's worth of requests."""
         rate = self._config.rate
         if rate is None:
             return
-        now = time.monotonic()
-        left, at = self._buckets.get(who, (rate, now))
-        left = min(max(rate, 1.0), left + (now - at) * rate)
-        if left < 1:
-            self._buckets[who] = (left, now)
-            raise busy(f"more than {rate:g} requests per second", status=429, error="rate_limited", after=(1 - left) / rate)
-        if len(self._buckets) > _MOST_BUCKETS:
-            self._buckets.clear()
-        self._buckets[who] = (left - 1, now)
+        after = _take(self._buckets, who, rate, max(rate, 1.0))
+        if after is not None:
+            raise busy(f"more than {rate:g} requests per second", status=429, error="rate_limited", after=after)
 
     async def _record(self, scope: Any, caller: Caller, name: str | None) -> None:
-        address = (scope.get("client") or (None, 0))[0]
+        address = _address(scope) or None
         action = f"{scope['method']} {scope['path_template']}"
         async with self._mq.connection() as conn:
             await tokens.record_audit(conn, actor=caller.name, address=address, action=action, object=name)
+
+
+def _take(buckets: dict[str, tuple[float, float]], who: str, rate: float, most: float, n: float = 1.0) -> float | None:
+    """Take n from a bucket that refills at `rate` up to `most`; returns the seconds to wait if it is empty."""
+    now = time.monotonic()
+    left, at = buckets.get(who, (most, now))
+    left = min(most, left + (now - at) * rate)
+    if left < 1:
+        buckets[who] = (left, now)
+        return (1 - left) / rate
+    if len(buckets) > _MOST_BUCKETS:
+        buckets.clear()
+    buckets[who] = (left - n, now)
+    return None
+
+
+def _shown(scope: Any) -> Credential | None:
+    """The token of a request; None if it has none."""
+    found = [value for key, value in scope["headers"] if key == b"authorization"]
+    if len(found) != 1 or found[0][:7].lower() != b"bearer ":
+        return None
+    match = _TOKEN.fullmatch(found[0][7:].strip().decode("latin-1"))
+    return Credential(match[1] if match else None, tokens.digest(match[2] if match else _NOBODY))
+
+
+def _address(scope: Any) -> str:
+    address: str = (scope.get("client") or ("", 0))[0]
+    return address
 
 
 def _object(scope: Any) -> str | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import re
 import time
-from functools import lru_cache
 from typing import Any
 
 from litestar import Litestar, Response, Router
@@ -17,7 +15,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from trunkline import telemetry
 from trunkline.remedies import Words
 from trunkline.server import engine, limits, logs
-from trunkline.server.addresses import is_loopback
+from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
 from trunkline.server.parent import end_with
@@ -189,8 +187,8 @@ class Frontier:
             return Problem(414, "uri_too_long", f"the target has more than {_MAX_TARGET} bytes")
         if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"] or _hides_a_slash(scope):
             return Problem(400, "bad_path", "the path cannot be read")
-        if not self._config.require_token and (foreign := _foreign(headers, self._config.host)) is not None:
-            return foreign
+        if engine.access.open and (refused := foreign(headers, self._config.host)) is not None:
+            return refused
         if engine.under_way > self._config.max_requests:
             return busy("too many requests are under way")
         return None
@@ -228,28 +226,6 @@ def _hides_a_slash(scope: Any) -> bool:
     """Whether the path has an encoded slash: who stands in front of us and decides by paths would read another one."""
     raw = scope.get("raw_path") or b""
     return b"%" in raw and b"%2f" in raw.lower()
-
-
-def _foreign(headers: Any, host: str) -> Problem | None:
-    """Without tokens no web page in a browser on this machine may reach us: not by another name, not across origins."""
-    hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
-    if len(hosts) > 1:
-        return Problem(400, "bad_host", "the header host is there twice")
-    asked = hosts[0] if hosts else host
-    if not _is_here(asked, host):
-        return Problem(421, "wrong_host", "without tokens this server only answers to the names of this machine")
-    for name, value in headers:
-        if name == b"origin" and value.partition(b"://")[2].decode("latin-1").lower() != asked:
-            return Problem(403, "cross_origin", "without tokens requests from other origins are refused")
-        if name == b"sec-fetch-site" and value in (b"cross-site", b"same-site"):
-            return Problem(403, "cross_origin", "without tokens requests from other sites are refused")
-    return None
-
-
-@lru_cache(maxsize=64)
-def _is_here(asked: str, host: str) -> bool:
-    bare = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
-    return bare == host or is_loopback(bare.strip("[]"))
 
 
 async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:

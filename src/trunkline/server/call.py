@@ -54,9 +54,12 @@ class Call(Request[Any, Any, Any]):
         doc: Doc = self.scope["route_handler"].opt["doc"]
         return doc
 
-    async def allow(self, name: str, scope: str | None = None) -> None:
-        """Go on if the caller's token allows this route (or another scope) on a topic or queue that the body names."""
-        await self.engine.access.allow(self.scope, scope or self.doc.scope, name)
+    async def allow(self, name: str, scope: str | None = None, *, hide: bool = False) -> None:
+        """Raise 403 unless the caller's token allows this route (or another scope) on a topic or queue that the body names.
+
+        `hide`: the caller has not named it itself, so the refusal does not either.
+        """
+        await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide)
 
     async def audit(self, name: str) -> None:
         """Write this call into the audit log with a name that its body gave."""

@@ -17,6 +17,7 @@ from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
 from trunkline.db.tasks import Coalescer
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
+from trunkline.server.budget import fitting
 from trunkline.server.limits import Limits, limited
 from trunkline.types import Result
 
@@ -62,9 +63,12 @@ class _Order(NamedTuple):
 class Claimer:
     """Claims for the requests of this process."""
 
-    def __init__(self, mq: Client, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+    def __init__(self, mq: Client, spawn: Callable[[Coroutine[Any, Any, Any]], None], max_bytes: int) -> None:
         self._mq = mq
         self._spawn = spawn
+        self._max_bytes = max_bytes
+        self._most: dict[str, int] = {}
+        """Queues with large messages: how many fit into two responses, by the last claim."""
         self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
         self._ordered: dict[str, _Order] = {}
 
@@ -110,7 +114,7 @@ class Claimer:
 
     async def _share(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         settler = self._mq._living().settler
-        total = sum(part.limit for part in parts)
+        total = min(sum(part.limit for part in parts), self._most.get(key.queue, _MAX_RECEIPTS))
         if not total:
             return False
         take = partial(
@@ -129,15 +133,27 @@ class Claimer:
             rows = _oldest_first(rows, await take(max_messages=total - len(rows)))
         # the queue may have been made again under the same name, and its messages in one lease are for one request
         first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
+        self._note_size(key.queue, rows)
         start = 0
         for part in parts:
             # some may have left while we claimed
             if not part.gone and not (first_only and start):
-                part.give(Deliveries.of(rows[start : start + part.limit], settler))
-                start += part.limit
+                count = fitting(rows[start : start + part.limit], self._max_bytes)
+                part.give(Deliveries.of(rows[start : start + count], settler))
+                start += count
         if rows[start:]:
             await calls.release(conn, [row.receipt for row in rows[start:]])
-        return len(rows) >= total
+        return len(rows) >= total or start < len(rows)
+
+    def _note_size(self, queue: str, rows: Sequence[Delivery[Any]]) -> None:
+        """Claim fewer messages next time, if these were large: what does not fit is released, but was in memory."""
+        if not rows:
+            return
+        most = max(1, 2 * self._max_bytes * len(rows) // max(1, sum(len(row.payload) for row in rows)))
+        if most < TOGETHER and len(self._most) < _IDLE_LANES:
+            self._most[queue] = most
+        else:
+            self._most.pop(queue, None)
 
     async def _is_ordered(self, conn: Connection, queue: str, cursor: int | None = None) -> bool:
         """Looked up again after a second, and for a cursor that the queue did not have then."""

@@ -38,6 +38,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_stream_body: int = 256 * 1024 * 1024
     stream_seconds: float = 60.0
     """How long a stream of more than one batch may take."""
+    max_response_bytes: int = 8 * 1024 * 1024
+    """Payload bytes of a response with messages, and of what is kept of a topic that clients follow. A response has fewer
+    messages than its limit then, but at least one."""
     max_depth: int = 64
     body_seconds: float = 10.0
     """How long the next part of a body may take."""
@@ -56,8 +59,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Requests under way in a worker, waiting ones included."""
     rate: float | None = None
     """Requests per second of one token (or of one address without tokens) and worker; more get 429."""
-    require_token: bool = False
-    """Without it every request may do everything, so the server only listens on loopback."""
+    require_token: bool | None = None
+    """Refuse requests without a token; None: as soon as there is a token. Without tokens every request may do everything,
+    so the server only listens on loopback."""
     access_log: bool = False
     drain_seconds: float = 10.0
 

@@ -40,12 +40,12 @@ class Engine:
         self.config = config
         self.mq = Client(config.database_url, max_connections=config.max_connections)
         self.mq._runtime().pool = LimitedPool(config)
-        self.claimer = Claimer(self.mq, self.spawn)
+        self.claimer = Claimer(self.mq, self.spawn, config.max_response_bytes)
         self.acker = Acker(self.mq)
         self.lines = Lines(self.mq, self.claimer)
-        self.tails = Tails(self.mq)
-        self.access = Access(config, self.mq)
+        self.tails = Tails(self.mq, config.max_response_bytes)
         self.metrics = Metrics()
+        self.access = Access(config, self.mq, self.metrics.refused)
         self.patience = Patience(config.body_seconds)
         self.receipts = Receipts()
         self.cursors: dict[int, str] = {}
@@ -117,6 +117,7 @@ class Engine:
             async with asyncio.timeout(self.config.drain_seconds):
                 while self.under_way or self._tasks:
                     await asyncio.sleep(0.02)
+        self.access.close()
 
 
 class Receipts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -19,6 +20,9 @@ _SERVICE = "trunkline"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _BYTES = tuple(100 * 10**power for power in range(8))
 _FRESH_SECONDS = 1.0
+# Labels come from fixed sets: each new value is a series that is kept until the worker ends, and clients choose methods.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_OTHER = "other"
 # Each endpoint is a dozen series; who has more of them looks into the database.
 _MOST_ENDPOINTS = 500
 _MOST_PIPELINES = 500
@@ -59,6 +63,7 @@ class Metrics:
         self._tasks: list[doors.UpkeepTask] = []
         self._pipelines: list[doors.PipelineLag] = []
         self._stats_at = 0.0
+        self._rendering = asyncio.Lock()
 
     def begun(self, handler: str) -> None:
         gauge = self._gauges.get(handler)
@@ -70,6 +75,7 @@ class Metrics:
         self._gauges[handler].dec()
 
     def observed(self, handler: str, method: str, code: int, seconds: float, size: int) -> None:
+        method = method if method in _METHODS else _OTHER
         key = (handler, method, code)
         child = self._children.get(key)
         if child is None:
@@ -85,22 +91,30 @@ class Metrics:
         self._refused.labels(reason).inc()
 
     async def render(self, mq: Client) -> tuple[bytes, str]:
-        """All numbers as text; those of the database are at most a second old."""
-        if self._stats is None or time.monotonic() - self._stats_at > _FRESH_SECONDS:
-            self._stats = await mq.stats()
-            async with mq.connection() as conn:
-                self._ages = await doors.ages(conn)
-                self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
-                self._tasks = await doors.upkeep_tasks(conn)
-                self._pipelines = await doors.pipeline_lags(conn, _MOST_PIPELINES)
-            self._stats_at = time.monotonic()
+        """Return all numbers as text; those of the database are at most a second old.
+
+        One scrape at a time, in a thread: many series take seconds to write, and requests must not wait for that.
+        """
+        async with self._rendering:
+            if self._stats is None or time.monotonic() - self._stats_at > _FRESH_SECONDS:
+                self._stats = await mq.stats()
+                async with mq.connection() as conn:
+                    self._ages = await doors.ages(conn)
+                    self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
+                    self._tasks = await doors.upkeep_tasks(conn)
+                    self._pipelines = await doors.pipeline_lags(conn, _MOST_PIPELINES)
+                self._stats_at = time.monotonic()
+            rows = _Database(self._stats, self._ages, self._endpoints, self._tasks, self._pipelines)
+            return await asyncio.to_thread(self._text, rows), CONTENT_TYPE_LATEST
+
+    def _text(self, rows: _Database) -> bytes:
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         database = CollectorRegistry()
-        database.register(_Database(self._stats, self._ages, self._endpoints, self._tasks, self._pipelines))
-        return generate_latest(registry) + generate_latest(database), CONTENT_TYPE_LATEST
+        database.register(rows)
+        return generate_latest(registry) + generate_latest(database)
 
 
 class _Database(Collector):

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from trunkline.errors import TrunklineError
+from trunkline.server.browsers import foreign
 
 if TYPE_CHECKING:
     from trunkline.server.engine import Engine
@@ -24,8 +25,8 @@ async def serve_metrics(engine: Engine) -> asyncio.Server | None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(await _answer(engine))
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(await _answer(engine, head))
                 await writer.drain()
         writer.close()
 
@@ -38,11 +39,21 @@ async def serve_metrics(engine: Engine) -> asyncio.Server | None:
         return None
 
 
-async def _answer(engine: Engine) -> bytes:
+async def _answer(engine: Engine, head: bytes) -> bytes:
     status = "200 OK"
+    refused = foreign(_headers(head), engine.config.metrics_host)
     try:
-        content, kind = await engine.metrics.render(engine.mq)
+        if refused is not None:
+            status, content, kind = f"{refused.status} {refused.error}", refused.detail.encode(), "text/plain"
+        else:
+            content, kind = await engine.metrics.render(engine.mq)
     except TrunklineError as exc:
         status, content, kind = "503 Service Unavailable", str(exc.message).encode(), "text/plain"
-    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
-    return head.encode() + content
+    start = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+    return start.encode() + content
+
+
+def _headers(head: bytes) -> list[tuple[bytes, bytes]]:
+    """The headers of a request, as far as they can be read."""
+    pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return [(name.strip().lower(), value.strip()) for name, colon, value in pairs if colon]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -12,28 +13,22 @@ import msgspec
 from trunkline.server.problems import Problem, malformed
 
 T = TypeVar("T")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_LEAF = re.compile(rb"\[\]|\{\}")
+# An unclosed string reaches to the end of the body, and nothing is tried twice: one pass, whatever the body holds.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_FEW = 64
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_depth(body: bytes, limit: int) -> None:
-    """Refuse JSON that is nested deeper than `limit`, in time that grows with its length only."""
-    if body.count(b"[") + body.count(b"{") <= min(limit, _FEW):
+    """Refuse JSON that is nested deeper than `limit`, in one pass over the body.
+
+    The depth is right up to the first syntax error, where every reader stops.
+    """
+    if body.count(b"[") + body.count(b"{") <= limit:
         return
     brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
-    for _ in range(limit):
-        shorter = _LEAF.sub(b"", brackets)
-        if not shorter:
-            return
-        if len(shorter) == len(brackets):
-            # not balanced: the reader will say so, unless it would drown before
-            if brackets.count(b"[") + brackets.count(b"{") <= limit:
-                return
-            break
-        brackets = shorter
-    raise malformed(f"the JSON is nested deeper than {limit} levels", "json_too_deep")
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limit:
+        raise malformed(f"the JSON is nested deeper than {limit} levels", "json_too_deep")
 
 
 def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
@@ -59,8 +54,7 @@ def check_json(body: bytes) -> list[str]:
         keys = [key for key, _ in pairs]
         found = dict(pairs)
         if len(found) < len(pairs):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise malformed(f"the key {twice!r} is there twice", "duplicate_key")
+            raise malformed(f"the key {_first_repeated(keys)[:50]!r} is there twice", "duplicate_key")
         return found
 
     try:
@@ -80,6 +74,11 @@ def check_value(raw: bytes) -> None:
         msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         check_json(raw)
+
+
+def _first_repeated(keys: list[str]) -> str:
+    seen: set[str] = set()
+    return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
 
 def _words(exc: msgspec.ValidationError) -> str:

@@ -34,7 +34,7 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     """Request headers and what they mean."""
     object: str | None = None
-    """Path parameter that names the topic or queue of a scope's pattern."""
+    """Path parameter that names the topic, queue or endpoint of a scope's pattern."""
     audit: bool | Literal["body"] = False
     """Record calls in the audit log; "body": the route does so itself (`Call.audit`) when it has read the name."""
     reads: bool = False

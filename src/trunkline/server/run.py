@@ -30,7 +30,7 @@ def serve(
                     os.kill(worker._id(), STOP_SIGNAL)  # type: ignore[no-untyped-call]
             super().shutdown(exit_code)  # type: ignore[no-untyped-call]
 
-    check_address(config.host, tokens=config.require_token)
+    check_address(config.host, tokens=bool(config.require_token))
     config.to_environment()
     logs.set_up()
     shared: str | None = None

@@ -24,19 +24,33 @@ from trunkline.types import NewMessage, Published
 _encode = msgspec.json.Encoder().encode
 
 
+class Splitter:
+    """Cuts a body into lines while it arrives. Each byte is copied once, however small the parts are."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        """The line that has not ended yet."""
+
+    def feed(self, part: bytes) -> list[bytes]:
+        """Return the lines that this part completes, without blank ones."""
+        self.rest += part
+        if b"\n" not in part:
+            return []
+        *whole, self.rest = self.rest.split(b"\n")
+        return [bytes(line) for line in whole if line.strip()]
+
+
 async def lines(call: Call) -> AsyncIterator[bytes]:
     """The lines of a body as they come, blank ones left out."""
     config = call.engine.config
-    rest = b""
+    splitter = Splitter()
     async for part in call.parts(config.max_stream_body):
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line
-        if len(rest) > config.max_body:
+        for line in splitter.feed(part):
+            yield line
+        if len(splitter.rest) > config.max_body:
             break
-    if rest.strip():
-        yield rest
+    if splitter.rest.strip():
+        yield bytes(splitter.rest)
 
 
 class LineStream:

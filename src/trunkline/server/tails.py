@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from trunkline import Client
+from trunkline.server.budget import read_topic
 from trunkline.server.views import message_view
 from trunkline.types import Message
 
@@ -33,13 +34,15 @@ class Event(msgspec.Struct, frozen=True):
 class Tail:
     """The end of one topic: what came lately, and a bell for what comes."""
 
-    def __init__(self, mq: Client, topic: str, places: list[int]) -> None:
+    def __init__(self, mq: Client, topic: str, places: list[int], max_bytes: int) -> None:
         self.topic = topic
         self.next = places
         self.followers = 0
         self.failure: Exception | None = None
         self._mq = mq
+        self._max_bytes = max_bytes
         self._recent: list[deque[Event]] = [deque(maxlen=_RECENT) for _ in places]
+        self._sizes = [0 for _ in places]
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"trunkline tail {topic}")
 
@@ -53,9 +56,13 @@ class Tail:
             return None
         return list(known)[offset - known[0].offset :]
 
-    async def wait(self, seconds: float) -> None:
+    @property
+    def news(self) -> asyncio.Event:
+        """Set at the next ring. Read it before you look for events, so that no ring is missed."""
+        return self._news
+
+    async def wait(self, news: asyncio.Event, seconds: float) -> None:
         """Until something came, or for so long."""
-        news = self._news
         try:
             async with asyncio.timeout(seconds):
                 await news.wait()
@@ -86,20 +93,31 @@ class Tail:
         """Read what is there; answers whether there was any."""
         found = False
         for partition, start in enumerate(self.next):
-            page = await self._mq.topics.read(self.topic, partition, start=start, limit=_PAGE)
+            page = await read_topic(self._mq, self.topic, partition, start=start, limit=_PAGE, max_bytes=self._max_bytes)
             for message in page:
-                self._recent[partition].append(Event.of(message))
+                self._keep(partition, Event.of(message))
                 self.next[partition] = message.offset + 1
                 found = True
         if found:
             self.ring()
         return found
 
+    def _keep(self, partition: int, event: Event) -> None:
+        """Keep an event, and forget the oldest ones beyond the limits by count and by bytes; followers read those again."""
+        known = self._recent[partition]
+        self._sizes[partition] += len(event.data)
+        if len(known) == _RECENT:
+            self._sizes[partition] -= len(known[0].data)
+        known.append(event)
+        while len(known) > 1 and self._sizes[partition] > self._max_bytes:
+            self._sizes[partition] -= len(known.popleft().data)
+
     async def _grow(self) -> bool:
         """Take in partitions that were added; answers whether there are any."""
         added = (await self._mq.topics.get(self.topic)).partitions - len(self.next)
         for _ in range(added):
             self._recent.append(deque(maxlen=_RECENT))
+            self._sizes.append(0)
             self.next.append(1)
         return added > 0
 
@@ -111,8 +129,9 @@ class Tail:
 class Tails:
     """The tails of a worker; one is there while somebody follows it."""
 
-    def __init__(self, mq: Client) -> None:
+    def __init__(self, mq: Client, max_bytes: int) -> None:
         self._mq = mq
+        self._max_bytes = max_bytes
         self._tails: dict[str, Tail] = {}
 
     def close(self) -> None:
@@ -120,10 +139,11 @@ class Tails:
             tail.close()
         self._tails.clear()
 
-    def ring(self) -> None:
-        """Let all followers look up."""
+    def ring(self, topic: str | None = None) -> None:
+        """Wake the followers of a topic, or all of them."""
         for tail in self._tails.values():
-            tail.ring()
+            if topic in (None, tail.topic):
+                tail.ring()
 
     async def heads(self, topic: str) -> list[int]:
         """The next offset of each partition."""
@@ -142,14 +162,15 @@ class Tails:
             heads = await self.heads(topic)
             tail = self._tails.get(topic)
             if tail is None or tail.failure is not None:
-                tail = self._tails[topic] = Tail(self._mq, topic, heads)
+                tail = self._tails[topic] = Tail(self._mq, topic, heads, self._max_bytes)
         tail.followers += 1
         try:
             while tail.failure is None:
                 places += [1] * (len(tail.next) - len(places))
+                news = tail.news
                 events = await self._due(tail, places)
                 if not events:
-                    await tail.wait(quiet)
+                    await tail.wait(news, quiet)
                     events = await self._due(tail, places)
                 for event in events:
                     places[event.partition] = event.offset + 1
@@ -166,7 +187,9 @@ class Tails:
             if start < tail.next[partition]:
                 known = tail.recent(partition, start)
                 if known is None:
-                    page = await self._mq.topics.read(tail.topic, partition, start=start, limit=_PAGE)
+                    page = await read_topic(
+                        self._mq, tail.topic, partition, start=start, limit=_PAGE, max_bytes=self._max_bytes
+                    )
                     known = [Event.of(message) for message in page]
                 if known:
                     return known

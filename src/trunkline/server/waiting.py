@@ -14,7 +14,7 @@ from trunkline.db.wakeup import Watch
 from trunkline.errors import Busy
 from trunkline.server.call import Call, ClientGone
 from trunkline.server.claiming import TOGETHER, Claimer, Key, Part, own_copy
-from trunkline.server.problems import busy
+from trunkline.server.problems import Problem, busy
 
 T = TypeVar("T")
 _TURN_SECONDS = 5.0
@@ -167,13 +167,14 @@ class Lines:
                 self._claimer.withdraw(part, future)
 
     async def _claim_slowly(self, call: Call, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
-        """The queue is busy: from here on, notice a client that leaves and a server that stops."""
+        """The queue is busy: from here on, notice a client that leaves, a token that ends and a server that stops."""
         gone = asyncio.create_task(disconnected(call))
         stop = asyncio.create_task(call.engine.stopping.wait())
         try:
-            await asyncio.wait((future, gone, stop), timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                raise ClientGone
+            with call.engine.access.watch(call.scope) as ended:
+                first = (future, gone, stop, ended)
+                await asyncio.wait(first, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
+                _check_still_there(gone, ended)
             if future.done():
                 return
             if stop.done():
@@ -195,10 +196,11 @@ class Lines:
         gone = asyncio.ensure_future(disconnected(call))
         used = False
         try:
-            if not call.engine.stopping.is_set():
-                await asyncio.wait((waiter.answer, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                raise ClientGone
+            with call.engine.access.watch(call.scope) as ended:
+                if not call.engine.stopping.is_set():
+                    first = (waiter.answer, gone, ended)
+                    await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                _check_still_there(gone, ended)
             used = True
             # cancelled: the server stops
             over = waiter.answer.cancelled() or not waiter.answer.done()
@@ -230,17 +232,27 @@ async def disconnected(call: Call) -> None:
             return
 
 
+def _check_still_there(gone: asyncio.Future[None], ended: asyncio.Future[Problem]) -> None:
+    """Raise if the client has left or its token has ended."""
+    if gone.done():
+        raise ClientGone
+    if ended.done():
+        raise ended.result()
+
+
 async def until_gone(call: Call, work: Awaitable[T]) -> T:
-    """Run `work` while the client is there; else cancel it and raise `ClientGone`."""
+    """Run `work` while the client is connected and its token is valid; else cancel it and raise `ClientGone` or 401."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(disconnected(call))
     stop = asyncio.create_task(call.engine.stopping.wait())
     try:
-        await asyncio.wait((task, gone, stop), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if stop.done():
-            raise busy("the server is stopping", error="stopping")
+        with call.engine.access.watch(call.scope) as ended:
+            await asyncio.wait((task, gone, stop, ended), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if stop.done():
+                raise busy("the server is stopping", error="stopping")
+            _check_still_there(gone, ended)
         raise ClientGone
     finally:
         gone.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
@@ -9,13 +10,12 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess  # nosec B404
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +217,7 @@ def _choose_python(*, local: bool) -> None:
 
 def _wrapper() -> Path:
     """A program that starts our Python without Spark's zip of bare sources, which each worker would compile anew (0.6 s)."""
-    folder = Path(tempfile.gettempdir()) / f"trunkline-spark-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    owned = folder.stat()
-    if owned.st_uid != os.getuid() or owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return Path(sys.executable)
+    folder = _private_folder()
     dropped = r'-e "/pyspark\.zip$" -e "/py4j-[^/]*\.zip$" -e "\.jar$"'
     text = (
         "#!/bin/sh\n"
@@ -234,6 +230,22 @@ def _wrapper() -> Path:
     made.chmod(0o700)
     made.replace(program)
     return program
+
+
+def _private_folder() -> Path:
+    """A folder that no other user can have prepared: the user's cache, else a new one until the program ends.
+
+    Spark runs what is in it for as long as the session lives.
+    """
+    cache = warm.cache_folder()
+    if cache is not None:
+        with suppress(OSError):
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if warm.is_private(cache):
+                return cache
+    folder = Path(tempfile.mkdtemp(prefix="trunkline-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _java_options(conf: Mapping[str, str], *, quiet: bool) -> dict[str, str]:

@@ -44,22 +44,35 @@ def archive_file(java: str | None = None) -> Path | None:
 
     home = os.environ.get("JAVA_HOME")
     program = java or (shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java"))
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # no home: a service's account, for which nothing is kept; a blank would divide the option in two
-    if program is None or not os.path.isabs(cache) or any(letter.isspace() for letter in cache):
+    cache = cache_folder()
+    # a blank would divide the option in two
+    if program is None or cache is None or any(letter.isspace() for letter in str(cache)):
         return None
     real = Path(program).resolve()
     known = f"{real}:{real.stat().st_mtime_ns}:{pyspark.__version__}:{pyspark.__file__}"
-    return Path(cache) / "trunkline" / f"spark-{hashlib.sha256(known.encode()).hexdigest()[:16]}.jsa"
+    return cache / f"spark-{hashlib.sha256(known.encode()).hexdigest()[:16]}.jsa"
+
+
+def cache_folder() -> Path | None:
+    """Our folder in the user's cache; None without a home, as for a service's account."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "trunkline" if os.path.isabs(cache) else None
+
+
+def is_private(path: Path) -> bool:
+    """Whether a file or folder is ours, no other user can change it, and it is no link, whose target may change."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    if stat.S_ISLNK(found.st_mode):
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _trusted(file: Path) -> bool:
-    """Java runs what is in it: it has to be ours, and nobody else's to change."""
-    try:
-        found = file.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    """Java runs what is in it: only we may be able to change it or to put another one in its place."""
+    return is_private(file) and is_private(file.parent)
 
 
 def warm() -> Path | None:

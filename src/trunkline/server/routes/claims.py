@@ -203,7 +203,7 @@ async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
     owners = await call.engine.queue_of(receipts)
     queues = sorted({owner for owner in owners if owner is not None})
     for queue in queues:
-        await call.allow(queue)
+        await call.allow(queue, hide=True)
     results: list[Result] = ["unknown"] * len(receipts)
     for queue in queues:
         places = [place for place, owner in enumerate(owners) if owner == queue]

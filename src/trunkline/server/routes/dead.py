@@ -9,6 +9,7 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.server.budget import dead_letters
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Name
 from trunkline.server.params import Param
@@ -42,8 +43,9 @@ class DeadLetters(msgspec.Struct, frozen=True):
 async def list_dead(request: Call, queue: FromPath[str]) -> Answer:
     """Messages that failed for good, the oldest first."""
     query = request.query()
-    rows = await request.mq.dead.list(queue, after=query["after"], limit=query["limit"])
-    following = rows[-1].dead_id if len(rows) == query["limit"] else None
+    budget = request.engine.config.max_response_bytes
+    rows, more = await dead_letters(request.mq, queue, after=query["after"], limit=query["limit"], max_bytes=budget)
+    following = rows[-1].dead_id if more else None
     return answer(DeadLetters([dead_view(queue, row) for row in rows], following))
 
 

@@ -125,7 +125,11 @@ async def list_endpoints(request: Call) -> Answer:
     return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 
 
-@route("GET", "/endpoints/{endpoint:str}", Doc(tag=TAG, scope="read", answers={200: EndpointView}, problems=(404,)))
+@route(
+    "GET",
+    "/endpoints/{endpoint:str}",
+    Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,)),
+)
 async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """One endpoint."""
     request.query()
@@ -157,7 +161,11 @@ _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None},
 @route(
     "DELETE",
     "/endpoints/{endpoint:str}",
-    Doc(**_CHANGE, params=(Param(name="force", kind=bool, default=False, words="Also when queues are bound to it."),)),
+    Doc(
+        **_CHANGE,
+        object="endpoint",
+        params=(Param(name="force", kind=bool, default=False, words="Also when queues are bound to it."),),
+    ),
 )
 async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Delete an endpoint; its queues stay."""
@@ -165,7 +173,7 @@ async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     return nothing()
 
 
-@route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE))
+@route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint"))
 async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Send nothing until `resume`."""
     request.query()
@@ -173,7 +181,7 @@ async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     return nothing()
 
 
-@route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE))
+@route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint"))
 async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
     request.query()
@@ -183,19 +191,26 @@ async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 @route("PUT", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
 async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
-    """Send everything of a queue to the endpoint."""
+    """Send everything of a queue to the endpoint. Needs the scope admin on both: deliveries carry its signature."""
     request.query()
+    _check_endpoint(request, endpoint)
     await request.mq.endpoints.bind(queue, endpoint)
     return nothing()
 
 
 @route("DELETE", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
 async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
-    """Send nothing of a queue any more."""
+    """Send nothing of a queue any more. Needs the scope admin on the queue and on the endpoint."""
     request.query()
+    _check_endpoint(request, endpoint)
     await request.mq.endpoints.get(endpoint)
     await request.mq.endpoints.unbind(queue)
     return nothing()
+
+
+def _check_endpoint(call: Call, endpoint: str) -> None:
+    """The second object of a binding; the route's scope has checked the queue."""
+    call.engine.access.check(call.scope, "admin", endpoint)
 
 
 class Rotated(msgspec.Struct, frozen=True):
@@ -205,7 +220,7 @@ class Rotated(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/endpoints/{endpoint:str}/rotate",
-    Doc(tag=TAG, scope="admin", answers={200: Rotated}, problems=(404,), audit=True),
+    Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True),
 )
 async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
     """A new secret; the former one signs too, until the next rotation."""
@@ -224,6 +239,7 @@ class Attempts(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="admin",
         params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for what came of it."),),
+        object="endpoint",
         answers={200: Attempts},
         problems=(404,),
         audit=True,
@@ -247,6 +263,7 @@ async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
             Param(name="since", kind=float, default=86400, low=1, high=2_592_000, words="Seconds back."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many."),
         ),
+        object="endpoint",
         answers={200: Attempts},
         problems=(404,),
     ),

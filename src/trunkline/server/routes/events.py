@@ -17,7 +17,6 @@ from trunkline.client.consuming import consumer_name
 from trunkline.db import calls
 from trunkline.errors import TrunklineError
 from trunkline.server.call import Call
-from trunkline.server.engine import Engine
 from trunkline.server.params import Param
 from trunkline.server.problems import Problem, from_error
 from trunkline.server.routing import Doc, route
@@ -40,8 +39,8 @@ def _event(data: bytes, *, id: str | None = None, kind: str | None = None) -> by
     return head + b"data: " + data + b"\n\n"
 
 
-def _failure(exc: TrunklineError) -> bytes:
-    return _event(from_error(exc).body(), kind="problem")
+def _problem(problem: Problem) -> bytes:
+    return _event(problem.body(), kind="problem")
 
 
 def last_seen(text: str | None) -> dict[int, int]:
@@ -91,24 +90,32 @@ async def follow(request: Call, topic: FromPath[str]) -> Stream:
         # what retention took is said now, with a status
         for partition, offset in enumerate(places):
             await request.mq.topics.read(topic, partition, start=offset, limit=1)
-    return _stream(_follow(request.engine, topic, places))
+    return _stream(_follow(request, topic, places))
 
 
-async def _follow(engine: Engine, topic: str, places: list[int]) -> AsyncIterator[bytes]:
+async def _follow(call: Call, topic: str, places: list[int]) -> AsyncIterator[bytes]:
+    engine = call.engine
     yield b": here\n\n"
     seen = {partition: place - 1 for partition, place in enumerate(places)}
     try:
-        async with contextlib.aclosing(engine.tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
-            async for events in news:
-                if engine.stopping.is_set():
-                    return
-                if not events:
-                    yield b": still here\n\n"
-                for event in events:
-                    seen[event.partition] = event.offset
-                    yield _event(event.data, id=",".join(f"{partition}:{offset}" for partition, offset in seen.items()))
+        with engine.access.watch(call.scope) as ended:
+            ended.add_done_callback(lambda _: engine.tails.ring(topic))
+            async with contextlib.aclosing(engine.tails.follow(topic, places, _QUIET_SECONDS)) as news:  # type: ignore[type-var]
+                async for events in news:
+                    if engine.stopping.is_set():
+                        return
+                    if not events and not ended.done():
+                        yield b": still here\n\n"
+                    for event in events:
+                        if ended.done():
+                            break
+                        seen[event.partition] = event.offset
+                        yield _event(event.data, id=",".join(f"{partition}:{offset}" for partition, offset in seen.items()))
+                    if ended.done():
+                        yield _problem(ended.result())
+                        return
     except TrunklineError as exc:
-        yield _failure(exc)
+        yield _problem(from_error(exc))
 
 
 class GroupEvent(msgspec.Struct, frozen=True):
@@ -155,18 +162,17 @@ async def follow_group(request: Call, topic: FromPath[str], group: FromPath[str]
     seen = last_seen(request.header("last-event-id"))
     member = query["member"] or consumer_name()
     await request.mq.groups.ensure(topic, group)
-    reader = _GroupStream(request.engine, topic, group, member, query, seen)
+    reader = _GroupStream(request, topic, group, member, query, seen)
     return _stream(reader.events())
 
 
 class _GroupStream:
     """A member of a group behind an HTTP connection."""
 
-    def __init__(
-        self, engine: Engine, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
-    ) -> None:
-        self._engine = engine
-        self._mq = engine.mq
+    def __init__(self, call: Call, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]) -> None:
+        self._engine = call.engine
+        self._scope = call.scope
+        self._mq = call.mq
         self._topic = topic
         self._group = group
         self._member = member
@@ -181,29 +187,40 @@ class _GroupStream:
         pause = min(_QUIET_SECONDS, self._lease.total_seconds() / 3)
         yield b": here\n\n"
         try:
-            while not self._engine.stopping.is_set():
-                watch.hush()
-                batch = await self._fetch()
-                if batch is None:
-                    if not await watch.wait(pause):
-                        await self._mq.heartbeat(self._topic, self._group, member=self._member, lease=self._lease)
-                        yield b": still here\n\n"
-                    continue
-                last = self._seen.pop(batch.partition, 0)
-                if batch.first_offset <= last:
-                    await batch.commit(min(last, batch.last_offset))
-                for message in batch:
-                    if message.offset > last:
-                        data = msgspec.json.encode(GroupEvent(batch.generation, message_view(message)))
-                        yield _event(data, id=f"{message.partition}:{message.offset}")
-                if self._auto:
-                    await batch.commit()
+            with self._engine.access.watch(self._scope) as ended:
+                ended.add_done_callback(lambda _: watch.ring())
+                while not self._engine.stopping.is_set() and not ended.done():
+                    watch.hush()
+                    batch = await self._fetch()
+                    if batch is None:
+                        if not await watch.wait(pause):
+                            await self._mq.heartbeat(self._topic, self._group, member=self._member, lease=self._lease)
+                            yield b": still here\n\n"
+                        continue
+                    async for event in self._batch(batch, ended):
+                        yield event
+                if ended.done():
+                    yield _problem(ended.result())
         except TrunklineError as exc:
-            yield _failure(exc)
+            yield _problem(from_error(exc))
         finally:
             wakeup.unwatch(watch)
             # the connection is gone and this task with it: somebody else gives the partitions back
             self._engine.spawn(self._leave())
+
+    async def _batch(self, batch: Batch[Any], ended: asyncio.Future[Problem]) -> AsyncIterator[bytes]:
+        """The events of a batch; commits what the client has seen, and with `commit=auto` what was sent."""
+        last = self._seen.pop(batch.partition, 0)
+        if batch.first_offset <= last:
+            await batch.commit(min(last, batch.last_offset))
+        for message in batch:
+            if ended.done():
+                return
+            if message.offset > last:
+                data = msgspec.json.encode(GroupEvent(batch.generation, message_view(message)))
+                yield _event(data, id=f"{message.partition}:{message.offset}")
+        if self._auto:
+            await batch.commit()
 
     async def _fetch(self) -> Batch[Any] | None:
         runtime = self._mq._runtime()

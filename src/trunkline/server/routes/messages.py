@@ -13,6 +13,7 @@ from litestar.params import FromPath
 from msgspec import Meta
 
 from trunkline.db import calls, doors
+from trunkline.server.budget import read_topic
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.claiming import settle
 from trunkline.server.envelopes import (
@@ -138,7 +139,14 @@ async def read(request: Call, topic: FromPath[str]) -> Answer:
     query = request.query()
 
     async def look() -> list[Any] | None:
-        found = await request.mq.topics.read(topic, query["partition"], start=query["start"], limit=query["limit"])
+        found = await read_topic(
+            request.mq,
+            topic,
+            query["partition"],
+            start=query["start"],
+            limit=query["limit"],
+            max_bytes=request.engine.config.max_response_bytes,
+        )
         return found or None
 
     work = retry_until(request.mq, "topic", topic, look, wait=query["wait"])

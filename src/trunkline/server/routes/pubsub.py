@@ -367,7 +367,7 @@ async def archive(request: Call) -> Answer:
     owner = (await request.engine.queue_of([asked.id]))[0]
     if owner is None:
         raise Problem(404, "message_not_found", "there is no such job", code=6)
-    await request.allow(owner)
+    await request.allow(owner, hide=True)
     result = (await request.engine.acker.ack(owner, [asked.id]))[0]
     if result != "done":
         raise Problem(409, "lease_lost", "the lease of this job has ended; somebody else may have it")

@@ -9,6 +9,7 @@ from litestar.params import FromPath
 
 from trunkline.db import doors
 from trunkline.errors import AlreadyExists
+from trunkline.server import budget
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import BLANK, Count, Seconds, Span, given, name_fault, refuse, span
@@ -275,7 +276,7 @@ class Waiting(msgspec.Struct, frozen=True):
 async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
     """What waits, without claiming it or counting an attempt."""
     limit = request.query()["limit"]
-    rows = await request.mq.queues.peek(queue, limit=limit)
+    rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.engine.config.max_response_bytes)
     shown = [
         WaitingView(
             **msgspec.structs.asdict(message_view(row)),

@@ -61,7 +61,7 @@ end
 $$;
 
 -- Sets a new secret for a token and returns its row. The former secret stays valid for p_grace (0 to 30
--- days). A token that was revoked is valid again.
+-- days), unless the token was revoked: then only the new secret is valid.
 create or replace function trunkline._rotate_token(p_name text, p_hash bytea, p_grace interval default '0', p_expires_at timestamptz default null)
 returns trunkline.tokens
 language plpgsql
@@ -71,7 +71,7 @@ declare
     v_row trunkline.tokens := trunkline._token(p_name);
 begin
     perform trunkline._need_duration('grace', p_grace, '0', '30 days');
-    update trunkline.tokens set old_hash = hash, old_until = trunkline.clock() + p_grace, hash = p_hash,
+    update trunkline.tokens set old_hash = case when revoked_at is null then hash end, old_until = trunkline.clock() + p_grace, hash = p_hash,
         expires_at = coalesce(p_expires_at, expires_at), revoked_at = null
     where token_id = v_row.token_id returning * into v_row;
     return v_row;

@@ -1,0 +1,39 @@
+"""Web pages in a browser on this machine must not reach a port that needs no token."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from trunkline.server.addresses import is_loopback
+from trunkline.server.problems import Problem
+
+
+def foreign(headers: Any, host: str) -> Problem | None:
+    """Without tokens no web page in a browser on this machine may reach us: not by another name, not across origins."""
+    hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        return Problem(400, "bad_host", "the header host is there twice")
+    asked = hosts[0] if hosts else host
+    if not _is_here(asked, host):
+        return Problem(421, "wrong_host", "without tokens this server only answers to the names of this machine")
+    for name, value in headers:
+        if name == b"origin" and value.partition(b"://")[2].decode("latin-1").lower() != asked:
+            return Problem(403, "cross_origin", "without tokens requests from other origins are refused")
+        if name == b"sec-fetch-site" and value in (b"cross-site", b"same-site"):
+            return Problem(403, "cross_origin", "without tokens requests from other sites are refused")
+    return None
+
+
+@lru_cache(maxsize=64)
+def _is_here(asked: str, host: str) -> bool:
+    bare = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
+    return bare == host or is_loopback(bare.strip("[]"))
+
+
+def hides_its_origin(headers: Any) -> bool:
+    """Whether a request is from a browser too old to say which page it is for: its GETs could come from any."""
+    names = {name for name, _ in headers}
+    agents = [value for name, value in headers if name == b"user-agent"]
+    return any(agent.startswith(b"Mozilla/") for agent in agents) and not names & {b"origin", b"sec-fetch-site"}

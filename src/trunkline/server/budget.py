@@ -1,0 +1,52 @@
+"""Byte budgets: no page of messages fills the memory of a worker, whatever its limit by count and the size of payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from trunkline import Client
+from trunkline.db import calls
+from trunkline.types import DeadLetter, Message, Waiting
+
+
+class Sized(Protocol):
+    @property
+    def payload(self) -> bytes: ...
+
+
+def fitting(rows: Iterable[Sized], max_bytes: int) -> int:
+    """The number of first rows whose payloads fit into a budget; at least one, if there is one."""
+    count = size = 0
+    for row in rows:
+        size += len(row.payload)
+        if count and size > max_bytes:
+            break
+        count += 1
+    return count
+
+
+async def read_topic(
+    mq: Client, topic: str, partition: int, *, start: int, limit: int, max_bytes: int
+) -> list[Message[Any]]:
+    """Messages of a topic from an offset on."""
+    async with mq._runtime().reading(topic=topic) as conn:
+        return await calls.read(conn, topic, partition, start=start, limit=limit, max_bytes=max_bytes)
+
+
+async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> list[Waiting[Any]]:
+    """The next messages of a queue, which are not claimed."""
+    async with mq._runtime().reading(queue=queue) as conn:
+        return await calls.peek_queue(conn, queue, limit=limit, max_bytes=max_bytes)
+
+
+async def dead_letters(
+    mq: Client, queue: str, *, after: int, limit: int, max_bytes: int
+) -> tuple[list[DeadLetter[Any]], bool]:
+    """A page of dead letters, and whether there are more."""
+    async with mq.connection() as conn:
+        rows = await calls.list_dead_letters(conn, queue, after=after, limit=limit, max_bytes=max_bytes)
+        if not rows or len(rows) == limit:
+            return rows, bool(rows)
+        # cut by the budget, or the last page
+        return rows, bool(await calls.list_dead_letters(conn, queue, after=rows[-1].dead_id, limit=1))
