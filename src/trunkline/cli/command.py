@@ -280,13 +280,13 @@ class Session:
 
 async def _with_client(url: str, source: str | None, work: Callable[[Client], Awaitable[T]], untouched: bool) -> T:
     from trunkline import Client
-    from trunkline.cli.target import probe
+    from trunkline.cli.target import naming
 
-    await probe(url, source)
-    async with Client(url) as mq:
-        if not untouched:
-            await sequence(mq)
-        return await work(mq)
+    with naming(source):
+        async with Client(url) as mq:
+            if not untouched:
+                await sequence(mq)
+            return await work(mq)
 
 
 async def sequence(mq: Client) -> None:

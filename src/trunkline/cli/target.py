@@ -41,7 +41,9 @@ def conninfo(settings: Settings) -> str:
 def embedded_server(settings: Settings) -> EmbeddedServer | None:
     """Return the embedded server that these settings lead to; None: there is none, or the URL is that of another one."""
     if settings.database_url is not None:
-        _check(settings.database_url)
+        from trunkline.db.conninfo import parsed
+
+        parsed(settings.database_url)
     if not (settings.data / "pgdata").exists():
         return None
     from trunkline.db.embedded import EmbeddedServer
@@ -78,20 +80,6 @@ def naming(source: str | None) -> Iterator[None]:
             detail=error.detail,
             sqlstate=error.sqlstate,
         ) from exc
-
-
-def _check(url: str) -> None:
-    from psycopg import ProgrammingError
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        conninfo_to_dict(url)
-    except (ProgrammingError, UnicodeError):
-        # The text is not repeated: it may hold a password.
-        raise SettingsError(
-            "the database URL cannot be read",
-            hint="write postgresql://user@host:5432/database; encode special characters as %XX",
-        ) from None
 
 
 async def probe(url: str, source: str | None = None) -> None:
