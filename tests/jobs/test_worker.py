@@ -84,6 +84,20 @@ async def _count(app: App, n: int) -> bool:
     return bool((await stats(app)).dead == n)
 
 
+@pytest.mark.parametrize("text", ["bad byte \0 here", "bad byte \udcff here", "long " * 10_000])
+async def test_an_error_is_stored_whatever_it_says(app: App, text: str) -> None:
+    @app.job(max_attempts=1, result=True)
+    async def fail() -> str:
+        raise ValueError(text)
+
+    handle = await fail.enqueue()
+    async with Worker(app):
+        (row,) = await dead(app)
+        with pytest.raises(JobFailed, match=r"ValueError: (bad byte \ufffd here|long )"):
+            await handle.result("10s")
+    assert "ValueError: " in row.error and "lease" not in row.error.splitlines()[0]
+
+
 def test_backoff_grows_to_its_cap() -> None:
     plain = Backoff("1s", factor=2, cap="10s", jitter=0)
     assert [plain.after(n).total_seconds() for n in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]

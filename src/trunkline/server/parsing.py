@@ -13,6 +13,11 @@ from trunkline.server.problems import Problem, malformed
 
 T = TypeVar("T")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+"""A pair of surrogates, or one alone, or another escape."""
 _LEAF = re.compile(rb"\[\]|\{\}")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _FEW = 64
@@ -48,6 +53,11 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
         raise malformed(_words(exc), "unknown_field" if "unknown field" in str(exc) else "malformed_body") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise malformed(f"the body is not JSON: {exc}", "bad_json") from None
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Replace escapes such as \\ud800 that are no character, which the reader would refuse."""
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body) if _SURROGATE.search(body) else body
 
 
 def check_json(body: bytes) -> list[str]:
