@@ -114,4 +114,10 @@ def _int(text: str) -> int:
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(413, "body_too_large", f"the body has more than {limit} bytes", headers={"connection": "close"})
+    return Problem(
+        413,
+        "body_too_large",
+        f"the body has more than {limit} bytes, the limit of this request",
+        hint="send large messages through SQL or Python, or many small ones as a stream of lines",
+        headers={"connection": "close"},
+    )
