@@ -174,9 +174,11 @@ class Frontier:
             nonlocal status, size
             if event["type"] == "http.response.start":
                 status = event["status"]
-                if not scope.get("trunkline_body_read"):
-                    drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if status == 413 else _MAX_DRAIN)
-                    if not drained and _CLOSE not in event["headers"]:
+                too_large, closes = status == 413, _CLOSE in event["headers"]
+                # a body that stopped coming closes too, and is not waited for again
+                if not scope.get("trunkline_body_read") and (too_large or not closes):
+                    drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
+                    if not drained and not closes:
                         event = {**event, "headers": [*event["headers"], _CLOSE]}
                 if head:
                     await send(event)
