@@ -38,8 +38,8 @@ $(SPARK): $(STAMP) requirements-spark.lock
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-spark.lock
 	@touch $@
 
-up: setup ## start everything in .data; ARGS="--port 8080 --pg-port 5433"
-	@exec $(BIN)/trunkline up --data .data $(ARGS)
+up: setup ## start everything in .trunkline; ARGS="--port 8080 --pg-port 5433"
+	@exec $(BIN)/trunkline up $(ARGS)
 
 # Class-data sharing halves the start of each of Spark's Java machines. Without Java nothing is written.
 $(CLASSES): $(SPARK)

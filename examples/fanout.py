@@ -18,19 +18,20 @@ EVENTS = [
 
 async def main() -> None:
     async with Client() as mq:
-        await mq.topics.ensure("shop")
-        for queue in ("mail", "audit", "urgent"):
+        await mq.topics.ensure("shop-events")
+        for queue in ("shop-mail", "shop-audit", "shop-urgent"):
             await mq.queues.ensure(queue)
-        await mq.subscriptions.add("mail", "shop", pattern="order.created.*")
-        await mq.subscriptions.add("audit", "shop")
-        await mq.subscriptions.add("urgent", "shop", headers={"priority": "high"})
+        if not [row for row in await mq.subscriptions.list() if row.topic == "shop-events"]:  # the first run
+            await mq.subscriptions.add("shop-mail", "shop-events", pattern="order.created.*")
+            await mq.subscriptions.add("shop-audit", "shop-events")
+            await mq.subscriptions.add("shop-urgent", "shop-events", headers={"priority": "high"})
 
-        for reader in await mq.subscriptions.test("shop", "order.paid.eu", {"priority": "high"}):
+        for reader in await mq.subscriptions.test("shop-events", "order.paid.eu", {"priority": "high"}):
             print(f"{reader.name} would get it: {reader.matches}")
 
         for routing_key, headers in EVENTS:
-            await mq.publish("shop", {"what": routing_key}, routing_key=routing_key, headers=headers)
-        for queue in ("mail", "audit", "urgent"):
+            await mq.publish("shop-events", {"what": routing_key}, routing_key=routing_key, headers=headers)
+        for queue in ("shop-mail", "shop-audit", "shop-urgent"):
             deliveries = await mq.claim(queue, max_messages=10)
             print(queue, [delivery.routing_key for delivery in deliveries])
             await deliveries.ack()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from uuid import uuid4
 
 import msgspec
 
@@ -49,8 +50,10 @@ async def on_image(payload: ProcessImage, ctx: Context) -> None:
 async def main() -> None:
     async with app:
         welcome = SendEmail(to="ann@example.com", subject="Welcome")
-        first = await app.add(send_email, welcome, idempotency_key="email:ann:welcome", max_attempts=5)
-        again = await app.add(send_email, welcome, idempotency_key="email:ann:welcome", max_attempts=5)
+        # a key of this run: a repeat within a day would be recognised as the job of the first run
+        key = f"email:ann:welcome:{uuid4()}"
+        first = await app.add(send_email, welcome, idempotency_key=key, max_attempts=5)
+        again = await app.add(send_email, welcome, idempotency_key=key, max_attempts=5)
         print("duplicate:", again.duplicate, "same job:", again.id == first.id)
         async with Worker(app, queues={"work": 1}, handlers={send_email: on_email, process_image: on_image}):
             await finished.wait()

@@ -48,6 +48,8 @@ async def main() -> None:
     url = os.environ["TRUNKLINE_DATABASE_URL"]
     async with Client(url) as mq:
         async with mq.connection() as conn:
+            # an earlier run has left its rows: this one starts with empty books
+            await conn.execute("drop table if exists shop_orders, shop_books")
             await conn.execute("create table shop_orders (id int generated always as identity, customer text, total int)")
             await conn.execute("create table shop_books (customer text primary key, total int)")
         await mq.topics.ensure("shop-orders")

@@ -1,4 +1,6 @@
 -- A trigger that publishes every changed row: psql "$TRUNKLINE_DATABASE_URL" -f examples/outbox.sql
+drop table if exists customers;
+do $$ begin perform trunkline.delete_topic('customers'); exception when others then null; end $$;  -- of an earlier run
 create table customers (id int primary key, name text, city text);
 select name from trunkline.create_topic('customers');
 

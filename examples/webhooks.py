@@ -45,6 +45,8 @@ class Receiver:
 
 async def main() -> None:
     async with Client(URL) as mq, await psycopg.AsyncConnection.connect(URL, autocommit=True) as conn:
+        # an earlier run has left its rows
+        await conn.execute("drop table if exists booked")
         await conn.execute("create table booked (id int)")
         receiver = Receiver(conn)
         app = web.Application()
@@ -55,6 +57,8 @@ async def main() -> None:
         await site.start()
         host, port = runner.addresses[0][:2]
 
+        if "shop" in [endpoint.name for endpoint in await mq.endpoints.list()]:  # of an earlier run, with its port
+            await mq.endpoints.delete("shop", force=True)
         made = await mq.endpoints.create("shop", f"http://{host}:{port}/hook", rate=50)
         receiver.verifier = Verifier(made.secret)
         await mq.queues.ensure("shop-hooks", max_attempts=5, backoff_base="100ms")

@@ -14,7 +14,9 @@ from trunkline import SyncClient
 from trunkline.spark import open_session
 
 with SyncClient(os.environ["TRUNKLINE_DATABASE_URL"]) as mq:
-    mq.topics.ensure("lines", partitions=2)
+    if "lines" in [topic.name for topic in mq.topics.list()]:  # of an earlier run
+        mq.topics.delete("lines")
+    mq.topics.create("lines", partitions=2)
     for line in ("to be or not to be", "that is the question"):
         mq.publish("lines", line.encode())
 

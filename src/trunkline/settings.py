@@ -1,10 +1,14 @@
-"""Settings: flags win over `TRUNKLINE_*` variables, those win over a `.env` file in the working directory."""
+"""Settings: flags win over `TRUNKLINE_*` variables, those win over a `.env` file in the working directory.
+
+`DATABASE_URL`, which other programs read too, is used when none of them names a database.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +18,10 @@ import msgspec
 from trunkline.errors import InvalidDuration, SettingsError, TrunklineError
 
 PREFIX = "TRUNKLINE_"
+SHARED_URL = "DATABASE_URL"
+"""Where many programs find their database. It counts only if it is a Postgres URL: it may belong to something else."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_URL_PREFIXES = ("postgresql://", "postgres://")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII)
 
@@ -24,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     database_url: str | None = None
     """A server to use; None means the embedded one."""
+    database_url_source: str | None = None
+    """The flag, variable or line of `.env` that `database_url` came from."""
     url: str | None = None
     """An HTTP service for the command line to speak to, instead of a database."""
     token: str | None = None
@@ -53,38 +62,54 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         `flags` maps field names to text; None and empty text count as not given.
         """
-        environ = os.environ if env is None else env
-        dotenv = read_dotenv((cwd or Path()) / ".env")
+        sources = _sources(flags or {}, os.environ if env is None else env, (cwd or Path()) / ".env")
         values: dict[str, Any] = {}
         for field, parse in _PARSERS.items():
-            found = _find(field, flags or {}, environ, dotenv)
-            if found is not None:
-                values[field] = _parsed(parse, found)
+            candidates = _naming_database(sources) if field == "database_url" else sources
+            value = next((source[field] for source in candidates if field in source), None)
+            if value is None:
+                continue
+            values[field] = _parsed(parse, value)
+            if field == "database_url":
+                values["database_url_source"] = value.source
         return cls(**values)
 
 
-class _Found(NamedTuple):
+class _Value(NamedTuple):
     text: str
     source: str
 
 
-def _find(
-    field: str, flags: Mapping[str, str | None], env: Mapping[str, str], dotenv: Mapping[str, _Found]
-) -> _Found | None:
-    variable = PREFIX + field.upper()
-    if text := flags.get(field):
-        return _Found(text, "--" + field.replace("_", "-"))
-    if text := env.get(variable):
-        return _Found(text, variable)
-    found = dotenv.get(variable)
-    return found if found and found.text else None
+_Source = Mapping[str, _Value]
 
 
-def _parsed(parse: Callable[[str], Any], found: _Found) -> Any:
+def _sources(flags: Mapping[str, str | None], env: Mapping[str, str], dotenv: Path) -> list[_Source]:
+    """The values that are given, by field; the strongest source first."""
+    file = read_dotenv(dotenv)
+    given = {field: _Value(text, "--" + field.replace("_", "-")) for field, text in flags.items() if text}
+    variables = {field: _Value(text, variable) for field, variable in _VARIABLE_OF.items() if (text := env.get(variable))}
+    lines = {field: file[variable] for field, variable in _VARIABLE_OF.items() if variable in file and file[variable].text}
+    shared = _Value(env.get(SHARED_URL, ""), SHARED_URL), file.get(SHARED_URL, _Value("", ""))
+    usable = [{"database_url": value} for value in shared if value.text.startswith(_URL_PREFIXES)]
+    return [given, variables, lines, *usable]
+
+
+def _naming_database(sources: list[_Source]) -> list[_Source]:
+    """The sources down to the first one that says which database to use.
+
+    A directory names a database too: `--data` is not overruled by a URL in `.env`. So does the flag `--pg-port`.
+    """
+    for number, source in enumerate(sources):
+        if "database_url" in source or "data" in source or (number == 0 and "pg_port" in source):
+            return sources[: number + 1]
+    return sources
+
+
+def _parsed(parse: Callable[[str], Any], value: _Value) -> Any:
     try:
-        return parse(found.text)
+        return parse(value.text)
     except TrunklineError as exc:
-        raise SettingsError(f"{found.source}: {exc.message}", hint=exc.hint) from exc
+        raise SettingsError(f"{value.source}: {exc.message}", hint=exc.hint) from exc
 
 
 def parse_duration(text: str) -> timedelta:
@@ -117,7 +142,7 @@ def _http_port(text: str) -> int:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(("postgresql://", "postgres://")) and "=" not in text:
+    if not text.startswith(_URL_PREFIXES) and "=" not in text:
         # The value is not repeated: it may hold a password.
         raise SettingsError(
             "this is not a Postgres connection string",
@@ -170,11 +195,12 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "push_allow": _networks,
     "debug": _boolean,
 }
-VARIABLES = frozenset(PREFIX + field.upper() for field in _PARSERS)
+_VARIABLE_OF = {field: PREFIX + field.upper() for field in _PARSERS}
+VARIABLES = frozenset(_VARIABLE_OF.values())
 
 
-def read_dotenv(path: Path) -> dict[str, _Found]:
-    """The `TRUNKLINE_*` lines of a `.env` file; a missing file is an empty one.
+def read_dotenv(path: Path) -> dict[str, _Value]:
+    """The `TRUNKLINE_*` lines of a `.env` file, and `DATABASE_URL`; a missing file is an empty one.
 
     Other programs' variables are skipped. A `TRUNKLINE_` name we do not know is an error, because it is
     most likely a misspelt setting that would otherwise be ignored in silence.
@@ -185,25 +211,29 @@ def read_dotenv(path: Path) -> dict[str, _Found]:
         return {}
     except (OSError, UnicodeError) as exc:
         raise SettingsError(f"{path} cannot be read: {exc}", hint="make it a readable UTF-8 file") from exc
-    found: dict[str, _Found] = {}
+    values: dict[str, _Value] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
-            _read_line(line.strip(), f"{path} line {number}", found)
-    return found
+            _read_line(line.strip(), f"{path} line {number}", values)
+    return values
 
 
-def _read_line(line: str, where: str, found: dict[str, _Found]) -> None:
+def _read_line(line: str, where: str, values: dict[str, _Value]) -> None:
     match = _LINE.fullmatch(line)
     if match is None:
         if PREFIX in line.partition("=")[0]:
             raise SettingsError(f"{where}: not of the form KEY=VALUE", hint="write TRUNKLINE_PORT=8080")
         return
     key, rest = match.groups()
-    if not key.startswith(PREFIX):
+    if not key.startswith(PREFIX) and key != SHARED_URL:
+        return
+    if key == SHARED_URL:
+        with suppress(SettingsError):  # written for other programs
+            values[key] = _Value(_unquoted(rest, where), f"{key} ({where})")
         return
     if key not in VARIABLES:
         raise SettingsError(f"{where}: unknown setting {key}", hint="known are " + ", ".join(sorted(VARIABLES)))
-    found[key] = _Found(_unquoted(rest, where), f"{key} ({where})")
+    values[key] = _Value(_unquoted(rest, where), f"{key} ({where})")
 
 
 def _unquoted(rest: str, where: str) -> str:

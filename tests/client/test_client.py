@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.client import twins
 from trunkline import Client, NewMessage
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
@@ -105,6 +106,20 @@ async def test_client_goes_on_after_the_server_was_killed_and_started(server: Em
                 assert time.monotonic() < deadline
         assert b"before" in [delivery.payload for delivery in deliveries]
         assert await deliveries.ack() == ["done"] * len(deliveries)
+
+
+async def test_a_server_that_has_gone_is_named_as_the_cause(
+    server: EmbeddedServer, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with twins.client(kind, server.url) as mq:
+        await mq.topics.ensure("orders")
+        server.stop()
+        with pytest.raises(DatabaseUnavailable, match="No such file") as caught:
+            await mq.publish("orders", b"lost")
+        assert "became free" not in str(caught.value)
+        server.start()
+        await mq.publish("orders", b"after")
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
 
 
 async def test_a_clean_restart_fails_no_write(server: EmbeddedServer) -> None:

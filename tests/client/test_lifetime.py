@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.client import twins
 from trunkline import Client, SyncClient
@@ -60,11 +61,33 @@ async def test_without_prepared_statements(kind: str, db: str) -> None:
             assert await cursor.fetchone() == (0,)
 
 
-async def test_no_server(kind: str) -> None:
-    async with twins.client(kind, "postgresql://nobody@127.0.0.1:1/nothing") as mq:
-        twins.bare(mq)._runtime().pool._timeout = 0.3
-        with pytest.raises(DatabaseUnavailable):
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"host": "127.0.0.1", "port": 1}, "Connection refused"),
+        ({"host": "db.invalid"}, "db.invalid"),
+        ({"host": "/nowhere"}, "No such file"),
+        ({"password": "wrong"}, "password authentication failed"),
+        ({"dbname": "nothing"}, 'database "nothing" does not exist'),
+    ],
+)
+async def test_a_database_that_cannot_be_used_is_the_error_of_the_first_call(
+    kind: str, db: str, change: dict[str, Any], cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with twins.client(kind, make_conninfo(db, **change)) as mq:
+        # the pool would retry for ever and say nothing
+        with pytest.raises(DatabaseUnavailable, match=cause):
             await mq.publish("t", 1)
+        assert twins.bare(mq)._runtime().pool._pool.get_stats().get("connections_num", 0) == 0
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://a:secret@h/b", "hello world=3"])
+async def test_a_url_that_cannot_be_read(kind: str, url: str) -> None:
+    with pytest.raises(SettingsError, match="cannot be read") as caught:
+        async with twins.client(kind, url) as mq:
+            await mq.publish("t", 1)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -15,12 +15,12 @@ SAYS = {
     "orders.py": ["{'ann': 37, 'bob': 12}"],
     "thumbnails.py": ["void.png 2 void.png has no width"],
     "fanout.py": [
-        "audit would get it: True",
-        "mail would get it: False",
-        "urgent would get it: True",
-        "mail ['order.created.eu', 'order.created.us']",
-        "audit ['order.created.eu', 'order.created.us', 'order.paid.eu']",
-        "urgent ['order.created.eu', 'order.paid.eu']",
+        "shop-audit would get it: True",
+        "shop-mail would get it: False",
+        "shop-urgent would get it: True",
+        "shop-mail ['order.created.eu', 'order.created.us']",
+        "shop-audit ['order.created.eu', 'order.created.us', 'order.paid.eu']",
+        "shop-urgent ['order.created.eu', 'order.paid.eu']",
     ],
     "sync_worker.py": ["{'a': 0, 'b': 0} (0,)", "{'a': 1, 'b': 1} (2,)", "{'a': 2, 'b': 2} (4,)"],
     "jobs.py": [
@@ -39,6 +39,9 @@ SAYS = {
 }
 
 
+ONCE = ("word_count.py",)  # starts Spark
+
+
 def test_every_example_is_run_and_described() -> None:
     found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sql")}
     assert found == set(SAYS)
@@ -54,6 +57,8 @@ def test_example(name: str, db: str) -> None:
         command = [str(psql()), "-XqAt", "-v", "ON_ERROR_STOP=1", "-d", env["TRUNKLINE_DATABASE_URL"], "-f", path]
     else:
         command = [sys.executable, path]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=180)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == SAYS[name]
+    # what an earlier run has left does not change what the next one says
+    for _ in range(1 if name in ONCE else 2):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == SAYS[name]

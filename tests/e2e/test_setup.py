@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import psutil
 import psycopg
 import pytest
 
+from trunkline.cli.ports import reserved_port
 from trunkline.db.embedded import EmbeddedServer
 from trunkline.db.postmaster import find_processes
 
@@ -34,12 +37,20 @@ class Up:
     """A running `trunkline up`, with what it has printed so far."""
 
     def __init__(
-        self, data: Path, *, user: str | None = None, command: list[str] = COMMAND, path: str = "", port: int | None = 0
+        self,
+        data: Path,
+        *flags: str,
+        user: str | None = None,
+        command: list[str] = COMMAND,
+        path: str = "",
+        port: int | None = 0,
     ) -> None:
         self.data = data
-        environment = {"PATH": os.environ["PATH"], "TRUNKLINE_DATA": str(data), "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+        environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+        if data.name != ".trunkline":
+            environment["TRUNKLINE_DATA"] = str(data)
         self.process = subprocess.Popen(
-            [*command, "up", *(["--no-http"] if port is None else ["--port", str(port)])],
+            [*command, "up", *(["--no-http"] if port is None else ["--port", str(port)]), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -91,7 +102,10 @@ def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
-    up = Up(data)
+    with reserved_port("127.0.0.1", 0) as metrics_port:
+        up = Up(data, "--metrics-port", str(metrics_port))
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=30) as metrics:
+        assert b"http_request_duration_seconds" in metrics.read()
     url = EmbeddedServer(data).connect()
     with psycopg.connect(url, autocommit=True) as conn:
         tour = [line.strip() for line in up.output.splitlines() if line.startswith("  select ")]
@@ -103,6 +117,12 @@ def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
                 receipt = cursor.fetchall()[0][0]
             elif "trunkline.ack" in statement:
                 assert cursor.fetchall()[0][2] == "done"
+    commands = [line.strip() for line in up.output.splitlines() if line.startswith("  trunkline ")]
+    assert commands[-1] == "trunkline top"
+    for line in commands[:-1]:
+        done = run(*shlex.split(line)[1:], "--data", str(data), cwd=data.parent)
+        assert done.returncode == 0, (line, done.stderr)
+    assert '"to"' in done.stdout
     walk_over_http([line.strip() for line in up.output.splitlines() if line.startswith("  curl ")])
     healthy = run("doctor", "--data", str(data), "-o", "json", cwd=data.parent)
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
@@ -167,6 +187,49 @@ def kill_http_service(up: Up) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(up.output)
+
+
+def test_up_starts_again_with_the_url_that_it_printed(tmp_path: Path) -> None:
+    """The tutorial writes it into `.env`, where every command finds it."""
+    data = tmp_path / ".trunkline"
+    try:
+        server = EmbeddedServer(data)
+        server.start()
+        url = server.tcp_url
+        server.stop()
+        (tmp_path / ".env").write_text(f"TRUNKLINE_DATABASE_URL={url}\n")
+        (tmp_path / ".env").chmod(0o600)
+        stopped = run("queue", "list", cwd=tmp_path)
+        assert stopped.returncode == 6 and "start it with trunkline up" in stopped.stderr
+        up = Up(data, port=None)
+        assert run("queue", "list", cwd=tmp_path).returncode == 0
+        # a port that is no longer right
+        old_port = f":{server.port}/"
+        (tmp_path / ".env").write_text(f"TRUNKLINE_DATABASE_URL={url.replace(old_port, ':1/')}\n")
+        assert run("queue", "list", cwd=tmp_path).returncode == 0
+        second = Up(data, port=None)
+        assert "using it" in second.output and "correct TRUNKLINE_DATABASE_URL (.env line 1)" in second.output
+        assert second.stop() == up.stop() == 0
+    finally:
+        for pid in find_processes(data / "pgdata"):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("command", [("up",), ("queue", "list"), ("migrate",), ("migrate", "--dry-run"), ("doctor",)])
+def test_a_stale_url_is_named_with_its_source(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / ".env").write_text("TRUNKLINE_DATABASE_URL=postgresql://a@127.0.0.1:1/db\n")
+    failed = run(*command, cwd=tmp_path)
+    assert failed.returncode == 6
+    assert "TRUNKLINE_DATABASE_URL (.env line 1)" in failed.stderr and "Connection refused" in failed.stderr
+    assert "remove the setting" in failed.stderr
+    flag = run("queue", "list", "--data", "here", cwd=tmp_path)
+    assert flag.returncode == 2 and "here holds no embedded server" in flag.stderr
+
+
+def test_data_of_an_earlier_make_up_is_mentioned(tmp_path: Path) -> None:
+    (tmp_path / ".data" / "pgdata").mkdir(parents=True)
+    failed = run("queue", "list", cwd=tmp_path)
+    assert failed.returncode == 2 and "--data .data" in failed.stderr
 
 
 def test_two_ups_on_one_directory_do_not_harm_each_other(data: Path) -> None:
@@ -234,7 +297,11 @@ def test_make_offers_what_the_readme_names() -> None:
     targets = set(re.findall(r"^(\w+) ", listed, flags=re.MULTILINE))
     assert {"setup", "up", "test", "check", "bench", "chaos"} <= targets
     for target in ("up", "test", "check", "bench", "chaos"):
-        subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, timeout=30, check=True)
+        planned = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+        # every other command looks into the default directory too
+        assert "--data" not in planned
 
 
 def test_without_a_database_the_command_says_what_to_do(tmp_path: Path) -> None:

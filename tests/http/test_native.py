@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,20 @@ def claim(http: httpx.Client, queue: str, **body: Any) -> list[dict[str, Any]]:
 def settle(http: httpx.Client, queue: str, verb: str, receipts: list[str], **more: Any) -> list[str]:
     body = ok(http.post(f"/v1/queues/{queue}/{verb}", json={"receipts": receipts, **more}))
     return [row["result"] for row in body["results"]]
+
+
+@pytest.mark.parametrize("error", [r"a\u0000b", r"a\udcffb", r"\ud83d", r"\\ud83d \ud83d\ude00", "x" * 20_000])
+@pytest.mark.parametrize("path", ["/v1/queues/{}", "/v1/receipts"])
+def test_an_error_text_is_cleaned_not_refused(http: httpx.Client, queue: str, path: str, error: str) -> None:
+    ok(http.post(f"/v1/queues/{queue}/messages", json={"payload": 1}), 201)
+    (delivery,) = claim(http, queue)
+    body = f'{{"receipts": ["{delivery["receipt"]}"], "error": "{error}"}}'
+    assert ok(http.post(f"{path.format(queue)}/bury", content=body))["results"][0]["result"] == "done"
+    stored = ok(http.get(f"/v1/queues/{queue}/dead-letters"))
+    (dead,) = next(rows for rows in stored.values() if isinstance(rows, list))
+    clean = json.loads(f'"{error}"').replace("\0", "\ufffd")
+    expected = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in clean)
+    assert dead["error"] == expected[:10_000]
 
 
 def test_topics(http: httpx.Client, name: str) -> None:

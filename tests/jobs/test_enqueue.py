@@ -89,7 +89,7 @@ async def test_what_cannot_be_a_job_is_refused_where_it_is_defined(app: App) -> 
         await app.add("nobody", {})
     with pytest.raises(ValueError, match="keeps no result"):
         await (await twice.enqueue()).result()
-    with pytest.raises(ValueError, match="less than 1"):
+    with pytest.raises(ValueError, match="whole number from 1 to 5"):
         twice.options(max_attempts=0)
 
 

@@ -84,6 +84,49 @@ async def _count(app: App, n: int) -> bool:
     return bool((await stats(app)).dead == n)
 
 
+@pytest.mark.parametrize("text", ["bad byte \0 here", "bad byte \udcff here", "long " * 10_000])
+async def test_an_error_is_stored_whatever_it_says(app: App, text: str) -> None:
+    @app.job(max_attempts=1, result=True)
+    async def fail() -> str:
+        raise ValueError(text)
+
+    handle = await fail.enqueue()
+    async with Worker(app):
+        (row,) = await dead(app)
+        with pytest.raises(JobFailed, match=r"ValueError: (bad byte \ufffd here|long )"):
+            await handle.result("10s")
+    assert "ValueError: " in row.error and "lease" not in row.error.splitlines()[0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1, float("inf")], {"a": {"b": float("-inf")}}])
+async def test_a_result_that_json_cannot_hold_is_an_error_not_null(app: App, value: Any) -> None:
+    @app.job(result=True)
+    async def calculate() -> Any:
+        return value
+
+    handle = await calculate.enqueue()
+    async with Worker(app):
+        with pytest.raises(JobFailed, match="the result cannot be stored: JSON has no number"):
+            await handle.result("10s")
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 4, 50, 1.5, True, "3"])
+def test_attempts_that_the_queue_would_cut_are_refused(attempts: Any) -> None:
+    app = App("postgresql:///x", max_attempts=3)
+
+    @app.job()
+    async def work() -> None: ...
+
+    with pytest.raises(ValueError, match=r"from 1 to 3, the limit of queue 'default', got"):
+        work.options(max_attempts=attempts)
+    assert work.options(max_attempts=3) is not None
+
+    @app.job(max_attempts=50)
+    async def other() -> None: ...
+
+    assert work.options(max_attempts=50) is not None
+
+
 def test_backoff_grows_to_its_cap() -> None:
     plain = Backoff("1s", factor=2, cap="10s", jitter=0)
     assert [plain.after(n).total_seconds() for n in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]

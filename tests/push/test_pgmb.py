@@ -172,6 +172,31 @@ def test_t18_bindings_take_only_the_star_for_a_wildcard(
 
 
 @pytest.mark.parametrize("pg_version", [18, 15])
+def test_a_view_that_shows_another_queue_is_said(pgmb: str, conn: Connection) -> None:
+    notices: list[str] = []
+    conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+    worker = conn.execute("select pgmb.worker('w', 'https://example.com/hook', 5)").fetchall()[0][0]
+    conn.execute("select pgmb.create('order_queue', 'a.*', 5, %s)", (str(worker),))
+    assert not [text for text in notices if "shows another queue" in text]
+    conn.execute("select pgmb.create('order', 'b.*', 5, %s)", (str(worker),))
+    assert len([text for text in notices if "shows another queue" in text]) == 2
+    # a repeat of the installation says nothing about views that are right
+    notices.clear()
+    conn.execute("select pgmb._make_views('order_queue')")
+    assert notices == []
+
+
+def test_the_heartbeat_is_not_in_the_future(pgmb: str, conn: Connection) -> None:
+    conn.execute("select pgmb.worker('w', 'https://example.com/hook', 5)")
+    with command(pgmb, "dispatch"):
+        for _ in range(600):
+            found = conn.execute("select last_heartbeat <= now() from pgmb.workers").fetchall()
+            if found != [(None,)]:
+                break
+            conn.execute("select pg_sleep(0.1)")
+    assert found == [(True,)]
+
+
 def test_the_views_of_a_queue_go_with_it(pgmb: str, conn: Connection) -> None:
     worker = conn.execute("select pgmb.worker('w', 'http://localhost/', 1)").fetchone()
     assert worker is not None

@@ -31,6 +31,41 @@ def test_flags_win_over_variables_and_variables_over_dotenv(tmp_path: Path) -> N
     assert (settings.port, settings.pg_port, settings.data) == (21, 12, Path("/three"))
 
 
+URL = "postgresql://a@h/db"
+
+
+@pytest.mark.parametrize(
+    ("dotenv", "env", "flags", "expected"),
+    [
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {}, {}, (URL, ".trunkline")),
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {}, {"data": "d"}, (None, "d")),
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {}, {"pg_port": "5000"}, (None, ".trunkline")),
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {"TRUNKLINE_PG_PORT": "5000"}, {}, (URL, ".trunkline")),
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {"TRUNKLINE_DATA": "d"}, {}, (None, "d")),
+        ("TRUNKLINE_DATA=d\n", {"TRUNKLINE_DATABASE_URL": URL}, {}, (URL, "d")),
+        ("", {"TRUNKLINE_DATABASE_URL": URL, "TRUNKLINE_DATA": "d"}, {}, (URL, "d")),
+        ("TRUNKLINE_DATA=d\n", {"DATABASE_URL": URL}, {}, (None, "d")),
+        ("", {"DATABASE_URL": URL}, {}, (URL, ".trunkline")),
+        (f"DATABASE_URL='{URL}'\n", {}, {}, (URL, ".trunkline")),
+        (f"DATABASE_URL={URL}2\n", {"DATABASE_URL": URL}, {}, (URL, ".trunkline")),
+        (f"TRUNKLINE_DATABASE_URL={URL}\n", {"DATABASE_URL": "postgresql:///other"}, {}, (URL, ".trunkline")),
+        ("DATABASE_URL='sqlite:///x\n", {"DATABASE_URL": "mysql://h/db"}, {}, (None, ".trunkline")),
+    ],
+)
+def test_the_strongest_source_chooses_the_database(
+    tmp_path: Path, dotenv: str, env: dict[str, str], flags: dict[str, str], expected: tuple[str | None, str]
+) -> None:
+    settings = load(tmp_path, dotenv, env, **flags)
+    assert (settings.database_url, str(settings.data)) == expected
+    assert (settings.database_url_source is None) == (settings.database_url is None)
+
+
+def test_the_source_of_the_url_is_known(tmp_path: Path) -> None:
+    line = load(tmp_path, f"TRUNKLINE_DATABASE_URL={URL}\n").database_url_source
+    assert line is not None and line.startswith("TRUNKLINE_DATABASE_URL (") and line.endswith(" line 1)")
+    assert load(tmp_path, database_url=URL).database_url_source == "--database-url"
+
+
 def test_empty_values_count_as_not_given(tmp_path: Path) -> None:
     settings = load(tmp_path, "TRUNKLINE_PORT=7\n", {"TRUNKLINE_PORT": ""}, port=None)
     assert settings.port == 7

@@ -214,6 +214,11 @@ class Session:
         return conninfo(self._settings)
 
     @property
+    def source(self) -> str | None:
+        """The setting that names the database; None: it is the embedded server."""
+        return self._settings.database_url_source
+
+    @property
     def names_database(self) -> bool:
         """Whether a flag says which one."""
         return bool(self._flags["database_url"] or self._flags["data"])
@@ -231,7 +236,7 @@ class Session:
         if self.service is not None:
             with_client = functools.partial(_with_http_client, self.service, self._settings.token, work)
         else:
-            with_client = functools.partial(_with_client, self.url, work, untouched)
+            with_client = functools.partial(_with_client, self.url, self.source, work, untouched)
         return asyncio.run(self._limited(with_client))
 
     def run_alone(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -273,16 +278,15 @@ class Session:
             raise self._timed_out() from None
 
 
-async def _with_client(url: str, work: Callable[[Client], Awaitable[T]], untouched: bool) -> T:
+async def _with_client(url: str, source: str | None, work: Callable[[Client], Awaitable[T]], untouched: bool) -> T:
     from trunkline import Client
-    from trunkline.cli.target import probe
+    from trunkline.cli.target import naming
 
-    # A pool goes on trying and hides why; the first connection tells the cause at once.
-    await probe(url)
-    async with Client(url) as mq:
-        if not untouched:
-            await sequence(mq)
-        return await work(mq)
+    with naming(source):
+        async with Client(url) as mq:
+            if not untouched:
+                await sequence(mq)
+            return await work(mq)
 
 
 async def sequence(mq: Client) -> None:

@@ -40,7 +40,7 @@ def command(database_url: str | None, data: str | None, push_allow: str | None, 
     url = conninfo(settings)
 
     async def run() -> None:
-        await probe(url)
+        await probe(url, settings.database_url_source)
         stop = asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)

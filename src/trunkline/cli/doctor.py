@@ -11,6 +11,7 @@ from trunkline.cli.command import CHECK_FAILED, Session
 from trunkline.cli.command import command as make_command
 from trunkline.cli.findings import Finding
 from trunkline.cli.output import Column
+from trunkline.cli.target import naming
 
 if TYPE_CHECKING:
     from trunkline.cli.findings import Connection
@@ -28,7 +29,7 @@ _FINDINGS = (
 def command(session: Session, strict: bool) -> int:
     """Look for what endangers durability or speed; exits with 5 when a check fails. Changes nothing."""
     url = session.url
-    with session.limited():
+    with session.limited(), naming(session.source):
         findings = examine(url)
     session.out.many(findings, _FINDINGS)
     bad = ("fail", "warn") if strict else ("fail",)

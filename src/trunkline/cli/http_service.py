@@ -14,6 +14,7 @@ import urllib.request
 
 import click
 
+from trunkline.cli.ports import Ports
 from trunkline.errors import Unavailable
 
 _HOST = "127.0.0.1"
@@ -29,10 +30,10 @@ def installed() -> bool:
 class HttpService:
     """One server process. It says on our stderr what it has to say."""
 
-    def __init__(self, database_url: str, port: int) -> None:
-        self.url = f"http://{_HOST}:{port}"
+    def __init__(self, database_url: str, ports: Ports) -> None:
+        self.url = f"http://{_HOST}:{ports.http}"
         self._database_url = database_url
-        self._port = port
+        self._ports = ports
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stop: asyncio.Event) -> None:
@@ -40,7 +41,8 @@ class HttpService:
         # its own session: Ctrl-C reaches only us, and we stop it in order
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
-            *("--host", _HOST, "--port", str(self._port), "--parent", str(os.getpid())),
+            *("--host", _HOST, "--port", str(self._ports.http), "--parent", str(os.getpid())),
+            *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr,
             # not on the command line, where everybody could read the password

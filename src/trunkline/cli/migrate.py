@@ -8,6 +8,7 @@ from trunkline.cli import confirm
 from trunkline.cli.command import Session
 from trunkline.cli.command import command as make_command
 from trunkline.cli.output import write_line
+from trunkline.cli.target import naming
 
 
 @make_command("migrate", example="trunkline migrate --database-url postgresql:///app")
@@ -31,7 +32,7 @@ def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
         _plan(session)
         return
     url = session.url
-    with session.limited():
+    with session.limited(), naming(session.source):
         report = migrate(url, extra=extra)
     if session.quiet and not session.out.chosen:
         return
@@ -50,6 +51,6 @@ def _plan(session: Session) -> None:
 
     from trunkline.sql.migrate import installed_version, pending_migrations
 
-    with psycopg.connect(session.url, autocommit=True, connect_timeout=10) as conn:
+    with naming(session.source), psycopg.connect(session.url, autocommit=True, connect_timeout=10) as conn:
         installed, pending = installed_version(conn) or 0, pending_migrations(conn)
     session.out.one({"pending": pending, "version": installed})

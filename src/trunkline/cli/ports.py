@@ -7,10 +7,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from trunkline.errors import SettingsError
 
 _PATIENCE = 1.0
+
+
+class Ports(NamedTuple):
+    """Where the HTTP service listens."""
+
+    http: int
+    metrics: int | None = None
 
 
 @contextmanager

@@ -88,7 +88,10 @@ def command(
         raise SettingsError("--tls-cert and --tls-key belong together", hint="give both or neither")
     settings = Settings.load({"database_url": database_url, "data": data, "port": port})
     url = conninfo(settings)
-    tokens = (asyncio.run(_has_tokens(url)) or None) if require_token is None else require_token
+    tokens = require_token
+    if tokens is None:
+        # None: from the first token on
+        tokens = asyncio.run(_has_tokens(url, settings.database_url_source)) or None
     # before anything listens there, even for a moment
     check_address(host, tokens=bool(tokens))
     with reserved_port(host, settings.port) as chosen:
@@ -115,13 +118,13 @@ def command(
         )
 
 
-async def _has_tokens(url: str) -> bool:
+async def _has_tokens(url: str, source: str | None) -> bool:
     from trunkline.cli.target import probe
     from trunkline.db import tokens
     from trunkline.db.pool import connect
 
     # says what is wrong with the database before any worker starts
-    await probe(url)
+    await probe(url, source)
     conn = await connect(url)
     try:
         return bool(await tokens.list_tokens(conn))

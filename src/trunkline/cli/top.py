@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from trunkline.cli.command import command as make_command
 from trunkline.cli.doctor import examine
 from trunkline.cli.findings import Finding
 from trunkline.cli.output import Column, console, make_table, plain, show, size_text, stdout_is_terminal, to_json, write_line
+from trunkline.cli.top_view import View, keys, short
 from trunkline.cli.worker import WORKERS
 from trunkline.db import jobs, push
 from trunkline.db.job_records import WorkerRow
@@ -32,7 +34,7 @@ _SEEN_WITHIN = timedelta(minutes=1)
 _ASKED_FOR_ERRORS = 20
 """So many failing endpoints are looked at for their last error: the picture is drawn each second."""
 _TOPICS = (
-    Column("topic", "topic", whole=True),
+    Column("topic", lambda row: short(row.topic), whole=True),
     Column("partition", "partition", right=True),
     Column("head", "head", right=True),
     Column("per second", "rate_per_second", right=True),
@@ -41,14 +43,14 @@ _TOPICS = (
     Column("scheduled", "scheduled", right=True),
 )
 _GROUPS = (
-    Column("group", "group", whole=True),
-    Column("topic", lambda row: f"{row.topic}/{row.partition}", whole=True),
+    Column("group", lambda row: short(row.group), whole=True),
+    Column("topic", lambda row: f"{short(row.topic)}/{row.partition}", whole=True),
     Column("lag", "lag", right=True),
     Column("seconds", "lag_seconds", right=True),
     Column("member", "member"),
 )
 _ENDPOINTS = (
-    Column("endpoint", "endpoint", whole=True),
+    Column("endpoint", lambda row: short(row.endpoint), whole=True),
     Column("state", "state"),
     Column("waiting", "waiting", right=True),
     Column("in flight", "in_flight", right=True),
@@ -61,7 +63,10 @@ _ENDPOINTS = (
 @click.option("--once", is_flag=True, help="One frame, then end.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Time between two frames.")
 def command(session: Session, once: bool, every: timedelta) -> None:
-    """Topics, groups, queues, endpoints, workers and health, again and again until Ctrl-C. Changes nothing."""
+    """Topics, groups, queues, endpoints, workers and health, again and again until q or Ctrl-C. Changes nothing.
+
+    Keys: q quits, ? shows the others: scrolling, sorting by activity, and a filter by name.
+    """
     if session.out.table and not stdout_is_terminal():
         once = True
 
@@ -80,18 +85,23 @@ def command(session: Session, once: bool, every: timedelta) -> None:
                 return
             await asyncio.sleep(every.total_seconds())
 
-    session.run(work)
+    with suppress(KeyboardInterrupt):  # the usual way out, not a failure
+        session.run(work)
 
 
 async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
     from rich.live import Live
 
     await overview.look(mq)
-    with Live(overview.frame(), console=console(), screen=True, auto_refresh=False) as live:
-        while True:
-            await asyncio.sleep(every.total_seconds())
-            await overview.look(mq)
-            live.update(overview.frame(), refresh=True)
+    view, screen = View(), console()
+    async with keys() as pressed:
+        with Live(console=screen, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+            while not view.quit:
+                live.update(view.window(screen, overview.frame(view)), refresh=True)
+                try:
+                    view.press(await asyncio.wait_for(pressed.get(), every.total_seconds()))
+                except TimeoutError:
+                    await overview.look(mq)
 
 
 class EndpointRow(msgspec.Struct, frozen=True):
@@ -128,6 +138,12 @@ async def _endpoint_rows(conn: Connection, queues: Sequence[QueueStats]) -> list
     ]
 
 
+def _once_per_topic(stats: Stats) -> Stats:
+    """Delayed messages belong to a topic, not to a partition: show them with its first one only."""
+    topics = [row if row.partition == 0 else msgspec.structs.replace(row, scheduled=0) for row in stats.topics]
+    return msgspec.structs.replace(stats, topics=topics)
+
+
 class Overview:
     """The numbers of now, and those of the last look to tell rates from. Without a database URL nothing about its health."""
 
@@ -144,7 +160,7 @@ class Overview:
     async def look(self, mq: Client) -> None:
         before, then = {row.queue: row.acked for row in self._stats.queues}, self._at
         await sequence(mq)
-        self._stats, self._at = await mq.stats(), time.monotonic()
+        self._stats, self._at = _once_per_topic(await mq.stats()), time.monotonic()
         self._rates = {
             row.queue: max(0, row.acked - before[row.queue]) / (self._at - then)
             for row in self._stats.queues
@@ -167,16 +183,18 @@ class Overview:
             "health": [plain(finding) for finding in self._health],
         }
 
-    def frame(self) -> Group:
+    def frame(self, view: View | None = None) -> Group:
         """One picture."""
         from rich.console import Group
         from rich.text import Text
 
-        return Group(*(part for part in self._parts()), Text(""), *(Text(line) for line in self._health_lines()))
+        return Group(
+            *(part for part in self._parts(view or View())), Text(""), *(Text(line) for line in self._health_lines())
+        )
 
-    def _parts(self) -> Iterator[Any]:
+    def _parts(self, view: View) -> Iterator[Any]:
         queues = (
-            Column("queue", "queue", whole=True),
+            Column("queue", lambda row: short(row.queue), whole=True),
             Column("ready", "ready", right=True),
             Column("delayed", "delayed", right=True),
             Column("leased", "leased", right=True),
@@ -187,10 +205,10 @@ class Overview:
             Column("paused", "paused"),
         )
         tables: tuple[tuple[tuple[Column, ...], Sequence[Any]], ...] = (
-            (_TOPICS, self._stats.topics),
-            (_GROUPS, self._stats.groups),
-            (queues, self._stats.queues),
-            (_ENDPOINTS, self._endpoints),
+            (_TOPICS, view.rows(self._stats.topics, lambda row: row.topic, lambda row: row.rate_per_second or 0)),
+            (_GROUPS, view.rows(self._stats.groups, lambda row: f"{row.group} {row.topic}", lambda row: row.lag or 0)),
+            (queues, view.rows(self._stats.queues, lambda row: row.queue, lambda row: self._rate(row) or 0)),
+            (_ENDPOINTS, view.rows(self._endpoints, lambda row: row.endpoint, lambda row: row.per_second)),
             (WORKERS, self._workers),
         )
         for columns, rows in tables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shlex
 import shutil
 import signal
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trunkline.cli.command import Command
-from trunkline.cli.target import warn_about_secrets
+from trunkline.cli.command import Command, Count
+from trunkline.cli.ports import Ports
+from trunkline.cli.target import embedded_server, former_data, naming, warn_about_secrets
 from trunkline.errors import TrunklineError
 from trunkline.settings import Settings
 
@@ -21,7 +23,15 @@ if TYPE_CHECKING:
     from trunkline.db.embedded import EmbeddedServer
 
 _LONGEST_PAUSE = 30.0
-_HTTP_TOUR = """
+_COMMANDS = """
+Commands for this database{where}:
+
+  trunkline queue create letters
+  trunkline queue enqueue letters '{{"to": "a@example.com"}}'
+  trunkline queue peek letters
+  trunkline top
+"""
+_HTTP_TOUR = """\
 HTTP is served on {url}; every route is on {url}/docs:
 
   curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "letters"}}'
@@ -29,7 +39,7 @@ HTTP is served on {url}; every route is on {url}/docs:
   curl -X POST {url}/v1/queues/letters/claims
   curl -X POST {url}/v1/queues/letters/ack -d '{{"receipts": ["<receipt>"]}}'
 """
-_TOUR = """
+_TOUR = """\
 A tour of 60 seconds; paste it into psql:
 
   select trunkline.create_topic('orders');
@@ -51,7 +61,8 @@ A tour of 60 seconds; paste it into psql:
 @click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
 @click.option("--push-allow", metavar="NETWORK,...", help="Networks that push may go to besides the public internet.")
 @click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
-def command(no_http: bool, **flags: str | None) -> None:
+@click.option("--metrics-port", type=Count(1, 65535), help="Serve metrics on this port of 127.0.0.1 too, without a token.")
+def command(no_http: bool, metrics_port: int | None, **flags: str | None) -> None:
     """Start everything and stay in the foreground: Postgres, the schema, upkeep, HTTP and push.
 
     It installs the schema or brings it up to date, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http), and sends
@@ -59,12 +70,17 @@ def command(no_http: bool, **flags: str | None) -> None:
     install 'trunkline[server,push]'. Jobs are run by `trunkline worker`.
 
     Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
-    it; the data stays. A second `up` on the same directory uses the server of the first.
+    it; the data stays. A second `up` on the same directory uses the server of the first. A URL that leads to this
+    Postgres, as the one that `up` prints, starts it too.
     """
     settings = Settings.load(flags)
     warn_about_secrets(flags["database_url"])
+    if no_http and metrics_port is not None:
+        raise click.UsageError("--metrics-port needs the HTTP service: leave out --no-http")
+    if not _push_installed():
+        click.echo("Webhooks are not sent: push is not installed (pip install 'trunkline[push]').", err=True)
     with nullcontext() if no_http else _http_port(settings) as port:
-        asyncio.run(_up(settings, port))
+        asyncio.run(_up(settings, None if port is None else Ports(port, metrics_port)))
 
 
 def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
@@ -78,35 +94,53 @@ def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
     return reserved_port("127.0.0.1", settings.port)
 
 
-async def _up(settings: Settings, port: int | None) -> None:
+async def _up(settings: Settings, ports: Ports | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, stop.set)
-    if settings.database_url is not None:
-        await _serve(settings, settings.database_url, port, stop, None)
-    else:
-        await _up_embedded(settings, port, stop)
+    server = embedded_server(settings)
+    if settings.database_url is None or server is not None:
+        await _up_embedded(settings, server, ports, stop)
+        return
+    click.echo(f"Using the database of {settings.database_url_source}.")
+    await asyncio.to_thread(_check_reachable, settings)
+    await _serve(settings, settings.database_url, ports, stop, None)
 
 
-async def _up_embedded(settings: Settings, port: int | None, stop: asyncio.Event) -> None:
+def _check_reachable(settings: Settings) -> None:
+    import psycopg
+
+    assert settings.database_url is not None  # noqa: S101
+    with naming(settings.database_url_source):
+        psycopg.connect(settings.database_url, connect_timeout=10).close()
+
+
+async def _up_embedded(settings: Settings, server: EmbeddedServer | None, ports: Ports | None, stop: asyncio.Event) -> None:
     from trunkline.db.embedded import EmbeddedServer
 
-    server = EmbeddedServer(settings.data, settings.pg_port)
+    if server is None:
+        if former := former_data(settings):
+            click.echo(f"Starting with an empty directory {settings.data}; {former}.")
+        server = EmbeddedServer(settings.data, settings.pg_port)
     url = await asyncio.to_thread(server.start)
     try:
         if not server.owned:
             click.echo(f"Another process runs the Postgres of {settings.data}; using it.")
         if settings.pg_port not in (None, server.port):
             click.echo(f"It listens on port {server.port} already, not on {settings.pg_port}.")
-        await _serve(settings, url, port, stop, server)
+        if settings.database_url is not None and str(server.port) != _port_of(settings.database_url):
+            click.echo(f"It listens on port {server.port}: correct {settings.database_url_source}.")
+        await _serve(settings, url, ports, stop, server)
     finally:
         owned = server.owned
         await asyncio.to_thread(server.stop)
     click.echo(f"Postgres stopped; the data stays in {settings.data}." if owned else "Postgres was left running.")
 
 
-async def _serve(settings: Settings, url: str, port: int | None, stop: asyncio.Event, server: EmbeddedServer | None) -> None:
+async def _serve(
+    settings: Settings, url: str, ports: Ports | None, stop: asyncio.Event, server: EmbeddedServer | None
+) -> None:
     from trunkline.cli.http_service import HttpService
     from trunkline.sql.migrate import migrate
 
@@ -114,14 +148,15 @@ async def _serve(settings: Settings, url: str, port: int | None, stop: asyncio.E
     if report.applied:
         migrations = sum(name[0].isdigit() for name in report.applied)
         click.echo(f"Applied {migrations} migrations and {len(report.applied) - migrations} files of functions.")
-    http = None if port is None else HttpService(url, port)
+    http = None if ports is None else HttpService(url, ports)
     try:
         if http is not None:
             await http.start(stop)
         click.echo(f"Schema trunkline is at version {report.version}; upkeep runs.")
+        click.echo(_COMMANDS.format(where=_where_commands_run(settings, server)))
         if http is not None:
             click.echo(_HTTP_TOUR.format(url=http.url))
-        click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.")
+        click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.\n")
         click.echo(_TOUR)
         click.echo("Ctrl-C stops.")
         await _keep(settings, url, stop, server, http)
@@ -143,20 +178,35 @@ async def _keep(
             tasks.create_task(http.keep(stop))
 
 
+def _where_commands_run(settings: Settings, server: EmbeddedServer | None) -> str:
+    """What a command needs to find the same database."""
+    if server is None:
+        return ", with the same --database-url" if settings.database_url_source == "--database-url" else ""
+    flag = f"--data {shlex.quote(str(server.data_dir))}"
+    found = server.data_dir == Settings().data.absolute()
+    return f", in this directory (elsewhere with {flag})" if found else f", with {flag}"
+
+
+def _port_of(url: str) -> str:
+    from psycopg.conninfo import conninfo_to_dict
+
+    return str(conninfo_to_dict(url).get("port"))
+
+
 def _how_to_connect(server: EmbeddedServer) -> str:
     from trunkline.db.pginstall import psql
 
     program = "psql" if shutil.which("psql") else shlex.quote(str(psql()))
     password = f'PGPASSWORD="$(cat {shlex.quote(str(server.password_file))})"'
     return (
-        f"\nPostgres runs on 127.0.0.1 port {server.port} and in {server.socket_dir}, "
+        f"Postgres runs on 127.0.0.1 port {server.port} and in {server.socket_dir}, "
         f"user and database trunkline,\npassword in {server.password_file}, log in {server.log_file}:\n\n"
         f"  {password} {program} -h {server.socket_dir} -p {server.port} -U trunkline trunkline\n\n"
         "This role owns the database and is no superuser. To create roles, extensions and databases connect as\n"
         f"trunkline_superuser, password in {server.superuser_password_file}.\n\n"
         "From Python and other programs:\n\n"
         f'  export TRUNKLINE_DATABASE_URL="postgresql://trunkline:$(cat {shlex.quote(str(server.password_file))})'
-        f'@127.0.0.1:{server.port}/trunkline"'
+        f'@127.0.0.1:{server.port}/trunkline"\n'
     )
 
 
@@ -185,12 +235,14 @@ async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> Non
 
 async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -> None:
     """Push deliveries, where the packages for it are installed."""
-    from importlib.util import find_spec
-
-    if find_spec("aiohttp") and find_spec("cryptography"):
+    if _push_installed():
         from trunkline.cli.dispatch import dispatch
 
         await dispatch(settings, url, stop)
+
+
+def _push_installed() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("aiohttp", "cryptography"))
 
 
 async def _stopped_within(stop: asyncio.Event, seconds: float) -> bool:

@@ -97,14 +97,15 @@ def run(
     from trunkline.jobs.loading import load
 
     loaded = load(app)
+    source = None
     if session.names_database or loaded.url is None:
-        loaded.url = session.url
+        loaded.url, source = session.url, session.source
     settings: dict[str, Any] = {"queues": queues, "prefetch": prefetch, "lease": lease, "grace": grace, "stall": stall}
 
     async def work() -> None:
         from trunkline.cli.target import probe
 
-        await probe(loaded.client._url or session.url)
+        await probe(loaded.client._url or session.url, source)
         async with loaded:
             if drain:
                 from trunkline.jobs.testing import Jobs

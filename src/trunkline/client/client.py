@@ -55,8 +55,9 @@ class Client(Lender):
 
     Besides `max_connections` it has one connection for polls and hints, and one to listen when it has consumers.
     `prepare=False` is for a transaction pooler that does not follow prepared statements (PgBouncer before 1.21).
-    `pool_timeout` is how long a call waits for a connection, when all are in use or the server is away; then it fails with
-    `DatabaseUnavailable`, and nothing was changed.
+    `pool_timeout` is how long a call waits for a connection when all are in use; then it fails with `DatabaseUnavailable`,
+    and nothing was changed. A server that cannot be reached is the same error, with the cause, within two seconds; one that
+    does not respond at all is waited for five (or `connect_timeout` of the URL).
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
-from trunkline.db.codec import Encoded, decoder, headers_json
+from trunkline.db.codec import Encoded, decoder, error_text, headers_json
 from trunkline.db.copying import COLUMNS, new_ids
 from trunkline.db.copying import rows as copy_rows
 from trunkline.db.pool import Connection
@@ -542,13 +542,14 @@ async def nack(
     rows = await fetch_rows(
         conn,
         "select result from trunkline.nack(%b::text[], %b::interval, %b::text)",
-        (list(receipts), delay, error),
+        (list(receipts), delay, error_text(error)),
     )
     return [row[0] for row in rows]
 
 
 async def bury(conn: Connection, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-    rows = await fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
+    values = (list(receipts), error_text(error))
+    rows = await fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", values)
     return [row[0] for row in rows]
 
 

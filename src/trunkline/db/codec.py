@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import enum
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -27,8 +28,18 @@ from trunkline.types import Duration, NewMessage, Place
 JSON = "application/json"
 BYTES = "application/octet-stream"
 _DEEPEST = 200
+_LONGEST_ERROR = 10_000
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _PLAIN = frozenset((str, int, bool, type(None)))
 _BINARY = (bytes, bytearray, memoryview)
+
+
+def error_text(text: str | None) -> str | None:
+    """Return the text of an error as Postgres can store it.
+
+    A message must not stay unsettled because of what its handler's exception says.
+    """
+    return None if text is None else _NOT_TEXT.sub("\ufffd", text[:_LONGEST_ERROR])
 
 
 class InvalidBody(InvalidArgument, ValueError):

@@ -38,6 +38,7 @@ from trunkline.errors import EmbeddedServerError
 ROLE = "trunkline"
 SUPERUSER = "trunkline_superuser"
 DATABASE = "trunkline"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOG_LIMIT = 16 * 1024 * 1024
 _ATTEMPTS = 5
 _ATTEMPT_PAUSE = 0.3
@@ -152,6 +153,23 @@ class EmbeddedServer:
             raise EmbeddedServerError(f"no embedded Postgres runs on {self.data_dir}", hint="start it with trunkline up")
         self._running = found
         return self.url
+
+    def issued(self, url: str) -> bool:
+        """Return whether this URL leads to this server, also when it does not run or has another port by now.
+
+        Its password is random and stands in no other URL.
+        """
+        from psycopg.conninfo import conninfo_to_dict
+
+        given = conninfo_to_dict(url)
+        host = str(given.get("host") or given.get("hostaddr") or "")
+        local = host in _LOOPBACK or host.startswith("/")
+        if not local or (given.get("user"), given.get("dbname")) != (ROLE, DATABASE):
+            return False
+        try:
+            return given.get("password") == self._password()
+        except EmbeddedServerError:
+            return False
 
     def stop(self) -> None:
         """Shut the server down if we own it (a `fast` shutdown: open transactions are rolled back)."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from trunkline.db.codec import Encoded, to_json
+from trunkline.db.codec import Encoded, error_text, to_json
 from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
@@ -31,7 +31,7 @@ async def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, er
             [end.result for end in ends],
             [end.tracked for end in ends],
             [end.unique for end in ends],
-            error,
+            error_text(error),
         ),
     )
     return answers

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import re
 import select
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,9 +14,14 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from trunkline.db.conninfo import with_connect_timeout
 from trunkline.db.tasks import Mutex
 from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError, from_psycopg
 from trunkline.sql.migrate import latest_version
+
+_PATIENCE = 1.5
+"""How long a call waits for a connection before it finds out whether the server can be reached."""
+_FULL = re.compile(r"too many (?:clients|connections)|remaining connection slots")
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -42,7 +51,9 @@ async def _check(conn: Connection) -> None:
 
 async def connect(conninfo: str, *, prepare: bool = True, settings: Mapping[str, str] = READ_COMMITTED) -> Connection:
     """A connection outside the pool, in autocommit mode."""
-    conn = await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=_threshold(prepare))
+    conn = await psycopg.AsyncConnection.connect(
+        with_connect_timeout(conninfo), autocommit=True, prepare_threshold=_threshold(prepare)
+    )
     try:
         await configure(conn, settings)
     except BaseException:
@@ -69,22 +80,45 @@ def _threshold(prepare: bool) -> int | None:
     return 5 if prepare else None
 
 
+class _Pooled(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """A connection of one of our pools, so that the log can tell it from the application's own."""
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    """Keep the pool from logging what callers get as an error: broken connections and failed attempts to connect."""
+    values = record.args if isinstance(record.args, tuple) else ()
+    return not any(value == _POOL_NAME or isinstance(value, _Pooled) for value in values)
+
+
+_POOL_NAME = "trunkline"
+logging.getLogger("psycopg.pool").addFilter(_not_ours)
+
+
 class Pool:
-    """Connections in autocommit mode: each call of ours is a transaction of its own. Opened when first used."""
+    """Connections in autocommit mode: each call of ours is a transaction of its own. Opened when first used.
+
+    The pool behind it retries in silence. A call that gets no connection soon therefore opens one beside it: if that fails,
+    the cause is the caller's error.
+    """
 
     def __init__(self, conninfo: str, *, max_size: int = 10, timeout: float = 30.0, prepare: bool = True) -> None:
         self.conninfo = conninfo
         self._max_size = max_size
         self._timeout = timeout
         self._prepare = prepare
-        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._pool: AsyncConnectionPool[_Pooled] | None = None
         self._opening = Mutex()
+        self._probing = Mutex()
+        self._probed = float("-inf")
+        self._cause: TrunklineError | None = None
         self._checked = False
         self._closed = False
 
     async def open(self) -> None:
         self._pool = AsyncConnectionPool(
-            self.conninfo,
+            with_connect_timeout(self.conninfo),
+            connection_class=_Pooled,
+            name=_POOL_NAME,
             kwargs={"autocommit": True, "prepare_threshold": _threshold(self._prepare)},
             min_size=0,
             max_size=self._max_size,
@@ -115,22 +149,60 @@ class Pool:
             async with self._opening:
                 if self._pool is None:
                     await self.open()
-        assert self._pool is not None  # noqa: S101
+        pool = self._pool
+        assert pool is not None  # noqa: S101
+        conn = await self._borrow(pool)
         try:
-            async with self._pool.connection() as conn:
-                if not self._checked:
-                    await self._check_version(conn)
+            async with conn:
                 try:
                     yield conn
                 except psycopg.Error as exc:
                     raise from_psycopg(exc, writing=writing) from exc
+        except psycopg.Error as exc:
+            raise from_psycopg(exc) from exc
+        finally:
+            await pool.putconn(conn)
+
+    async def _borrow(self, pool: AsyncConnectionPool[_Pooled]) -> _Pooled:
+        if not self._checked:
+            await self._probe()
+        patience = min(_PATIENCE, self._timeout)
+        try:
+            return await pool.getconn(timeout=patience)
+        except PoolTimeout:
+            await self._probe()  # or all are in use
+        except psycopg.Error as exc:
+            raise from_psycopg(exc) from exc
+        try:
+            # zero would mean the pool's own limit
+            return await pool.getconn(timeout=max(self._timeout - patience, 0.001))
         except PoolTimeout as exc:
             raise DatabaseUnavailable(
                 f"none of the client's {self._max_size} database connections became free in {self._timeout:g} s",
-                hint="check that the server runs, or give the client more with max_connections or pool_timeout",
+                hint="give the client more with max_connections or pool_timeout",
             ) from exc
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc
+
+    async def _probe(self) -> None:
+        """Raise why the database cannot be used. Calls that come together share one attempt."""
+        started = time.monotonic()
+        async with self._probing:
+            if self._probed < started:
+                self._cause = await self._find_cause()
+                self._probed = time.monotonic()
+            if self._cause is not None:
+                raise copy.copy(self._cause)
+
+    async def _find_cause(self) -> TrunklineError | None:
+        try:
+            async with await connect(self.conninfo) as conn:
+                if not self._checked:
+                    await self._check_version(conn)
+        except (psycopg.Error, TrunklineError) as exc:
+            # a server without a free place for one more connection can be reached
+            return None if self._checked and _FULL.search(str(exc)) else from_psycopg(exc)
+        return None
 
     async def _check_version(self, conn: Connection) -> None:
         """A schema one version apart works; further apart nobody has tried."""

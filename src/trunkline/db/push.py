@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.db.calls import message_fields
-from trunkline.db.codec import decoder
+from trunkline.db.codec import decoder, error_text
 from trunkline.db.pool import Connection
 from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
@@ -252,7 +252,9 @@ def _array(values: Iterable[Any]) -> str:
 
 async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
     """`now` is by the clock of `started`."""
-    endpoints, queues, receipts, ids, attempts, started, seconds, statuses, *rest = zip(*items, strict=True)
+    endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
+        *items, strict=True
+    )
     ages = [now - at for at in started]
     columns = (
         _array(endpoints),
@@ -266,7 +268,14 @@ async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Set
             conn,
             "select trunkline.settle_attempts(%b, %t::int[], %t::int[], %b::text[], %t::uuid[], %t::int[], %t::float8[],"
             " %t::float8[], %t::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
-            (dispatcher, *columns, *map(list, rest)),
+            (
+                dispatcher,
+                *columns,
+                list(outcomes),
+                list(delays),
+                [error_text(error) for error in errors],
+                [error_text(snippet) for snippet in snippets],
+            ),
         )
     )
 

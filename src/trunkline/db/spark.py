@@ -15,6 +15,7 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
+from trunkline.db.codec import error_text
 from trunkline.errors import from_psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -285,7 +286,7 @@ def report_pipeline(
             rows,
             rows_per_second,
             lag,
-            error,
+            error_text(error),
             None if detail is None else msgspec.json.encode(detail).decode(),
         ),
     )

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client.refusals import LeaseLost
+from trunkline.db.codec import error_text
 from trunkline.http_client.rows import DeliveryRow, MessageRow, seconds
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.types import Delivery, Duration, Message, Result
@@ -29,6 +30,8 @@ class Settler:
     async def settle(self, verb: str, receipts: Sequence[str], **more: Any) -> list[Result]:
         if not receipts:
             return []
+        if "error" in more:
+            more["error"] = error_text(more["error"])
         body = await self._transport.ask("POST", f"{self._path}/{verb}", {"receipts": list(receipts), **more})
         return [row["result"] for row in body["results"]]
 

@@ -298,10 +298,15 @@ class App:
                 raise ValueError(f"there are two limits of the name {limit.name!r}; use one object for both")
         return found
 
+    def attempts_of(self, queue: str) -> int:
+        """Return the attempts after which this queue makes a dead letter: its own setting, or the most that a job wants."""
+        own: int | None = self.queues.get(queue, {}).get("max_attempts")
+        wanted = [job.definition.max_attempts for job in self.kinds.values() if job.definition.queue == queue]
+        return own if own is not None else max([self.max_attempts, *(n for n in wanted if n is not None)])
+
     async def setup_queue(self, name: str) -> None:
         settings = dict(self.queues.get(name, {}))
-        wanted = [job.definition.max_attempts for job in self.kinds.values() if job.definition.queue == name]
-        settings.setdefault("max_attempts", max([self.max_attempts, *(n for n in wanted if n is not None)]))
+        settings["max_attempts"] = self.attempts_of(name)
         try:
             await self.client.queues.ensure(name, **settings)
         except PermissionDenied as exc:

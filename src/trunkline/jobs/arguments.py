@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -34,8 +35,27 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
 def to_json(value: Any) -> bytes:
-    """JSON of a result; TypeError or ValueError for what has none."""
+    """JSON of a value; TypeError or ValueError for what has none."""
     return _ENCODER.encode(value)
+
+
+def result_to_json(value: Any) -> bytes:
+    """JSON of a job's result; also a ValueError for numbers that JSON does not have, which would become null."""
+    encoded = to_json(value)
+    if b"null" in encoded:
+        _check_numbers(msgspec.to_builtins(value, enc_hook=_enc_hook))
+    return encoded
+
+
+def _check_numbers(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no number {value}")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for inner in value:
+        _check_numbers(inner)
 
 
 def from_json(payload: bytes, kind: Any = None) -> Any:

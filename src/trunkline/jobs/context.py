@@ -22,7 +22,7 @@ from trunkline.db.pool import Connection
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
-from trunkline.jobs.arguments import from_json, to_json
+from trunkline.jobs.arguments import from_json, result_to_json, to_json
 from trunkline.jobs.refusals import EffectUnknown
 from trunkline.types import Duration, Headers, Result
 
@@ -124,7 +124,7 @@ class Context(_About):
 
     def set_result(self, value: Any) -> None:
         """What the job answers, for a handler that ends in `transaction()`: stored in that same transaction."""
-        self._item.result = to_json(value)
+        self._item.result = result_to_json(value)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -236,7 +236,7 @@ class SyncContext(_About):
 
     def set_result(self, value: Any) -> None:
         """What the job answers, for a handler that ends in `transaction()`."""
-        self._item.result = to_json(value)
+        self._item.result = result_to_json(value)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncConnection]:

@@ -139,14 +139,23 @@ class Job(Generic[P, R]):
     ) -> Job[P, R]:
         """The same job, to be enqueued like this: `send.options(delay="1h").enqueue(...)`.
 
-        `idempotency_key`: a repeat answers the first job. `max_attempts`: fewer than the job has by itself. `key`: jobs with
-        the same key run in order, in an ordered queue. `unique`: not while one with this key has not ended. `after`: when
-        these are done; they must be tracked. `track`: keep the result.
+        `idempotency_key`: a repeat answers the first job. `max_attempts`: instead of the job's own, at most what its queue
+        allows. `key`: jobs with the same key run in order, in an ordered queue. `unique`: not while one with this key has
+        not ended. `after`: when these are done; they must be tracked. `track`: keep the result.
         """
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
-        if max_attempts is not None and max_attempts < 1:
-            raise ValueError("max_attempts is less than 1")
+        if max_attempts is not None:
+            self._check_attempts(max_attempts, queue or self._options.queue or self.definition.queue)
         return self._with(msgspec.structs.replace(self._options, **given))
+
+    def _check_attempts(self, max_attempts: object, queue: str) -> None:
+        """Refuse what the queue would silently cut: it makes a dead letter after its own number of attempts."""
+        limit = self.app.attempts_of(queue)
+        if type(max_attempts) is not int or not 1 <= max_attempts <= limit:
+            raise ValueError(
+                f"max_attempts of one job must be a whole number from 1 to {limit}, the limit of queue {queue!r},"
+                f" got {max_attempts!r}; raise the limit with App(max_attempts=...) or @app.job(max_attempts=...)"
+            )
 
     def _with(self, options: Options) -> Job[P, R]:
         return Job(

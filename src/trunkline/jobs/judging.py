@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trunkline.db.codec import duration
 from trunkline.db.tasks import log
-from trunkline.jobs.arguments import to_json
+from trunkline.jobs.arguments import result_to_json
 from trunkline.jobs.outcomes import Bury, Done, Retry, Snooze
 from trunkline.jobs.processes import HandlerError
 from trunkline.jobs.refusals import EffectUnknown, InvalidArguments
@@ -75,7 +75,7 @@ class Judge:
                 value = value.result
         if item.tracked and not (item.settled and item.result is not None):
             try:
-                result = to_json(value)
+                result = result_to_json(value)
             except (TypeError, ValueError, RecursionError) as exc:
                 return Verdict("bury", None, f"the result cannot be stored: {exc}")
             if item.settled:

@@ -431,4 +431,4 @@ def snippet(answer: Answer) -> str | None:
     """The start of the answer as text that Postgres can store."""
     if not answer.body:
         return None
-    return answer.body[: requests.SNIPPET].decode("utf-8", "replace").replace("\0", "\ufffd")
+    return answer.body[: requests.SNIPPET].decode("utf-8", "replace")

@@ -128,8 +128,7 @@ def _judge_item(item: Item | None) -> Verdict:
         return Verdict("nacked", None, "the answer does not name this message")
     if item.outcome == "ack":
         return ACKED
-    # as Postgres can store it: one text that it cannot would keep all others of the same moment from being settled
-    error = (item.error or "the receiver said so")[:1000].replace("\0", "\ufffd")
+    error = (item.error or "the receiver said so")[:1000]
     if item.outcome == "bury":
         return Verdict("buried", None, error)
     pause = None

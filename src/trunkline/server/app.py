@@ -42,6 +42,8 @@ _MAX_HEADERS = 64
 _MAX_HEADER = 8192
 _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
+_MAX_DRAIN_TOO_LARGE = 16 * 1024 * 1024
+"""How much of a body that is too large is read, so that clients that write before they read get the response."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -76,18 +78,39 @@ def create_app(config: Config) -> ASGIApp:
     return Frontier(app, config)
 
 
-async def _guard(request: Any) -> None:
-    """Before each route: count it, and ask whether the caller may."""
+async def _guard(request: Any) -> Response[bytes] | None:
+    """Before each route: count it, and check whether the caller may."""
     scope = request.scope
     doc = scope["route_handler"].opt.get("doc")
-    if doc is None:
-        return  # OPTIONS, which Litestar answers with the methods there are
+    if doc is None:  # OPTIONS; Litestar would name the methods of one handler of the path only
+        allowed = _allowed(scope["litestar_app"])[scope["path_template"]]
+        return Response(b"", status_code=204, headers={**_SAFE, "allow": ", ".join(allowed)})
+    if "trunkline_head" in scope and doc.scope == "consume":
+        # a GET that claims messages: nobody would see them
+        raise MethodNotAllowedException(
+            headers={"allow": ", ".join(_allowed(scope["litestar_app"])[scope["path_template"]])}
+        )
     engine = scope["trunkline_engine"]
     template = scope["path_template"]
     engine.metrics.begun(template)
     scope["trunkline_begun"] = template
     await engine.access.admit(scope, doc)
     limits.enter_route(doc, scope, engine.config)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _allowed(app: Litestar) -> dict[str, list[str]]:
+    """The methods of each path template."""
+    methods: dict[str, set[str]] = {}
+    for path in app.routes:
+        for handler in getattr(path, "route_handlers", ()):
+            doc = handler.opt.get("doc")
+            named = {str(method) for method in handler.http_methods}
+            if doc is not None and "GET" in named and doc.scope != "consume":
+                named.add("HEAD")
+            methods.setdefault(path.path_format, {"OPTIONS"}).update(named)
+    return {path: sorted(names) for path, names in methods.items()}
 
 
 def _problem(request: Any, exc: Exception) -> Response[bytes]:
@@ -120,6 +143,10 @@ def _translate(exc: Exception) -> Problem:
     return from_any(exc)
 
 
+class _HeadSent(BaseException):
+    """The head of a response to HEAD is sent; there is no body. Not an Exception, so that no handler makes one of it."""
+
+
 class Frontier:
     """What every request passes before and after its route: limits, counters, the log."""
 
@@ -137,17 +164,24 @@ class Frontier:
         engine = scope["trunkline_engine"] = self.app.state.engine
         start = time.perf_counter()
         status, size = 0, 0
+        head = scope["method"] == "HEAD"
+        if head:
+            scope["method"], scope["trunkline_head"] = "GET", True
 
         async def tell(event: Message) -> None:
             nonlocal status, size
             if event["type"] == "http.response.start":
                 status = event["status"]
-                if (
-                    not scope.get("trunkline_body_read")
-                    and _CLOSE not in event["headers"]
-                    and not await _drained(scope, receive)
-                ):
-                    event = {**event, "headers": [*event["headers"], _CLOSE]}
+                too_large, closes = status == 413, _CLOSE in event["headers"]
+                # a body that stopped coming closes too, and is not waited for again
+                if not scope.get("trunkline_body_read") and (too_large or not closes):
+                    drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
+                    if not drained and not closes:
+                        event = {**event, "headers": [*event["headers"], _CLOSE]}
+                if head:
+                    await send(event)
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    raise _HeadSent
             elif event["type"] == "http.response.body":
                 size += len(event.get("body", b""))
             await send(event)
@@ -166,6 +200,8 @@ class Frontier:
                 with telemetry.request(tracer, scope["method"], _trace(scope["headers"])) as span:
                     await self.app(scope, receive, tell)
                     telemetry.answered(span, scope["method"], scope.get("trunkline_begun"), status)
+        except _HeadSent:
+            pass
         finally:
             engine.under_way -= 1
             took = time.perf_counter() - start
@@ -194,7 +230,7 @@ class Frontier:
         return None
 
 
-async def _drained(scope: Any, receive: Receive) -> bool:
+async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
     """Read a body that the route did not need, unless it is large. Return whether the connection can be used again.
 
     The HTTP server closes a connection with an unread body and does not say so; the next request on it would fail.
@@ -202,16 +238,18 @@ async def _drained(scope: Any, receive: Receive) -> bool:
     length = 0
     for name, value in scope["headers"]:
         if name == b"transfer-encoding":
-            return False
+            if limit <= _MAX_DRAIN:
+                return False
+            length = limit
         if name == b"content-length":
             length = int(value)
     if length == 0:
         return True
-    if length > _MAX_DRAIN:
+    if length > limit:
         return False
     try:
         # as any body: it must keep coming and has an end
-        async for _ in Call(scope, receive).parts(_MAX_DRAIN):
+        async for _ in Call(scope, receive).parts(limit):
             pass
     except (Problem, ClientGone):
         return False

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.server.call import Call
 from trunkline.server.params import Param
-from trunkline.server.parsing import check_depth, check_json, check_value
+from trunkline.server.parsing import check_depth, check_json, check_value, too_large
 from trunkline.server.problems import Problem, invalid, malformed
 from trunkline.server.views import TEXT
 from trunkline.types import NewMessage
@@ -25,7 +25,9 @@ MAX_MESSAGES = 1000
 JSON = "application/json"
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 # as psqlqueue, which looks at no content type: what programs send who think of none
-_ENVELOPES = (JSON, "", "application/x-www-form-urlencoded", "text/plain")
+_TEXT = "text/plain"
+_ENVELOPES = (JSON, "", "application/x-www-form-urlencoded", _TEXT)
+"""Content types of messages in JSON. Clients that name none send a form (curl) or text (fetch)."""
 _LONGEST_DELAY = 365 * 86400
 
 
@@ -104,6 +106,10 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
     first = body.lstrip()[:1]
     if not first:
         raise malformed("the body is empty", "missing_body")
+    if kind == _TEXT and first not in (b"[", b"{"):
+        if len(body) > limits.max_body:
+            raise too_large(limits.max_body)
+        return Sent([_raw(call, body, query, key, trace)], True, False)
     if first == b"[":
         check_depth(body, limits.max_depth)
         try:
@@ -113,7 +119,7 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
             raise malformed("the body is not a JSON array", "bad_json") from None
         return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False, False)
     if len(body) > limits.max_body:
-        raise Problem(413, "body_too_large", f"the body has more than {limits.max_body} bytes")
+        raise too_large(limits.max_body)
     message, plain = message_of(body, limits.max_depth, key, trace)
     return Sent([message], True, plain)
 

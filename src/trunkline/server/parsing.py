@@ -15,6 +15,11 @@ from trunkline.server.problems import Problem, malformed
 T = TypeVar("T")
 # An unclosed string reaches to the end of the body, and nothing is tried twice: one pass, whatever the body holds.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+"""A pair of surrogates, or one alone, or another escape."""
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -43,6 +48,11 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
         raise malformed(_words(exc), "unknown_field" if "unknown field" in str(exc) else "malformed_body") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise malformed(f"the body is not JSON: {exc}", "bad_json") from None
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Replace escapes such as \\ud800 that are no character, which the reader would refuse."""
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body) if _SURROGATE.search(body) else body
 
 
 def check_json(body: bytes) -> list[str]:
@@ -103,4 +113,10 @@ def _int(text: str) -> int:
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(413, "body_too_large", f"the body has more than {limit} bytes", headers={"connection": "close"})
+    return Problem(
+        413,
+        "body_too_large",
+        f"the body has more than {limit} bytes, the limit of this request",
+        hint="send large messages through SQL or Python, or many small ones as a stream of lines",
+        headers={"connection": "close"},
+    )

@@ -20,7 +20,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
-from trunkline.db.codec import Encoded, decoder, headers_json
+from trunkline.db.codec import Encoded, decoder, error_text, headers_json
 from trunkline.db.copying import COLUMNS, new_ids
 from trunkline.db.copying import rows as copy_rows
 from trunkline.db.sync.pool import Connection
@@ -539,13 +539,14 @@ def nack(
     rows = fetch_rows(
         conn,
         "select result from trunkline.nack(%b::text[], %b::interval, %b::text)",
-        (list(receipts), delay, error),
+        (list(receipts), delay, error_text(error)),
     )
     return [row[0] for row in rows]
 
 
 def bury(conn: Connection, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-    rows = fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", (list(receipts), error))
+    values = (list(receipts), error_text(error))
+    rows = fetch_rows(conn, "select result from trunkline.bury(%b::text[], %b::text)", values)
     return [row[0] for row in rows]
 
 

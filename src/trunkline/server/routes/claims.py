@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar.params import FromPath
@@ -16,10 +16,10 @@ from trunkline.db import calls
 from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
 from trunkline.errors import QueueNotFound
+from trunkline.server import parsing
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.claiming import settle
-from trunkline.server.fields import Text
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeliveryView, delivery_view
 from trunkline.types import Result
@@ -85,7 +85,8 @@ class Settle(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class SettleError(Settle, kw_only=True, forbid_unknown_fields=True):
     """Receipts, and why."""
 
-    error: Text | None = None
+    error: str | None = None
+    """Stored with the message, cut after 10,000 characters; characters that cannot be stored are replaced."""
 
 
 class Retry(SettleError, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +111,14 @@ class Settlements(msgspec.Struct, frozen=True):
     """In the order of the receipts."""
 
     results: list[Settled]
+
+
+E = TypeVar("E", bound=SettleError)
+
+
+async def _read(call: Call, kind: type[E]) -> E:
+    """Read a settlement. An error text that is no valid Unicode must not keep a message from being settled."""
+    return parsing.decode(parsing.without_lone_surrogates(await call.bytes()), kind, max_depth=call.engine.config.max_depth)
 
 
 def _doc(body: Any) -> Doc:
@@ -163,14 +172,14 @@ async def ack_many(request: Call, queue: FromPath[str]) -> Answer:
 @route("POST", "/queues/{queue:str}/nack", _doc(Retry))
 async def nack_many(request: Call, queue: FromPath[str]) -> Answer:
     """Deliver these again after a delay, or never after their last attempt."""
-    asked = await request.read(Retry)
+    asked = await _read(request, Retry)
     return await _settle(request, queue, asked.receipts, _nack(request, asked))
 
 
 @route("POST", "/queues/{queue:str}/bury", _doc(SettleError))
 async def bury_many(request: Call, queue: FromPath[str]) -> Answer:
     """These go to the dead letters at once."""
-    asked = await request.read(SettleError)
+    asked = await _read(request, SettleError)
     return await _settle(request, queue, asked.receipts, _bury(request, asked))
 
 
@@ -225,14 +234,14 @@ async def ack_any(request: Call) -> Answer:
 @route("POST", "/receipts/nack", _any_queue(Retry))
 async def nack_any(request: Call) -> Answer:
     """Deliver these again after a delay, or never after their last attempt."""
-    asked = await request.read(Retry)
+    asked = await _read(request, Retry)
     return await _settle_any(request, asked.receipts, _nack(request, asked))
 
 
 @route("POST", "/receipts/bury", _any_queue(SettleError))
 async def bury_any(request: Call) -> Answer:
     """These go to the dead letters at once."""
-    asked = await request.read(SettleError)
+    asked = await _read(request, SettleError)
     return await _settle_any(request, asked.receipts, _bury(request, asked))
 
 

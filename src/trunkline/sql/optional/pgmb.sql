@@ -27,8 +27,8 @@ $do$;
 
 create or replace view pgmb.workers as
     select w.id, e.name, ceil(e.rate)::int as rps, e.url as endpoint, e.created_at,
-           -- The latest time until which a live dispatcher is registered; null if there is none.
-           (select max(d.seen_until) from trunkline.dispatchers d where d.seen_until > now()) as last_heartbeat
+           -- Now, while a dispatcher is registered for some time to come; null if none is.
+           (select least(max(d.seen_until), now()) from trunkline.dispatchers d where d.seen_until > now()) as last_heartbeat
     from pgmb.worker_ids w join trunkline.endpoints e using (endpoint_id);
 
 create or replace view pgmb.queues as
@@ -150,12 +150,13 @@ $$;
 
 -- Creates the views <queue>_queue and <queue>_dead_letter_queue. For a queue whose name ends in _queue, also
 -- creates the names that pgmb's manual uses. A view is not created if its name is too long for Postgres or
--- already used.
+-- already used; if it shows another queue, a notice says so.
 create or replace function pgmb._make_views(p_queue text) returns void
 language plpgsql
 as $$
 declare
     v_base text;
+    v_view text;
 begin
     foreach v_base in array array[p_queue] || case when p_queue ~ '._queue$' then array[left(p_queue, -6)] else '{}' end loop
         if octet_length(v_base) + 18 <= 63 then
@@ -165,6 +166,12 @@ begin
             if to_regclass(format('pgmb.%I', v_base || '_dead_letter_queue')) is null then
                 execute format('create view pgmb.%I as select * from pgmb._dead(%L)', v_base || '_dead_letter_queue', p_queue);
             end if;
+            foreach v_view in array array[v_base || '_queue', v_base || '_dead_letter_queue'] loop
+                if position('(' || quote_literal(p_queue) || '::text)' in pg_get_viewdef(format('pgmb.%I', v_view)::regclass)) = 0 then
+                    raise notice 'view pgmb.% shows another queue; queue % has no view of this name', quote_ident(v_view), quote_ident(p_queue)
+                        using hint = format('Read pgmb._references(%1$L) and pgmb._dead(%1$L) instead.', p_queue);
+                end if;
+            end loop;
         end if;
     end loop;
 end

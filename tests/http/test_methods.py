@@ -1,0 +1,69 @@
+"""HEAD and OPTIONS, text bodies, and a body that is too large."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import httpx
+import pytest
+
+from tests.http.servers import HttpServer, problem
+
+
+@pytest.fixture
+def queue(http: httpx.Client, name: str) -> str:
+    assert http.post("/v1/queues?ensure=true", json={"id": name}).status_code == 201
+    return name
+
+
+def test_options_lists_every_method(http: httpx.Client, queue: str) -> None:
+    answer = http.options(f"/v1/queues/{queue}")
+    assert answer.status_code == 204
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
+    assert http.options(f"/v1/queues/{queue}/messages").headers["allow"] == "GET, OPTIONS, POST"
+    assert http.options("/v1/nothing").status_code == 404
+
+
+def test_head_is_get_without_a_body(http: httpx.Client, queue: str) -> None:
+    for path, status in ((f"/v1/queues/{queue}", 200), ("/docs", 200), ("/healthz", 200), ("/v1/queues/none", 404)):
+        get, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b"") == (status, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_head_claims_nothing(http: httpx.Client, queue: str) -> None:
+    http.post(f"/v1/queues/{queue}/messages", json={"payload": 1}).raise_for_status()
+    answer = http.head(f"/v1/queues/{queue}/messages")
+    assert answer.status_code == 405 and "HEAD" not in answer.headers["allow"]
+    assert len(http.post(f"/v1/queues/{queue}/claims").json()["deliveries"]) == 1
+
+
+@pytest.mark.parametrize(("text", "payload"), [("hello", "hello"), ("12", "12"), ('{"payload": {"n": 1}}', {"n": 1})])
+def test_plain_text_is_the_payload_unless_it_looks_like_a_message(
+    http: httpx.Client, queue: str, text: str, payload: object
+) -> None:
+    """`fetch` sends JSON as text when nothing else is said."""
+    answer = http.post(f"/v1/queues/{queue}/messages", content=text, headers={"content-type": "text/plain"})
+    assert answer.status_code == 201, answer.text
+    (delivery,) = http.post(f"/v1/queues/{queue}/claims").json()["deliveries"]
+    assert delivery["payload"] == payload
+
+
+def test_plain_text_that_is_too_large(http: httpx.Client, queue: str) -> None:
+    answer = http.post(f"/v1/queues/{queue}/messages", content="x" * 2**21, headers={"content-type": "text/plain"})
+    problem(answer, 413, "body_too_large")
+
+
+def test_a_client_that_writes_before_it_reads_gets_the_413(server: HttpServer, queue: str) -> None:
+    request = urllib.request.Request(
+        f"{server.url}/v1/queues/{queue}/messages",
+        data=b'{"payload": "' + b"x" * 12_000_000 + b'"}',
+        headers={"content-type": "application/json"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        opener.open(request, timeout=60)
+    assert caught.value.code == 413
+    assert b"the limit of this request" in caught.value.read()
