@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
+from functools import lru_cache
 from typing import Any
 
 from litestar import Litestar, Response, Router
