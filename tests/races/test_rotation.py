@@ -220,3 +220,19 @@ def test_an_audit_in_a_snapshot_older_than_a_rotation_is_refused(main: Session, 
     auditor.run("begin isolation level repeatable read")
     assert auditor.run("select accepted, ready, acked from trunkline.audit_queue('q')") == [(10, 5, 5)]
     auditor.run("commit")
+
+
+def test_a_read_that_waits_for_a_rotation_holds_nothing_that_it_takes_later(main: Session, session: MakeSession) -> None:
+    """Upkeep locks leases, and then ticks in the same transaction."""
+    main.run("select trunkline.create_queue('q')")
+    upkeep, reader = session(), session()
+    with upkeep.transaction():
+        upkeep.run("lock table trunkline.leases_1 in access exclusive mode")
+        call = reader.start("select trunkline._begin_read()")
+        wait_blocked(main, reader)
+        held = (
+            "select count(*) from pg_locks l join pg_class c on c.oid = l.relation"
+            " where l.pid = %s and l.granted and c.relname ~ '^(ticks|positions)_'"
+        )
+        assert main.one(held, reader.pid) == 0
+    answer(call)

@@ -20,13 +20,14 @@ end
 $$;
 
 -- Locks the rotated tables for a read with several statements, or with functions that use their caller's
--- snapshot. Upkeep empties no partition until the read ends.
+-- snapshot. Upkeep empties no partition until the read ends. The order is that of upkeep, which rotates leases
+-- and then swaps slots in one transaction: in another order the two could wait for each other.
 create or replace function trunkline._begin_read() returns void
 language plpgsql
 as $$
 begin
-    lock table trunkline.ticks, trunkline.positions, trunkline.leases, trunkline.settled, trunkline.extensions, trunkline.returns, trunkline.later,
-               trunkline.cursor_states, trunkline.passes in access share mode;
+    lock table trunkline.leases, trunkline.settled, trunkline.extensions, trunkline.returns, trunkline.later, trunkline.cursor_states, trunkline.passes,
+               trunkline.ticks, trunkline.positions in access share mode;
 end
 $$;
 
