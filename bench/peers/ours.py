@@ -16,6 +16,13 @@ from trunkline.db.copying import rows as copy_rows
 NAME = "trunkline"
 RECEIPTS = "trunkline, receipts"
 LEASE_TABLES = ("trunkline.leases", "trunkline.settled")
+# Appends n messages to a log, whether it has its own tables or is in the shared store.
+APPEND = (
+    "select count(*) from (select %s::int as number, %s::bytea as payload, %s::text as content_type, %s::int as n) x"
+    " join trunkline.topics t on t.topic_id = x.number"
+    " cross join lateral trunkline._append(t, array_fill(x.payload, array[x.n]), null, null, null, null, null,"
+    " array_fill(x.content_type, array[x.n]), null)"
+)
 
 
 def make_topic(lab: Lab, name: str) -> int:
@@ -34,16 +41,15 @@ def load(lab: Lab, number: int, *, messages: int, payload: int) -> None:
 
 
 def load_content(lab: Lab, number: int, content: bytes, *, messages: int, content_type: str) -> None:
-    statement = (
-        f"select count(*) from trunkline.topic_{int(number)}_append(array_fill(%s::bytea, array[%s]),"
-        " null, null, null, null, null, null, %s, null)"
-    )
     for start in range(0, messages, 10_000):
-        lab.value(statement, content, min(10_000, messages - start), content_type)
+        lab.value(APPEND, number, content, content_type, min(10_000, messages - start))
 
 
 def calm(lab: Lab, number: int) -> None:
-    lab.calm(f"trunkline.topic_{int(number)}", "trunkline.ticks", *LEASE_TABLES)
+    table = lab.value(
+        "select coalesce(to_regclass(format('trunkline.topic_%%s', %s::int))::text, 'trunkline.store')", number
+    )
+    lab.calm(table, "trunkline.ticks", *LEASE_TABLES)
 
 
 def publish_script(number: int) -> str:

@@ -90,8 +90,9 @@ def _load_deep(lab: Lab, plan: Plan, number: int) -> None:
             self._left = batches
             session.prepare(
                 "append",
-                f"select count(*) from trunkline.topic_{number}_append(array_fill(convert_to(repeat('m', {_PAYLOAD}),"
-                " 'UTF8'), array[10000]), null, null, null, null, null, null, 'application/octet-stream', null)",
+                f"select count(*) from trunkline.topics t cross join lateral trunkline._append(t, array_fill(convert_to("
+                f"repeat('m', {_PAYLOAD}), 'UTF8'), array[10000]), null, null, null, null, null,"
+                f" array_fill('application/octet-stream'::text, array[10000]), null) where t.topic_id = {int(number)}",
             )
 
         def __call__(self) -> int:
