@@ -159,16 +159,21 @@ def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) 
     both.cli("migrate", "--dry-run")
 
 
-def test_tokens(module_db: str, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    secret = both.cli("token", "create", "reader", "--scope", "read:*").stdout.strip()
+def test_tokens(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a database of its own: the first token closes every open server."""
+    for name in ("URL", "TOKEN", "DATA"):
+        monkeypatch.delenv(f"TRUNKLINE_{name}", raising=False)
+    monkeypatch.setenv("TRUNKLINE_DATABASE_URL", db)
+    cli = Cli(db, tmp_path)
+    secret = cli("token", "create", "reader", "--scope", "read:*").stdout.strip()
     monkeypatch.chdir(Path(__file__).parents[2])
-    with serving(module_db, "--require-token", "--no-upkeep") as guarded:
-        assert both.cli("--url", guarded.url, "topic", "list", "-o", "json", code=4).error["code"] == "unauthenticated"
-        both.cli("--url", guarded.url, "--token", secret, "topic", "list")
+    with serving(db, "--require-token", "--no-upkeep") as guarded:
+        assert cli("--url", guarded.url, "topic", "list", "-o", "json", code=4).error["code"] == "unauthenticated"
+        cli("--url", guarded.url, "--token", secret, "topic", "list")
         monkeypatch.setenv("TRUNKLINE_TOKEN", secret)
         monkeypatch.setenv("TRUNKLINE_URL", guarded.url)
-        both.cli("topic", "list")
-        assert both.cli("topic", "create", "x", "-o", "json", code=4).error["code"] == "unauthenticated"
+        cli("topic", "list")
+        assert cli("topic", "create", "x", "-o", "json", code=4).error["code"] == "unauthenticated"
 
 
 def test_as_a_process(both: Both) -> None:

@@ -20,7 +20,7 @@ from trunkline.jobs import App, Worker
 # counts its runs and the sessions they came from
 COUNTING = """
 create table public.runs (pid int not null);
-create or replace function trunkline._upkeep_due() returns int language sql
+create or replace function trunkline._upkeep_delayed() returns int language sql
 as 'insert into public.runs values (pg_backend_pid()); select 1 from (select {work}) x'
 """
 

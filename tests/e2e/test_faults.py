@@ -415,7 +415,7 @@ Write = Callable[[Connection, Scene], list[Any]]
 WRITES: dict[str, tuple[str, Write]] = {
     "publish_many": ("topic_1", lambda conn, _: call(conn, "publish_many", "t", [b"1"] * 99 + [b'"held"'])),
     "publish with a key": ("idempotency", lambda conn, _: call(conn, "publish", "t", "1", p_idempotency_key="k")),
-    "publish later": ("scheduled", lambda conn, _: call(conn, "publish", "t", "1", p_delay="1 hour")),
+    "publish later": ("delayed", lambda conn, _: call(conn, "publish", "t", "1", p_delay="1 hour")),
     "tick": ("ticks", lambda conn, _: call(conn, "head", "t")),
     "claim": ("leases", lambda conn, _: call(conn, "claim", "q", 3)),
     "ack": ("settled", lambda conn, scene: call(conn, "ack", [scene.receipt])),
