@@ -325,7 +325,7 @@ BUGS = {
     ),
     "ack ignores the deadline": Bug(
         (
-            Change("_ack_one", "or l.deadline <= v_now or", "or"),
+            Change("_ack_range", "or l.deadline <= v_now or", "or"),
             Change("_settle_one", "if l.deadline <= v_now then", "if false then"),
         ),
         QUEUE,
@@ -523,7 +523,7 @@ CRASH_BUGS = {
     ),
     "ack ignores the token": (
         (
-            Change("_ack_one", "l.token::text <> p_token or ", ""),
+            Change("_ack_range", "l.token::text <> p_token or ", ""),
             Change("_settle_one", "if l.token::text <> split_part(p_lease, '.', 5) then", "if false then"),
         ),
         QUEUE,

@@ -50,7 +50,7 @@ STATEMENTS = {
         {"p_cursor_id": ("int", 1), "p_first": ("bigint", 25_000)},
     ),
     "lease of a single ack": Statement(
-        "_ack_one",
+        "_ack_range",
         "select token, deadline, taken, n into l from trunkline.leases_0 where cursor_id = p_cursor_id and first = p_first"
         " for key share skip locked",
         {"p_cursor_id": ("int", 1), "p_first": ("bigint", 25_000)},

@@ -332,10 +332,11 @@ begin
 end
 $$;
 
--- Fast path of ack: one message of a lease whose original deadline has not passed. Returns true if the
--- message was acked. If it returns false, the caller uses _settle, which finds the correct result. Does not
--- wait for the lease row.
-create or replace function trunkline._ack_one(p_pos bigint, p_cursor_id int, p_first bigint, p_rotation text, p_token text) returns boolean
+-- Fast path of ack: consecutive positions of one lease whose original deadline has not passed. Returns true
+-- if all of them were acked. If it returns false, it has written nothing, and the caller uses _settle, which
+-- finds the correct result. Does not wait for the lease row. Several positions need the lease alone, because
+-- they are one row of `settled`, whose primary key does not find overlapping runs.
+create or replace function trunkline._ack_range(p_from bigint, p_to bigint, p_cursor_id int, p_first bigint, p_rotation text, p_token text) returns boolean
 language plpgsql
 as $$
 declare
@@ -354,9 +355,14 @@ begin
     else
         select token, deadline, taken, n into l from trunkline.leases_2 where cursor_id = p_cursor_id and first = p_first for key share skip locked;
     end if;
-    -- a new statement: it sees what was settled before this session had the lock on the row
+    -- Not for a few positions of a larger lease: another consumer may settle the rest in an open transaction.
+    if p_to > p_from and (p_to - p_from < l.n - 1 and p_to - p_from < 20 or not trunkline._try_lock_lease(p_rotation::smallint, p_cursor_id, p_first)) then
+        return false;
+    end if;
+    -- The statements from here on see what was settled before this session had the lock on the row.
     v_now := trunkline.clock();
-    if l.token::text <> p_token or l.deadline <= v_now or l.token is null or p_pos >= p_first + l.n or not coalesce(l.taken @> p_pos, p_pos >= p_first) then
+    if l.token::text <> p_token or l.deadline <= v_now or l.token is null
+       or p_to >= p_first + l.n or not coalesce(l.taken @> int8range(p_from, p_to + 1), p_from >= p_first) then
         return false;
     end if;
     -- may wait for an open settle of the same message
@@ -366,15 +372,15 @@ begin
     if l.n = 1 then
         v_done := true;
     elsif p_rotation = '0' then
-        v_done := not exists (select from trunkline.settled_0 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+        v_done := not exists (select from trunkline.settled_0 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_to and s.pos + s.n > p_from);
     elsif p_rotation = '1' then
-        v_done := not exists (select from trunkline.settled_1 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+        v_done := not exists (select from trunkline.settled_1 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_to and s.pos + s.n > p_from);
     else
-        v_done := not exists (select from trunkline.settled_2 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_pos and s.pos + s.n > p_pos);
+        v_done := not exists (select from trunkline.settled_2 s where s.cursor_id = p_cursor_id and s.pos >= p_first and s.pos <= p_to and s.pos + s.n > p_from);
     end if;
     if v_done then
         insert into trunkline.settled (rotation, xid, cursor_id, pos, n, first, kind, at)
-        values (p_rotation::smallint, pg_current_xact_id(), p_cursor_id, p_pos, 1, p_first, 'a', v_now) on conflict do nothing;
+        values (p_rotation::smallint, pg_current_xact_id(), p_cursor_id, p_from, p_to - p_from + 1, p_first, 'a', v_now) on conflict do nothing;
         v_done := found;
     end if;
     perform trunkline._wait_as_before(v_waits);
@@ -399,7 +405,7 @@ declare
 begin
     if cardinality(p_receipts) = 1 and p_receipts[1] ~ '^[0-9]{1,18}\.[0-9]{1,9}\.[0-9]{1,18}\.[012]\.[0-9a-f-]{36}$' and current_setting('transaction_isolation') = 'read committed' then
         r := string_to_array(p_receipts[1], '.');
-        if trunkline._ack_one(r[1]::bigint, r[2]::int, r[3]::bigint, r[4], r[5]) then
+        if trunkline._ack_range(r[1]::bigint, r[1]::bigint, r[2]::int, r[3]::bigint, r[4], r[5]) then
             v := row(1, p_receipts[1], 'done');
             return next v;
             return;
@@ -430,15 +436,22 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_set int8multirange;
-    r     record;
+    v_lease text[];
+    v_last  bigint;
+    v_set   int8multirange;
+    r       record;
 begin
     if trunkline._names_a_lease('.' || p_lease) and array_ndims(p_positions) = 1 and cardinality(p_positions) <= 10000
        and current_setting('transaction_isolation') = 'read committed' then
-        -- Null if a position is null or out of range. Then _settle processes all of them.
-        if p_positions[1] between 1 and 999999999999990000 and p_positions = array(select generate_series(p_positions[1], p_positions[1] + cardinality(p_positions) - 1)) then
-            v_set := int8multirange(int8range(p_positions[1], p_positions[1] + cardinality(p_positions)));
+        v_last := case when p_positions[1] between 1 and 999999999999990000 then p_positions[1] + cardinality(p_positions) - 1 end;
+        if p_positions = array(select generate_series(p_positions[1], v_last)) then
+            v_lease := string_to_array(p_lease, '.');
+            if trunkline._ack_range(p_positions[1], v_last, v_lease[1]::int, v_lease[2]::bigint, v_lease[3], v_lease[4]) then
+                return null;
+            end if;
+            v_set := int8multirange(int8range(p_positions[1], v_last + 1));
         else
+            -- Null if a position is null or out of range. Then _settle processes all of them.
             v_set := (select case when bool_and(coalesce(p > 0 and p < 1000000000000000000, false)) then range_agg(int8range(p, p + 1)) filter (where p < 1000000000000000000) end from unnest(p_positions) p);
         end if;
         if v_set is not null then
