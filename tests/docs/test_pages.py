@@ -20,7 +20,6 @@ NOT_RUN = {
     "README.md": [
         "the first stays in the foreground, the second runs this test among all others; tests/e2e/test_setup.py starts it",
         "stays in the foreground until Ctrl-C",
-        "the Spark guide has the same lines, and they are run there",
     ],
     "docs/howto/pooler.md": ["needs PgBouncer; tests/docs/test_pooler.py runs this page where it is installed"],
     "docs/howto/roles.md": ["the role would own the schema of the other pages"],
