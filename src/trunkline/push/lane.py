@@ -120,7 +120,7 @@ class Lane:
     # Claiming
 
     def _limit(self) -> int:
-        """How many deliveries to hold: in flight, being settled, and enough more for claims of useful size."""
+        """Return the number of deliveries to hold: in flight, being settled, and enough more for claims of useful size."""
         size = self._planned.batch_size if self._planned.mode == "batch" else 1
         limit = 8 * self._window.size * size
         if self._planned.rate is not None:
