@@ -52,7 +52,7 @@ def test_an_endpoint_on_a_private_network_needs_a_dispatcher_that_may(cli: Cli) 
 
 def test_dispatch_says_what_it_does_and_has_no_http_form(cli: Cli) -> None:
     refused = cli("--url", "http://localhost:8080", "dispatch", code=2)
-    assert "`trunkline dispatch` has no HTTP form" in refused.stderr
+    assert "`trunkline dispatch` does not work over HTTP" in refused.stderr
     with cli.start("dispatch", "--push-allow", "10.0.0.0/8") as running:
         assert running.stderr is not None
         first = running.stderr.readline().decode()

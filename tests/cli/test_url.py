@@ -135,7 +135,7 @@ def test_groups_subscriptions_schedules_and_numbers(both: Both) -> None:
     both("schedule", "delete", "nightly", "--yes")
     numbers = both("top", "--once", "-o", "json").json
     assert "inbox" in [row["queue"] for row in numbers["queues"]]
-    assert "not known over HTTP" in both("top", "--once", "-o", "table").stdout
+    assert "not available over HTTP" in both("top", "--once", "-o", "table").stdout
     both("group", "delete", "news", "billing", "--yes")
 
 
@@ -146,7 +146,7 @@ def test_what_has_no_http_form_says_so(both: Both) -> None:
 
 
 def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "one of --url and --data" in both("topic", "list", "--data", "x", code=2).stderr
+    assert "either --url or --data" in both("topic", "list", "--data", "x", code=2).stderr
     assert "--url" in both.cli("--url", "postgresql://x", "topic", "list", code=2).stderr
     assert "empty" in both.cli("--url", "", "topic", "list", code=2).stderr
     assert "cannot be read" in both.cli("--url", "http://a:b", "topic", "list", code=2).stderr
