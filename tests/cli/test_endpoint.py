@@ -58,7 +58,7 @@ def test_dispatch_says_what_it_does_and_has_no_http_form(cli: Cli) -> None:
         first = running.stderr.readline().decode()
         running.terminate()
         assert running.wait(60) == 0
-    for words in ("bound queues", "10.0.0.0/8", "Ctrl-C stops"):
+    for words in ("Sending webhooks", "10.0.0.0/8", "Ctrl-C stops"):
         assert words in first
 
 
