@@ -124,7 +124,7 @@ async def test_of_a_long_answer_the_start_is_read_and_its_connection_given_up() 
         (b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n", "the response is not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 20_000 + b"\r\n\r\n", "the response is not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nx", "the response was incomplete"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nno number\r\n", "the answer "),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nno number\r\n", "the response is "),
     ],
 )
 async def test_an_answer_that_cannot_be_read_is_an_error(answer: bytes, words: str) -> None:
@@ -140,7 +140,7 @@ async def test_headers_with_line_breaks_are_not_sent() -> None:
         connector = aiohttp.TCPConnector()
         try:
             for value in ("a\r\nx: b", "a\nb", "a\x00b"):
-                with pytest.raises(ValueError, match="do not belong"):
+                with pytest.raises(ValueError, match="control characters"):
                     await Wire(connector).post(peer.url, {"name": value}, b"")
         finally:
             await connector.close()

@@ -248,7 +248,7 @@ def replay(
         raise click.UsageError("--to must be later than --from")
     if dry_run:
         session.run(lambda mq: mq.queues.get(queue))
-        session.say(f"would deliver again {len(ids)} messages" if ids else f"would deliver messages since {start} again")
+        session.say(f"would deliver {len(ids)} messages again" if ids else f"would deliver messages since {start} again")
         return
 
     count = session.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))

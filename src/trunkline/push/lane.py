@@ -231,7 +231,7 @@ class Lane:
             answer = outcomes.no_answer("no response before the dispatcher stopped", monotonic() - started)
         except Exception as exc:
             log.exception("request failed unexpectedly endpoint=%s", planned.name)
-            answer = outcomes.no_answer(f"the request could not be made ({type(exc).__name__})", monotonic() - started)
+            answer = outcomes.no_answer(f"the request failed unexpectedly ({type(exc).__name__})", monotonic() - started)
         now = self._post.now()
         if planned.mode == "batch":
             verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)

@@ -58,14 +58,14 @@ class NewApiTopic(msgspec.Struct, kw_only=True):
 )
 async def ensure_topic(request: Call) -> Answer:
     """Create a topic (201) unless it exists (200)."""
-    asked = await request.read(NewApiTopic)
-    refuse(name=name_fault(asked.name))
-    assert asked.name is not None  # noqa: S101
-    await request.allow(asked.name)
+    body = await request.read(NewApiTopic)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.allow(body.name)
     try:
-        return answer(ApiTopic.of(await request.mq.topics.create(asked.name)), 201)
+        return answer(ApiTopic.of(await request.mq.topics.create(body.name)), 201)
     except AlreadyExists:
-        return answer(ApiTopic.of(await request.mq.topics.get(asked.name)))
+        return answer(ApiTopic.of(await request.mq.topics.get(body.name)))
 
 
 class ApiPublish(msgspec.Struct, kw_only=True):
@@ -96,10 +96,10 @@ class ApiPublished(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 )
 async def publish(request: Call, topic: FromPath[str]) -> Answer:
     """Publish a message."""
-    asked = await request.read(ApiPublish)
-    if isinstance(asked.payload, UnsetType):
+    body = await request.read(ApiPublish)
+    if isinstance(body.payload, UnsetType):
         raise invalid("payload: cannot be blank.")
-    payload = bytes(asked.payload)
+    payload = bytes(body.payload)
     check_value(payload)
     with request.engine.publishing(len(payload)):
         published = await request.mq.publish(
@@ -204,13 +204,13 @@ class ApiAcked(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 )
 async def ack(request: Call, topic: FromPath[str]) -> Answer:
     """Acknowledge messages. Cumulative and idempotent; 409 beyond the last message of the topic."""
-    asked = await request.read(ApiAck)
-    refuse(group=name_fault(asked.group), lastAckedId="cannot be blank" if asked.last_acked_id is None else None)
-    assert asked.group is not None and asked.last_acked_id is not None  # noqa: S101
+    body = await request.read(ApiAck)
+    refuse(group=name_fault(body.group), lastAckedId="cannot be blank" if body.last_acked_id is None else None)
+    assert body.group is not None and body.last_acked_id is not None  # noqa: S101
     async with request.writing() as conn:
-        acked = await doors.ack_upto(conn, topic, asked.group, asked.last_acked_id)
+        acked = await doors.ack_upto(conn, topic, body.group, body.last_acked_id)
     request.mq.wake()
-    return answer(ApiAcked(group=asked.group, last_acked_id=acked))
+    return answer(ApiAcked(group=body.group, last_acked_id=acked))
 
 
 ROUTES = [ensure_topic, publish, pull, ack]

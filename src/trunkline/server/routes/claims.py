@@ -59,14 +59,14 @@ class Claimed(msgspec.Struct, frozen=True):
 async def claim(request: Call, queue: FromPath[str]) -> Answer:
     """Claim messages, waiting up to `wait` seconds. If the client disconnects while waiting, no message is leased."""
     request.query()
-    asked = await request.read(Claim, optional=True)
+    body = await request.read(Claim, optional=True)
     taken = await request.engine.lines.claim(
         request,
         queue,
-        limit=asked.limit,
-        lease=None if asked.lease_seconds is None else f"{asked.lease_seconds:.3f}s",
-        labels=asked.labels,
-        wait=min(asked.wait, request.engine.config.max_wait),
+        limit=body.limit,
+        lease=None if body.lease_seconds is None else f"{body.lease_seconds:.3f}s",
+        labels=body.labels,
+        wait=min(body.wait, request.engine.config.max_wait),
     )
     return answer(Claimed([delivery_view(queue, delivery) for delivery in taken]))
 
@@ -139,17 +139,17 @@ def _on_connection(call: Call, function: Callable[[Connection, Sequence[str]], A
     return verb
 
 
-def _nack(call: Call, asked: Retry) -> Verb:
-    delay = None if asked.delay_seconds is None else duration(f"{asked.delay_seconds:.3f}s")
-    return _on_connection(call, partial(calls.nack, delay=delay, error=asked.error))
+def _nack(call: Call, body: Retry) -> Verb:
+    delay = None if body.delay_seconds is None else duration(f"{body.delay_seconds:.3f}s")
+    return _on_connection(call, partial(calls.nack, delay=delay, error=body.error))
 
 
-def _bury(call: Call, asked: SettleError) -> Verb:
-    return _on_connection(call, partial(calls.bury, error=asked.error))
+def _bury(call: Call, body: SettleError) -> Verb:
+    return _on_connection(call, partial(calls.bury, error=body.error))
 
 
-def _extend(call: Call, asked: Extend) -> Verb:
-    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=asked.lease_seconds)))
+def _extend(call: Call, body: Extend) -> Verb:
+    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=body.lease_seconds)))
 
 
 async def _settle(call: Call, queue: str, receipts: list[str], verb: Verb) -> Answer:
@@ -165,36 +165,36 @@ def _settlements(receipts: list[str], results: list[Result]) -> Answer:
 @route("POST", "/queues/{queue:str}/ack", _doc(Settle))
 async def ack_many(request: Call, queue: FromPath[str]) -> Answer:
     """Ack messages: they are done and are never delivered again."""
-    asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, request.engine.acker.ack)
+    body = await request.read(Settle)
+    return await _settle(request, queue, body.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/queues/{queue:str}/nack", _doc(Retry))
 async def nack_many(request: Call, queue: FromPath[str]) -> Answer:
     """Nack messages: redeliver them after a delay, or bury them after their last attempt."""
-    asked = await _read(request, Retry)
-    return await _settle(request, queue, asked.receipts, _nack(request, asked))
+    body = await _read(request, Retry)
+    return await _settle(request, queue, body.receipts, _nack(request, body))
 
 
 @route("POST", "/queues/{queue:str}/bury", _doc(SettleError))
 async def bury_many(request: Call, queue: FromPath[str]) -> Answer:
     """Move messages to the dead letters now."""
-    asked = await _read(request, SettleError)
-    return await _settle(request, queue, asked.receipts, _bury(request, asked))
+    body = await _read(request, SettleError)
+    return await _settle(request, queue, body.receipts, _bury(request, body))
 
 
 @route("POST", "/queues/{queue:str}/release", _doc(Settle))
 async def release_many(request: Call, queue: FromPath[str]) -> Answer:
     """Return messages to the queue without counting an attempt."""
-    asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, _on_connection(request, calls.release))
+    body = await request.read(Settle)
+    return await _settle(request, queue, body.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/queues/{queue:str}/extend", _doc(Extend))
 async def extend_many(request: Call, queue: FromPath[str]) -> Answer:
     """Extend leases, counted from now."""
-    asked = await request.read(Extend)
-    return await _settle(request, queue, asked.receipts, _extend(request, asked))
+    body = await request.read(Extend)
+    return await _settle(request, queue, body.receipts, _extend(request, body))
 
 
 # Settlements without a queue: the receipt identifies it
@@ -227,36 +227,36 @@ async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
 @route("POST", "/receipts/ack", _any_queue(Settle))
 async def ack_any(request: Call) -> Answer:
     """Ack messages of any queue: they are done and are never delivered again."""
-    asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, request.engine.acker.ack)
+    body = await request.read(Settle)
+    return await _settle_any(request, body.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/receipts/nack", _any_queue(Retry))
 async def nack_any(request: Call) -> Answer:
     """Nack messages of any queue: redeliver them after a delay, or bury them after their last attempt."""
-    asked = await _read(request, Retry)
-    return await _settle_any(request, asked.receipts, _nack(request, asked))
+    body = await _read(request, Retry)
+    return await _settle_any(request, body.receipts, _nack(request, body))
 
 
 @route("POST", "/receipts/bury", _any_queue(SettleError))
 async def bury_any(request: Call) -> Answer:
     """Move messages of any queue to the dead letters now."""
-    asked = await _read(request, SettleError)
-    return await _settle_any(request, asked.receipts, _bury(request, asked))
+    body = await _read(request, SettleError)
+    return await _settle_any(request, body.receipts, _bury(request, body))
 
 
 @route("POST", "/receipts/release", _any_queue(Settle))
 async def release_any(request: Call) -> Answer:
     """Return messages of any queue to it without counting an attempt."""
-    asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, _on_connection(request, calls.release))
+    body = await request.read(Settle)
+    return await _settle_any(request, body.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/receipts/extend", _any_queue(Extend))
 async def extend_any(request: Call) -> Answer:
     """Extend leases of any queue, counted from now."""
-    asked = await request.read(Extend)
-    return await _settle_any(request, asked.receipts, _extend(request, asked))
+    body = await request.read(Extend)
+    return await _settle_any(request, body.receipts, _extend(request, body))
 
 
 ROUTES = [

@@ -92,11 +92,11 @@ class Redriven(msgspec.Struct, frozen=True):
 async def redrive(request: Call, queue: FromPath[str]) -> Answer:
     """Move dead letters back to the queue. Their attempts start again from 1."""
     request.query()
-    asked = await request.read(Redrive, optional=True)
-    if asked.to is not None:
-        request.engine.access.check(request.scope, "admin", asked.to)
+    body = await request.read(Redrive, optional=True)
+    if body.to is not None:
+        request.engine.access.check(request.scope, "admin", body.to)
     await request.mq.queues.get(queue)
-    return answer(Redriven(await request.mq.dead.redrive(queue, ids=asked.ids, to=asked.to, limit=asked.limit)))
+    return answer(Redriven(await request.mq.dead.redrive(queue, ids=body.ids, to=body.to, limit=body.limit)))
 
 
 class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -127,9 +127,9 @@ class Purged(msgspec.Struct, frozen=True):
 async def purge_dead(request: Call, queue: FromPath[str]) -> Answer:
     """Delete dead letters permanently."""
     request.query()
-    asked = await request.read(Purge, optional=True)
+    body = await request.read(Purge, optional=True)
     await request.mq.queues.get(queue)
-    return answer(Purged(await request.mq.dead.purge(queue, ids=asked.ids, limit=asked.limit)))
+    return answer(Purged(await request.mq.dead.purge(queue, ids=body.ids, limit=body.limit)))
 
 
 ROUTES = [list_dead, get_dead, redrive, purge_dead]

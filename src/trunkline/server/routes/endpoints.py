@@ -91,11 +91,11 @@ class MadeEndpoint(msgspec.Struct, frozen=True):
     """As in `EndpointView`."""
 
 
-def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
+def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
     fields = {
-        name: getattr(asked, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
+        name: getattr(body, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
     }
-    span = asked.timeout_seconds
+    span = body.timeout_seconds
     return fields | {"timeout": None if span is None else timedelta(seconds=span)}
 
 
@@ -107,14 +107,14 @@ def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
 async def create_endpoint(request: Call) -> Answer:
     """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
-    asked = await request.read(NewEndpoint)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.audit(asked.id)
-    settings = _settings(asked)
+    body = await request.read(NewEndpoint)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.audit(body.id)
+    settings = _settings(body)
     if settings["rate"] == 0:
         settings["rate"] = None
-    made = await request.mq.endpoints.create(asked.id, secret=asked.secret, **settings)
+    made = await request.mq.endpoints.create(body.id, secret=body.secret, **settings)
     return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
@@ -151,8 +151,8 @@ async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 async def alter_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     """Change the given settings."""
     request.query()
-    asked = await request.read(EndpointChange)
-    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(asked))))
+    body = await request.read(EndpointChange)
+    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
 
 
 _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404, 409), "audit": True}
@@ -311,11 +311,11 @@ class Replayed(msgspec.Struct, frozen=True):
 async def replay(request: Call, queue: FromPath[str]) -> Answer:
     """Deliver messages again that were already delivered."""
     request.query()
-    asked = await request.read(Replay)
-    for at in (asked.start, asked.end):
+    body = await request.read(Replay)
+    for at in (body.start, body.end):
         if at is not None and at.tzinfo is None:
             raise invalid("start, end: must have a time zone.")
-    count = await request.mq.endpoints.replay(queue, ids=asked.ids, start=asked.start, end=asked.end, limit=asked.limit)
+    count = await request.mq.endpoints.replay(queue, ids=body.ids, start=body.start, end=body.end, limit=body.limit)
     return answer(Replayed(count))
 
 

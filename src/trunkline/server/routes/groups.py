@@ -56,16 +56,16 @@ class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     """Create a group. A fetch also creates it, from the earliest message."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewGroup)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    reads: dict[str, Any] = {"start": asked.start, "pattern": asked.pattern, "headers": asked.message_filters}
+    body = await request.read(NewGroup)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.message_filters}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, asked.id, **reads)), 201)
+        return answer(GroupView.of(await request.mq.groups.create(topic, body.id, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, asked.id, **reads)))
+    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.id, **reads)))
 
 
 @route(
@@ -161,10 +161,10 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
 async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """Lease the next messages of the group to the member. Creates the group if it does not exist."""
     request.query()
-    asked = await request.read(Fetch, optional=True)
-    member = asked.member or consumer_name()
-    wait = min(asked.wait, request.engine.config.max_wait)
-    lease = timedelta(seconds=asked.lease_seconds)
+    body = await request.read(Fetch, optional=True)
+    member = body.member or consumer_name()
+    wait = min(body.wait, request.engine.config.max_wait)
+    lease = timedelta(seconds=body.lease_seconds)
 
     async def look() -> Batch[Any] | None:
         runtime = request.mq._runtime()
@@ -175,9 +175,9 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
                 topic,
                 group,
                 member=member,
-                max_messages=asked.limit,
+                max_messages=body.limit,
                 lease=lease,
-                generation=asked.generation,
+                generation=body.generation,
             )
 
     work = retry_until(request.mq, "group", topic, look, wait=wait, group=group, member=member)
@@ -188,7 +188,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
             await request.mq.leave(topic, group, member=member)
         raise
     if batch is None:
-        if asked.member is None:
+        if body.member is None:
             # a generated member name is never used again
             await request.mq.leave(topic, group, member=member)
         return answer(Fetched(member=member, messages=[]))
@@ -232,10 +232,10 @@ class Committed(msgspec.Struct, frozen=True):
 async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """Commit offsets. Cumulative and idempotent. 409 if another member holds the partition."""
     request.query()
-    asked = await request.read(Commit)
+    body = await request.read(Commit)
     async with request.writing() as conn:
         result, _ = await calls.commit(
-            conn, topic, group, partition=asked.partition, generation=asked.generation, offset=asked.offset
+            conn, topic, group, partition=body.partition, generation=body.generation, offset=body.offset
         )
         if result != "done":
             raise Problem(
@@ -243,8 +243,8 @@ async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> A
             )
         # on the same connection: if it is lost here, the error must be that the outcome is unknown
         rows = await calls.group_stats(conn, topic, group)
-    position = next(row.next_offset for row in rows if row.partition == asked.partition)
-    return answer(Committed(asked.partition, position))
+    position = next(row.next_offset for row in rows if row.partition == body.partition)
+    return answer(Committed(body.partition, position))
 
 
 class Seek(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -274,10 +274,10 @@ class Positions(msgspec.Struct, frozen=True):
 async def seek(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """Move a group's position. Members lose their current batch."""
     request.query()
-    asked = await request.read(Seek)
-    if not 1 <= len(str(asked.to)) <= 100:
+    body = await request.read(Seek)
+    if not 1 <= len(str(body.to)) <= 100:
         raise invalid("to: must have 1 to 100 characters.")
-    moved = await request.mq.groups.seek(topic, group, asked.to, partition=asked.partition)
+    moved = await request.mq.groups.seek(topic, group, body.to, partition=body.partition)
     return answer(Positions({str(partition): offset for partition, offset in moved.items()}))
 
 
@@ -306,17 +306,17 @@ _MEMBER: dict[str, Any] = {
 async def heartbeat(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """Renew the member's lease on its partitions. Returns how many it holds."""
     request.query()
-    asked = await request.read(Member)
-    lease = f"{asked.lease_seconds:.3f}s"
-    return answer(Partitions(await request.mq.heartbeat(topic, group, member=asked.member, lease=lease)))
+    body = await request.read(Member)
+    lease = f"{body.lease_seconds:.3f}s"
+    return answer(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
 
 
 @route("POST", "/topics/{topic:str}/groups/{group:str}/leave", Doc(**_MEMBER))
 async def leave(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
     """Release the member's partitions."""
     request.query()
-    asked = await request.read(Member)
-    return answer(Partitions(await request.mq.leave(topic, group, member=asked.member)))
+    body = await request.read(Member)
+    return answer(Partitions(await request.mq.leave(topic, group, member=body.member)))
 
 
 ROUTES = [create_group, list_groups, group_stats, delete_group, fetch, commit, seek, heartbeat, leave]

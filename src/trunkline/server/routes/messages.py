@@ -250,8 +250,8 @@ async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> An
 async def nack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
     """Redeliver the message after a delay, by default immediately."""
     given = request.query()["visibility_timeout_seconds"]
-    asked = await request.read(Again, optional=True)
-    await _settle_one(request, queue, message, asked.visibility_timeout_seconds if given is None else given)
+    body = await request.read(Again, optional=True)
+    await _settle_one(request, queue, message, body.visibility_timeout_seconds if given is None else given)
     return nothing()
 
 

@@ -77,10 +77,10 @@ class Ids(msgspec.Struct, frozen=True):
 )
 async def publish(request: Call) -> Answer:
     """Publish payloads, all or none. Returns their ids."""
-    asked = await request.read(Publish)
-    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
+    body = await request.read(Publish)
+    topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
     await request.allow(topic)
-    messages = asked.messages()
+    messages = body.messages()
     if topic == FIRST_TOPIC:
         await request.mq.topics.ensure(topic)
     with request.engine.publishing(sum(len(message.body) for message in messages)):
@@ -228,13 +228,13 @@ class CommittedOffset(msgspec.Struct, frozen=True):
 )
 async def commit(request: Call) -> Answer:
     """Commit offsets, for consumers with a `member`. Cumulative; never moves back."""
-    asked = await request.read(CommitOffset)
-    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
-    refuse(group_id=name_fault(asked.group_id), offset="cannot be blank" if asked.offset is None else None)
-    assert asked.group_id is not None and asked.offset is not None  # noqa: S101
+    body = await request.read(CommitOffset)
+    topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
+    refuse(group_id=name_fault(body.group_id), offset="cannot be blank" if body.offset is None else None)
+    assert body.group_id is not None and body.offset is not None  # noqa: S101
     await request.allow(topic)
     async with request.writing() as conn:
-        done = await doors.ack_upto(conn, topic, asked.group_id, asked.offset)
+        done = await doors.ack_upto(conn, topic, body.group_id, body.offset)
     request.mq.wake()
     return answer(CommittedOffset(done + 1))
 
@@ -263,13 +263,13 @@ class JobId(msgspec.Struct, frozen=True):
 )
 async def enqueue(request: Call) -> Answer:
     """Enqueue a job."""
-    asked = await request.read(Enqueue)
-    queue = _name(asked.queue, FIRST_QUEUE, "queue")
+    body = await request.read(Enqueue)
+    queue = _name(body.queue, FIRST_QUEUE, "queue")
     await request.allow(queue)
-    if not isinstance(asked.payload, UnsetType):
-        message = _payload(bytes(asked.payload))
-    elif not isinstance(asked.payload_base64, UnsetType):
-        message = _bytes(asked.payload_base64)
+    if not isinstance(body.payload, UnsetType):
+        message = _payload(bytes(body.payload))
+    elif not isinstance(body.payload_base64, UnsetType):
+        message = _bytes(body.payload_base64)
     else:
         raise invalid("payload: cannot be blank.")
     if queue == FIRST_QUEUE:
@@ -362,14 +362,14 @@ class Archived(msgspec.Struct, frozen=True):
 )
 async def archive(request: Call) -> Answer:
     """Complete a job: remove it from the queue and keep it in the archive."""
-    asked = await request.read(Archive)
-    refuse(id="cannot be blank" if not asked.id else None)
-    assert asked.id is not None  # noqa: S101
-    owner = (await request.engine.queue_of([asked.id]))[0]
+    body = await request.read(Archive)
+    refuse(id="cannot be blank" if not body.id else None)
+    assert body.id is not None  # noqa: S101
+    owner = (await request.engine.queue_of([body.id]))[0]
     if owner is None:
         raise Problem(404, "message_not_found", "the job does not exist", code=6)
     await request.allow(owner, hide=True)
-    result = (await request.engine.acker.ack(owner, [asked.id]))[0]
+    result = (await request.engine.acker.ack(owner, [body.id]))[0]
     if result != "done":
         raise Problem(409, "lease_lost", "the lease of this job has expired; another worker may hold it")
     return answer(Archived(result))

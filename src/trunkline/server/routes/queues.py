@@ -85,26 +85,26 @@ async def create_queue(request: Call) -> Answer:
     deadline and message retention are required, and attempts are unlimited.
     """
     query = request.query()
-    asked = await request.read(NewQueue)
+    body = await request.read(NewQueue)
     ensure = query["ensure"]
     refuse(
-        id=name_fault(asked.id),
-        ack_deadline_seconds=BLANK if not ensure and not asked.ack_deadline_seconds else None,
-        message_retention_seconds=BLANK if not ensure and not asked.message_retention_seconds else None,
+        id=name_fault(body.id),
+        ack_deadline_seconds=BLANK if not ensure and not body.ack_deadline_seconds else None,
+        message_retention_seconds=BLANK if not ensure and not body.message_retention_seconds else None,
     )
-    assert asked.id is not None  # noqa: S101
-    await request.allow(asked.id)
-    fixed = given(ordered=asked.ordered, partitions=asked.partitions, priorities=asked.priorities)
-    settings = asked.changes()
+    assert body.id is not None  # noqa: S101
+    await request.allow(body.id)
+    fixed = given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
+    settings = body.changes()
     if not ensure:
         settings.setdefault("max_attempts", _MANY_ATTEMPTS)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(asked.id, **settings, **fixed)), 201)
+        return answer(QueueView.of(await request.mq.queues.create(body.id, **settings, **fixed)), 201)
     except AlreadyExists as exc:
         if not ensure:
-            words = f"queue {asked.id} already exists"
+            words = f"queue {body.id} already exists"
             raise Problem(400, "already_exists", words, code=4, hint=exc.hint_in("sql")) from None
-    return answer(QueueView.of(await request.mq.queues.ensure(asked.id, **fixed)))
+    return answer(QueueView.of(await request.mq.queues.ensure(body.id, **fixed)))
 
 
 @route(
@@ -123,12 +123,12 @@ async def create_queue(request: Call) -> Answer:
 )
 async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Replace the deadline, message retention and delivery delay (default 0). Other settings change only if given."""
-    asked = await request.read(QueueSettings)
+    body = await request.read(QueueSettings)
     refuse(
-        ack_deadline_seconds=None if asked.ack_deadline_seconds else BLANK,
-        message_retention_seconds=None if asked.message_retention_seconds else BLANK,
+        ack_deadline_seconds=None if body.ack_deadline_seconds else BLANK,
+        message_retention_seconds=None if body.message_retention_seconds else BLANK,
     )
-    settings = {"delivery_delay": span(0), **asked.changes()}
+    settings = {"delivery_delay": span(0), **body.changes()}
     return answer(QueueView.of(await request.mq.queues.alter(queue, **settings)))
 
 
@@ -148,8 +148,8 @@ async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
 async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Change the given settings."""
     request.query()
-    asked = await request.read(QueueSettings)
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **asked.changes())))
+    body = await request.read(QueueSettings)
+    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
 
 
 @route(

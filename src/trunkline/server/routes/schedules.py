@@ -54,24 +54,24 @@ class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def create_schedule(request: Call) -> Answer:
     """Create a schedule."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewSchedule)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.audit(asked.id)
+    body = await request.read(NewSchedule)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.audit(body.id)
     make = request.mq.schedules.ensure if ensure else request.mq.schedules.create
-    payload = None if isinstance(asked.payload, UnsetType) else msgspec.json.decode(asked.payload)
+    payload = None if isinstance(body.payload, UnsetType) else msgspec.json.decode(body.payload)
     made = await make(
-        asked.id,
-        asked.cron,
-        topic=asked.topic_id,
-        queue=asked.queue_id,
+        body.id,
+        body.cron,
+        topic=body.topic_id,
+        queue=body.queue_id,
         body=payload,
-        key=asked.key,
-        routing_key=asked.routing_key,
-        label=asked.label,
-        headers=asked.headers,
-        timezone=asked.timezone,
-        catch_up=asked.catch_up,
+        key=body.key,
+        routing_key=body.routing_key,
+        label=body.label,
+        headers=body.headers,
+        timezone=body.timezone,
+        catch_up=body.catch_up,
     )
     return answer(ScheduleView.of(made), 201)
 

@@ -52,25 +52,25 @@ class NewSubscription(msgspec.Struct, kw_only=True):
 )
 async def create_subscription(request: Call) -> Answer:
     """Feed a queue from a topic, from now on or from `start`."""
-    asked = await request.read(NewSubscription)
-    refuse(id=name_fault(asked.id), topic_id=name_fault(asked.topic_id), queue_id=name_fault(asked.queue_id))
-    assert asked.id and asked.topic_id and asked.queue_id  # noqa: S101
-    request.engine.access.check(request.scope, "admin", asked.topic_id)
-    await request.allow(asked.queue_id)
+    body = await request.read(NewSubscription)
+    refuse(id=name_fault(body.id), topic_id=name_fault(body.topic_id), queue_id=name_fault(body.queue_id))
+    assert body.id and body.topic_id and body.queue_id  # noqa: S101
+    request.engine.access.check(request.scope, "admin", body.topic_id)
+    await request.allow(body.queue_id)
     try:
         async with request.writing() as conn:
             await doors.subscribe_once(
                 conn,
-                asked.id,
-                queue=asked.queue_id,
-                topic=asked.topic_id,
-                pattern=asked.pattern,
-                headers=asked.message_filters,
-                start=asked.start,
+                body.id,
+                queue=body.queue_id,
+                topic=body.topic_id,
+                pattern=body.pattern,
+                headers=body.message_filters,
+                start=body.start,
             )
     except AlreadyExists as exc:
         raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint_in("sql")) from None
-    return answer(SubscriptionView.of(await _find(request, asked.id, asked.queue_id)), 201)
+    return answer(SubscriptionView.of(await _find(request, body.id, body.queue_id)), 201)
 
 
 async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:

@@ -64,17 +64,17 @@ class NewTopic(TopicSettings, kw_only=True):
 async def create_topic(request: Call) -> Answer:
     """Create a topic."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewTopic)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.allow(asked.id)
+    body = await request.read(NewTopic)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.allow(body.id)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(asked.id, **asked.changes())), 201)
+        return answer(TopicView.of(await request.mq.topics.create(body.id, **body.changes())), 201)
     except AlreadyExists as exc:
         if not ensure:
-            words = f"topic {asked.id} already exists"
+            words = f"topic {body.id} already exists"
             raise Problem(400, "already_exists", words, code=7, hint=exc.hint_in("sql")) from None
-    return answer(TopicView.of(await request.mq.topics.ensure(asked.id, partitions=asked.partitions)))
+    return answer(TopicView.of(await request.mq.topics.ensure(body.id, partitions=body.partitions)))
 
 
 @route(
@@ -93,8 +93,8 @@ async def create_topic(request: Call) -> Answer:
 async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Change the given settings."""
     request.query()
-    asked = await request.read(TopicSettings)
-    return answer(TopicView.of(await request.mq.topics.alter(topic, **asked.changes())))
+    body = await request.read(TopicSettings)
+    return answer(TopicView.of(await request.mq.topics.alter(topic, **body.changes())))
 
 
 @route(
