@@ -26,7 +26,7 @@ def record(job: JobView) -> dict[str, Any]:
 
 
 def write_job(job: JobView, *, answer: str | None = None) -> None:
-    """Yield the non-empty sections. `answer`: the handler's result, if it was not stored."""
+    """Yield the non-empty sections. The handler's result is passed in if it was not stored."""
     target = console()
     for number, part in enumerate(_sections(job, answer)):
         if number:

@@ -52,10 +52,10 @@ class Tally(msgspec.Struct):
     failed: int = 0
     unknown: int = 0
 
-    def add(self, answers: list[Published]) -> None:
-        again = sum(answer.duplicate for answer in answers)
+    def add(self, results: list[Published]) -> None:
+        again = sum(result.duplicate for result in results)
         self.duplicates += again
-        self.stored += len(answers) - again
+        self.stored += len(results) - again
 
 
 # options of both commands
@@ -226,13 +226,13 @@ class Stream:
                 raise
         else:
             # concurrent publishes share a statement but fail individually
-            answers = await asyncio.gather(*(self._one(to, message) for _, message in batch), return_exceptions=True)
-            self._tally.add([answer for answer in answers if isinstance(answer, Published)])
-            for (number, _), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    if not isinstance(answer, TrunklineError) or answer.exit_code not in (2, 4):
-                        raise answer
-                    self._refuse(f"line {number}: {answer.message}")
+            results = await asyncio.gather(*(self._one(to, message) for _, message in batch), return_exceptions=True)
+            self._tally.add([result for result in results if isinstance(result, Published)])
+            for (number, _), result in zip(batch, results, strict=True):
+                if isinstance(result, BaseException):
+                    if not isinstance(result, TrunklineError) or result.exit_code not in (2, 4):
+                        raise result
+                    self._refuse(f"line {number}: {result.message}")
         self._last_line = batch[-1][0]
 
     async def _one(self, to: Target, message: NewMessage) -> Published:

@@ -83,27 +83,27 @@ def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
     return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
-def judge(answer: Answer, now: float) -> Verdict:
+def judge(response: Answer, now: float) -> Verdict:
     """Return the outcome of one delivery from the response status."""
-    if answer.refused:
+    if response.refused:
         # egress denied is not the receiver's failure: another dispatcher may send it
-        return Verdict("released", None, answer.error)
-    if answer.status is None:
-        return Verdict("nacked", None, answer.error)
-    if answer.error is not None:
+        return Verdict("released", None, response.error)
+    if response.status is None:
+        return Verdict("nacked", None, response.error)
+    if response.error is not None:
         # the response broke off after the status, so the status cannot be trusted
-        return Verdict("nacked", None, f"HTTP {answer.status}, {answer.error}")
-    if 200 <= answer.status < 300:
+        return Verdict("nacked", None, f"HTTP {response.status}, {response.error}")
+    if 200 <= response.status < 300:
         return ACKED
-    words = f"HTTP {answer.status}"
-    if answer.status == 410:
+    words = f"HTTP {response.status}"
+    if response.status == 410:
         # the endpoint is gone, which is not the message's fault
         return Verdict("released", None, words)
-    if 300 <= answer.status < 400:
+    if 300 <= response.status < 400:
         return Verdict("nacked", None, f"{words}: redirects are not followed")
-    if answer.headers.get(_BURY, "").lower() == "bury":
+    if response.headers.get(_BURY, "").lower() == "bury":
         return Verdict("buried", None, words)
-    return Verdict("nacked", pause_asked_for(answer, now), words)
+    return Verdict("nacked", pause_asked_for(response, now), words)
 
 
 def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:

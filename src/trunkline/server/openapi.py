@@ -137,9 +137,9 @@ def _operation(path: str, handler: HTTPRouteHandler) -> dict[str, Any]:
 
 
 def _id(path: str, handler: HTTPRouteHandler) -> str:
-    door = path.split("/")[1]
+    prefix = path.split("/")[1]
     name = handler.fn.__name__
-    return name if door == "v1" else f"{door.replace('.', '_')}_{name}"
+    return name if prefix == "v1" else f"{prefix.replace('.', '_')}_{name}"
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
