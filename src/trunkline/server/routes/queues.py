@@ -82,7 +82,7 @@ async def create_queue(request: Call) -> Answer:
     """Create a queue.
 
     With `ensure`, every setting has a default, and an existing queue is accepted. Without it, the acknowledgement
-    deadline and message retention are required, and attempts are unlimited.
+    deadline and message retention are required, and `max_attempts` defaults to 1000.
     """
     query = request.query()
     body = await request.read(NewQueue)
