@@ -27,7 +27,7 @@ def test_row_85_no_arguments_unknown_command_typo(cli: Cli) -> None:
     assert "did you mean 'topic'?" in cli("topci", "list", code=2).stderr
     assert "did you mean 'publish'?" in cli("topic", "publsh", code=2).stderr
     assert "did you mean" not in cli("xyzzy", code=2).stderr
-    assert "no command" in cli("tra", code=2).stderr  # a prefix is not a command
+    assert "unknown command" in cli("tra", code=2).stderr  # a prefix is not a command
     assert cli("topci", "-o", "json", code=2).error["code"] == "usage"
 
 
@@ -238,7 +238,7 @@ def test_unexpected_errors_have_no_traceback(cli: Cli, monkeypatch: pytest.Monke
     assert failed.error == {
         "code": "error",
         "message": "unexpected RuntimeError: boom",
-        "hint": "TRUNKLINE_DEBUG=1 shows where",
+        "hint": "Set TRUNKLINE_DEBUG=1 for a traceback.",
         "detail": None,
         "exit_code": 1,
     }

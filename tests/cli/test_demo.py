@@ -46,7 +46,7 @@ def demo(home: Path) -> Iterator[tuple[Cli, str]]:
         assert process.stdout is not None
         for line in process.stdout:
             printed.append(line)
-            if line.startswith("Traffic runs"):
+            if line.startswith("Traffic is running"):
                 ready.set()
         ready.set()
 
@@ -114,5 +114,5 @@ def test_once_in_a_temporary_directory(tmp_path: Path) -> None:
         [COMMAND, "demo", "--once"], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert "Look at it from another terminal" in done.stdout and "One round is done." in done.stderr
+    assert "Explore it from another terminal" in done.stdout and "One round is done." in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,7 @@ def test_a_healthy_database(cli: Cli, conn: Connection, plain_owner: str) -> Non
 
 def test_not_installed(cli: Cli, empty_db: str) -> None:
     found = cli("doctor", "--database-url", empty_db, code=5).json
-    assert [row["hint"] for row in found if row["check"] == "schema"] == ["run trunkline migrate"]
+    assert [row["hint"] for row in found if row["check"] == "schema"] == ["Run trunkline migrate."]
     assert "0020_baseline" in cli("migrate", "--dry-run", "--database-url", empty_db).json["pending"]
     cli("doctor", "--database-url", empty_db, code=5)
     assert cli("migrate", "--database-url", empty_db).json["applied"]
@@ -96,7 +96,7 @@ def test_a_schema_of_a_superuser(cli: Cli, conn: Connection) -> None:
 
 def test_a_schema_of_a_plain_role(cli: Cli, plain_owner: str) -> None:
     """`_set_owner` leaves nothing to the superuser."""
-    assert level(cli, "owner") == ("ok", "the owner of the schema is no superuser")
+    assert level(cli, "owner") == ("ok", "the schema's owner is not a superuser")
     assert cli("topic", "create", "t").json["name"] == "t"
 
 
@@ -167,8 +167,8 @@ def test_upkeep_tasks(cli: Cli, conn: Connection, clock: Clock) -> None:
     conn.execute("select setval('trunkline.upkeep_retention', last_value - 3600000) from trunkline.upkeep_retention")
     conn.execute("select setval('trunkline.upkeep_rotate', 0)")
     assert upkeep_findings(cli) == [
-        ("warn", "task retention last ran 3600 s ago, it is due every 15 s"),
-        ("warn", "task rotate never ran, it is due every 300 s"),
+        ("warn", "task retention last ran 3600 s ago; it is due every 15 s"),
+        ("warn", "task rotate never ran; it is due every 300 s"),
     ]
 
 
@@ -179,7 +179,7 @@ def test_upkeep_marks_in_the_future(cli: Cli, conn: Connection, clock: Clock) ->
     found = upkeep_findings(cli)
     assert len(found) == 13
     assert {level for level, _ in found} == {"warn"}
-    assert all("s in the future: the clock of the server went back" in message for _, message in found)
+    assert all("s in the future: the server's clock was set back" in message for _, message in found)
     conn.execute("call trunkline.upkeep()")
     assert [level for level, _ in upkeep_findings(cli)] == ["ok"]
     assert "clock_went_back" in level(cli, "alerts")[1]
@@ -199,7 +199,7 @@ def test_a_schema_of_an_older_version(cli: Cli, conn: Connection) -> None:
     conn.execute("delete from trunkline.migrations")
     conn.execute("insert into trunkline.migrations values (%s, 'x', 'x')", (latest_version() - 1,))
     assert level(cli, "schema", 5)[0] == "fail"
-    assert level(cli, "upkeep", 5) == ("warn", "cannot be checked in this version of the schema")
+    assert level(cli, "upkeep", 5) == ("warn", "not supported by this version of the schema")
 
 
 def test_clock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

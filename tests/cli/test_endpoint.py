@@ -52,13 +52,13 @@ def test_an_endpoint_on_a_private_network_needs_a_dispatcher_that_may(cli: Cli) 
 
 def test_dispatch_says_what_it_does_and_has_no_http_form(cli: Cli) -> None:
     refused = cli("--url", "http://localhost:8080", "dispatch", code=2)
-    assert "`trunkline dispatch` has no HTTP form" in refused.stderr
+    assert "`trunkline dispatch` does not work over HTTP" in refused.stderr
     with cli.start("dispatch", "--push-allow", "10.0.0.0/8") as running:
         assert running.stderr is not None
         first = running.stderr.readline().decode()
         running.terminate()
         assert running.wait(60) == 0
-    for words in ("bound queues", "10.0.0.0/8", "Ctrl-C stops"):
+    for words in ("Sending webhooks", "10.0.0.0/8", "Ctrl-C stops"):
         assert words in first
 
 

@@ -28,7 +28,7 @@ def test_create_list_show_delete(cli: Cli, topic: str) -> None:
     assert (shown["lag"], shown["position"], shown["members"]) == (4, {"0": 1}, [])
     cli("group", "show", topic, "missing", code=3)
     cli("group", "delete", topic, "g", code=2)
-    assert "4 messages not read" in cli("group", "delete", topic, "g", "--dry-run").stderr
+    assert "4 unread messages" in cli("group", "delete", topic, "g", "--dry-run").stderr
     cli("group", "delete", topic, "g", "--yes")
     cli("group", "delete", topic, "g", "--yes", code=3)
 

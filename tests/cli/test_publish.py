@@ -69,7 +69,7 @@ def test_dry_run_stores_nothing(cli: Cli) -> None:
     assert "would store 2 messages" in cli.process("topic", "publish", "t", "--dry-run", input=b"1\n2\n").stderr
     assert "would store 1 message" in cli("topic", "publish", "t", "1", "--dry-run").stderr
     assert (
-        "1 lines are refused"
+        "1 lines rejected"
         in cli.process("topic", "publish", "t", "--dry-run", "--continue-on-error", input=b"1\nx", code=1).stderr
     )
     cli("topic", "publish", "missing", "1", "--dry-run", code=3)
@@ -119,7 +119,7 @@ def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
     publisher.send_signal(signal.SIGINT)
     out, err = publisher.communicate(timeout=30)
     assert publisher.returncode == 130
-    assert b"2,000 stored" in err and b"0 unknown" in err and b"again to go on" in err
+    assert b"2,000 stored" in err and b"0 unknown" in err and b"again to resume" in err
     assert out == b"" and b"Traceback" not in err
     repeat = cli.process("topic", "publish", "t", "--idempotency-prefix", "run", input=b"".join(lines))
     assert repeat.json == {"stored": 1000, "duplicates": 2000, "failed": 0, "unknown": 0}

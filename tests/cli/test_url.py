@@ -135,18 +135,18 @@ def test_groups_subscriptions_schedules_and_numbers(both: Both) -> None:
     both("schedule", "delete", "nightly", "--yes")
     numbers = both("top", "--once", "-o", "json").json
     assert "inbox" in [row["queue"] for row in numbers["queues"]]
-    assert "not known over HTTP" in both("top", "--once", "-o", "table").stdout
+    assert "not available over HTTP" in both("top", "--once", "-o", "table").stdout
     both("group", "delete", "news", "billing", "--yes")
 
 
 def test_what_has_no_http_form_says_so(both: Both) -> None:
     own = (["queue", "purge", "x"], ["queue", "cleanup", "x"], ["token", "list"], ["doctor"], ["migrate"])
     for command in (*own, ["endpoint", "list"], ["endpoint", "test", "x"], ["job", "list"], ["worker", "list"]):
-        assert "has no HTTP form" in both(*command, code=2).stderr, command
+        assert "does not work over HTTP" in both(*command, code=2).stderr, command
 
 
 def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "one of --url and --data" in both("topic", "list", "--data", "x", code=2).stderr
+    assert "either --url or --data" in both("topic", "list", "--data", "x", code=2).stderr
     assert "--url" in both.cli("--url", "postgresql://x", "topic", "list", code=2).stderr
     assert "empty" in both.cli("--url", "", "topic", "list", code=2).stderr
     assert "cannot be read" in both.cli("--url", "http://a:b", "topic", "list", code=2).stderr
@@ -155,7 +155,7 @@ def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRUNKLINE_URL", nobody)
     both.cli("topic", "list", code=6)
     both.cli("topic", "list", "--database-url", both.cli.url)
-    assert "no HTTP form" in both.cli("queue", "purge", "x", code=2).stderr
+    assert "does not work over HTTP" in both.cli("queue", "purge", "x", code=2).stderr
     both.cli("migrate", "--dry-run")
 
 

@@ -183,7 +183,7 @@ def kill_http_service(up: Up) -> None:
     _, left = psutil.wait_procs([*service, *workers], timeout=30)
     assert not left, "a worker has outlived its server"
     for _ in range(600):
-        if "starting it again" in up.output and answers(up.url):
+        if "restarting it" in up.output and answers(up.url):
             return
         time.sleep(0.05)
     raise AssertionError(up.output)
@@ -223,7 +223,7 @@ def test_a_stale_url_is_named_with_its_source(tmp_path: Path, command: tuple[str
     assert "TRUNKLINE_DATABASE_URL (.env line 1)" in failed.stderr and "Connection refused" in failed.stderr
     assert "remove the setting" in failed.stderr
     flag = run("queue", "list", "--data", "here", cwd=tmp_path)
-    assert flag.returncode == 2 and "here holds no embedded server" in flag.stderr
+    assert flag.returncode == 2 and "here has no embedded server" in flag.stderr
 
 
 def test_data_of_an_earlier_make_up_is_mentioned(tmp_path: Path) -> None:

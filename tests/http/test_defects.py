@@ -243,7 +243,7 @@ def test_an_ack_right_after_publishing_says_that_the_message_waits(http: httpx.C
         http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
         path = f"/v1/topics/{name}/messages"
     id = http.post(path, json={"payload": 1}).json()["id"]
-    expected = f"nobody holds message {id} now: it is waiting"
+    expected = f"message {id} is not leased: it is waiting"
     assert http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected
     http.get(f"/v1/queues/{name}/stats")
     assert http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"] == expected
@@ -257,7 +257,7 @@ def test_an_ack_of_a_delayed_message_says_that_it_is_delayed(http: httpx.Client,
     http.post("/v1/queues?ensure=true", json={"id": name})
     id = http.post(f"/v1/queues/{name}/messages", json={"payload": 1, "delay_seconds": 600}).json()["id"]
     detail = http.put(f"/v1/queues/{name}/messages/{id}/ack").json()["detail"]
-    assert detail == f"nobody holds message {id} now: it is delayed"
+    assert detail == f"message {id} is not leased: it is delayed"
 
 
 def test_a_topic_with_undelivered_messages_is_not_deleted(http: httpx.Client, name: str) -> None:

@@ -88,8 +88,8 @@ async def test_anything_but_2xx_is_tried_again_and_then_dead(db: str, conn: Conn
         assert {seen.path for seen in receiver.seen} == {"/hook"}
         assert len({seen.id for seen in receiver.seen}) == 1
     error = value(conn, "select error from trunkline.list_dead_letters('q')")
-    words = {500: "HTTP 500", 404: "HTTP 404", 302: "redirects are not followed", "reset": "lost", "half": "cut off"}
-    assert words.get(answer, "no whole answer in 0.3 s") in error
+    words = {500: "HTTP 500", 404: "HTTP 404", 302: "redirects are not followed", "reset": "lost", "half": "incomplete"}
+    assert words.get(answer, "no complete response in 0.3 s") in error
 
 
 async def test_retry_after_is_honoured_and_holds_the_endpoint(db: str, conn: Connection) -> None:

@@ -96,7 +96,7 @@ async def test_what_is_cut_off_when_a_queue_is_unbound_comes_back(db: str, conn:
             await asyncio.to_thread(receiver.wait, bool)
             conn.execute("select trunkline.unbind_queue('q')")
             await until(lambda: value(conn, "select ready = 1 from trunkline.queue_stats('q')"), 20)
-        assert value(conn, "select error from trunkline.list_attempts('e')") == "no answer before the dispatcher let go"
+        assert value(conn, "select error from trunkline.list_attempts('e')") == "no response before the dispatcher stopped"
 
 
 async def test_what_waits_for_a_permit_goes_back_at_the_end_without_an_attempt(db: str, conn: Connection) -> None:

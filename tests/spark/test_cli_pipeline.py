@@ -119,7 +119,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
         (delivery,) = mq.claim("pipelines", max_messages=10)
     assert str(delivery.id) == first["id"]
     assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
-    assert "not a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
+    assert "must be a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
     kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json
     assert [(each["kind"], each["queue"]) for each in kinds] == [("pipeline", "pipelines")]
 
@@ -129,7 +129,7 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
         mq.topics.create("orders")
     assert cli("pipeline", "archive", "nothing", "--location", "a", "-o", "json", code=3).error["code"] == "topic_not_found"
     assert cli("pipeline", "archive", "orders", "-o", "json", code=2).error["code"] == "invalid_argument"
-    assert "nothing new is complete" in cli("pipeline", "archive", "orders", "--location", "a").stderr
+    assert "No new complete segments" in cli("pipeline", "archive", "orders", "--location", "a").stderr
     assert "exactly one" in cli("pipeline", "replay", "orders", "--id", "x", code=2).stderr
     near = cli("pipeline", "replay", "orders", "--id", "x", "--to", "order", "-o", "json", code=3).error
     assert (near["code"], near["hint"]) == ("topic_not_found", "did you mean orders?")
@@ -149,4 +149,4 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     assert "takes no --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
     assert "place for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr
     for_declared = cli("pipeline", "run", "x.sql", "--from", "orders", "--checkpoint", "c", "--dry-run", code=2)
-    assert "--dry-run is for declared pipelines" in for_declared.stderr
+    assert "--dry-run requires a declared pipeline" in for_declared.stderr

@@ -1,1 +1,1 @@
-"""The `trunkline` command: one file per subcommand."""
+"""The `trunkline` command, one file per subcommand."""

@@ -21,12 +21,12 @@ from trunkline.errors import NotFound
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """Measure, next to other ways to do the same. Arguments go to `python -m bench`."""
+    """Run the benchmarks. Arguments are passed to `python -m bench`."""
     checkout = Path(__file__).resolve().parents[3]
     if not (checkout / "bench" / "__main__.py").exists():
         raise NotFound(
             "the benchmarks are not part of the installed package",
-            hint="clone the repository and run `make bench` there",
+            hint="Clone the repository and run `make bench` there.",
         )
     os.chdir(checkout)
     os.execv(sys.executable, [sys.executable, "-m", "bench", *arguments])  # noqa: S606  our own interpreter  # nosec B606

@@ -1,4 +1,4 @@
-"""What `trunkline doctor` asks the server: settings, sessions, clocks."""
+"""Checks of `trunkline doctor` on the server: settings, sessions, clocks."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _OLD_STANDBY = 1_000_000
 
 
 def server_version(conn: Connection) -> Iterator[Finding]:
-    """Postgres 15 is the oldest we work on."""
+    """Check for Postgres 15 or newer."""
     number, text = conn.info.server_version, conn.info.parameter_status("server_version")
     if number < _OLDEST_SERVER:
-        yield Finding("server version", "fail", f"Postgres {text}", "upgrade to Postgres 15 or newer")
+        yield Finding("server version", "fail", f"Postgres {text}", "Upgrade to Postgres 15 or newer.")
     else:
         yield Finding("server version", "ok", f"Postgres {text}")
 
 
 def durability(conn: Connection) -> Iterator[Finding]:
-    """Nothing that was confirmed may be lost by a crash."""
+    """Check that a crash cannot lose confirmed messages."""
     rows = conn.execute(
         "select name, setting from pg_catalog.pg_settings"
         " where name in ('fsync', 'full_page_writes', 'synchronous_commit') order by name"
     ).fetchall()
     for name, setting in rows:
         if setting == "off":
-            yield Finding(name, "fail", f"{name} is off: a crash loses messages", f"set {name} = on")
+            yield Finding(name, "fail", f"{name} is off: a crash loses messages", f"Set {name} = on.")
         else:
             yield Finding(name, "ok", f"{name} is {setting}")
 
 
 def xmin_holders(conn: Connection) -> Iterator[Finding]:
-    """Who holds back the horizon of vacuum, and since when. Ours does not suffer; the rest of the database does."""
+    """Report sessions that hold back vacuum. This bloats the application's tables more than ours."""
     rows = conn.execute(
         "select pid, usename, application_name, state, xact_start, "
         " pg_catalog.clock_timestamp() - xact_start, left(query, 80)"
@@ -57,14 +57,14 @@ def xmin_holders(conn: Connection) -> Iterator[Finding]:
             "warn",
             f"process {pid} of {user} ({program or 'no name'}, {state}) holds xmin back since "
             f"{since.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z, {_short(age)}: {' '.join((query or '').split())}",
-            f"end it, or select pg_terminate_backend({pid})",
+            f"End it, or run select pg_terminate_backend({pid}).",
         )
     if not rows:
         yield Finding("oldest transaction", "ok", f"none older than {_short(_LONG_TRANSACTION)}")
 
 
 def prepared_transactions(conn: Connection) -> Iterator[Finding]:
-    """A forgotten prepared transaction holds its locks for ever."""
+    """Report forgotten prepared transactions, which hold their locks forever."""
     rows = conn.execute(
         "select gid, owner, pg_catalog.clock_timestamp() - prepared from pg_catalog.pg_prepared_xacts"
         " where prepared < pg_catalog.clock_timestamp() - %s::interval order by prepared limit 5",
@@ -72,26 +72,26 @@ def prepared_transactions(conn: Connection) -> Iterator[Finding]:
     ).fetchall()
     for gid, owner, age in rows:
         message = f"{gid!r} of {owner} for {_short(age)}"
-        yield Finding("prepared transaction", "warn", message, "commit prepared or rollback prepared")
+        yield Finding("prepared transaction", "warn", message, "Run commit prepared or rollback prepared.")
     if not rows:
-        yield Finding("prepared transaction", "ok", "none is left over")
+        yield Finding("prepared transaction", "ok", "none left over")
 
 
 def replication_slots(conn: Connection) -> Iterator[Finding]:
-    """A slot that nobody reads keeps WAL and old rows until the disk is full."""
+    """Report unused replication slots, which retain WAL and old rows until the disk is full."""
     rows = conn.execute(
         "select slot_name, slot_type, coalesce(wal_status, 'lost')"
         " from pg_catalog.pg_replication_slots where not active order by 1 limit 5"
     ).fetchall()
     for name, kind, status in rows:
         message = f"{kind} slot {name} has no reader (WAL {status})"
-        yield Finding("replication slot", "warn", message, f"select pg_drop_replication_slot('{name}')")
+        yield Finding("replication slot", "warn", message, f"Run select pg_drop_replication_slot('{name}').")
     if not rows:
         yield Finding("replication slot", "ok", "no slot without a reader")
 
 
 def standbys(conn: Connection) -> Iterator[Finding]:
-    """A standby with hot_standby_feedback holds xmin back for its own queries."""
+    """Report standbys that hold back vacuum through hot_standby_feedback."""
     rows = conn.execute(
         "select application_name, client_addr::text, pg_catalog.age(backend_xmin) from pg_catalog.pg_stat_replication"
         " where backend_xmin is not null order by 3 desc limit 5"
@@ -99,13 +99,13 @@ def standbys(conn: Connection) -> Iterator[Finding]:
     for name, address, age in rows:
         message = f"standby {name} at {address or 'this machine'} holds xmin back by {age:,} transactions"
         level: Level = "warn" if age > _OLD_STANDBY else "ok"
-        yield Finding("standby", level, message, "end its long queries" if level == "warn" else None)
+        yield Finding("standby", level, message, "End its long queries." if level == "warn" else None)
     if not rows:
         yield Finding("standby", "ok", "none holds xmin back")
 
 
 def idle_in_transaction(conn: Connection) -> Iterator[Finding]:
-    """A session that sleeps inside a transaction may hold a lock that claims wait for."""
+    """Report sessions that are idle in a transaction and may hold locks that claims wait for."""
     rows = conn.execute(
         "select pid, usename, application_name, pg_catalog.clock_timestamp() - state_change"
         " from pg_catalog.pg_stat_activity where state like 'idle in transaction%%'"
@@ -117,14 +117,14 @@ def idle_in_transaction(conn: Connection) -> Iterator[Finding]:
             "idle in transaction",
             "warn",
             f"process {pid} of {user} ({program or 'no name'}) for {_short(age)}",
-            "commit sooner, or set idle_in_transaction_session_timeout",
+            "Commit sooner, or set idle_in_transaction_session_timeout.",
         )
     if not rows:
         yield Finding("idle in transaction", "ok", f"no session for more than {_short(_IDLE_TRANSACTION)}")
 
 
 def clock_difference(conn: Connection) -> Iterator[Finding]:
-    """Only the database's clock decides; a client that is off reads its own logs wrongly."""
+    """Compare clocks. The database's clock decides; a wrong client clock only confuses its own logs."""
     before = datetime.now(UTC)
     row = conn.execute("select pg_catalog.clock_timestamp()").fetchone()
     after = datetime.now(UTC)
@@ -133,19 +133,19 @@ def clock_difference(conn: Connection) -> Iterator[Finding]:
     difference = row[0] - (before + (after - before) / 2)
     message = f"the server's clock differs by {difference.total_seconds():+.3f} s"
     if abs(difference) > _CLOCK_DIFFERENCE + (after - before):
-        yield Finding("clock", "warn", message, "synchronise both machines with NTP")
+        yield Finding("clock", "warn", message, "Synchronise both machines with NTP.")
     else:
         yield Finding("clock", "ok", message)
 
 
 def transaction_id_age(conn: Connection) -> Iterator[Finding]:
-    """Postgres stops accepting writes when transaction ids run out."""
+    """Check the age of transaction ids: Postgres stops accepting writes when they run out."""
     row = conn.execute(
         "select pg_catalog.age(datfrozenxid) from pg_catalog.pg_database where datname = pg_catalog.current_database()"
     ).fetchone()
     age = row[0] if row else 0
     if age > _OLD_XID_AGE:
-        yield Finding("transaction ids", "fail", f"the oldest is {age:,} old", "vacuum freeze the database")
+        yield Finding("transaction ids", "fail", f"the oldest is {age:,} old", "Run vacuum freeze on the database.")
     else:
         yield Finding("transaction ids", "ok", f"the oldest is {age:,} old")
 

@@ -1,4 +1,4 @@
-"""How every command is made: strict options, an example in its help, a session with the database and the output."""
+"""The base of all commands: strict options, examples in help, shared options, and the session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TimedOut(Timeout):
 
 
 class Command(click.Command):
-    """Refuses what click would let pass: an option given twice, or with an empty value."""
+    """A command that rejects repeated options and empty option values, which click accepts."""
 
     def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,9 +46,9 @@ class Command(click.Command):
             for param in options:
                 value = values.get(param.name or "")
                 if value == "" or (isinstance(value, list) and "" in value):
-                    raise click.BadParameter("the value is empty", ctx, param)
+                    raise click.BadParameter("the value must not be empty", ctx, param)
                 if options.count(param) > 1 and not (param.multiple or param.count):
-                    raise click.BadParameter("given more than once", ctx, param)
+                    raise click.BadParameter("must be given only once", ctx, param)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -61,29 +61,29 @@ class Command(click.Command):
 
 
 class Noun(click.Group):
-    """A group of verbs that names the nearest verb when one is misspelt."""
+    """A command group that suggests the closest name for a misspelt command."""
 
     command_class = Command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # prefixes are no commands: what `tra` means today could mean something else tomorrow
+        # no abbreviations: a new command would change what they mean
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"no command {name!r}{guess}", ctx)
+            raise click.UsageError(f"unknown command {name!r}{guess}", ctx)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
     def verb(self, name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
-        """Make a function a verb of this noun; its first argument is the session. `http`: also with --url."""
+        """Register a function as a command of this group; its first argument is the session. `http`: allow --url."""
         return lambda function: _add(self, function, name, example, http)
 
 
 def command(name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command without a noun; its first argument is the session."""
+    """Register a function as a top-level command. Its first argument is the session."""
     return lambda function: _add(None, function, name, example, http)
 
 
@@ -108,18 +108,20 @@ def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: st
 
 
 def _shared() -> list[click.Option]:
-    """The options of every command. Click lists parameters backwards."""
+    """The options of every command, in reverse order, as click stores them."""
     return [
-        click.Option(["-q", "--quiet"], is_flag=True, help="No words on stderr, only errors."),
-        click.Option(["--timeout"], type=Duration(), help="Give up after this time (exit code 124)."),
-        click.Option(["-o", "--output"], type=click.Choice(FORMATS), help="Default: table on a terminal, json elsewhere."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print only errors on stderr."),
+        click.Option(["--timeout"], type=Duration(), help="Time limit of the command (exit code 124)."),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(FORMATS), help="Output format.  [default: table on a terminal, else json]"
+        ),
         click.Option(["--data"], metavar="DIR", help="Data directory of a running `trunkline up` or `trunkline demo`."),
-        click.Option(["--database-url"], metavar="URL", help="The database; without it the embedded server of --data."),
+        click.Option(["--database-url"], metavar="URL", help="Connection URL.  [default: the embedded server of --data]"),
     ]
 
 
 def stacked(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several options as one decorator; help shows them in this order."""
+    """Combine several options into one decorator, in help order."""
 
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
@@ -130,7 +132,7 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """`500ms`, `30s`, `5m`, `2h`, `7d`."""
+    """A duration such as `500ms`, `30s`, `5m`, `2h` or `7d`."""
 
     name = "time"
 
@@ -153,23 +155,23 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        # int() also reads digits of other scripts and underscores, which nobody means here
+        # int() also accepts other scripts and underscores
         if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,20}", value):
-            self.fail(f"{value!r} is not a number", param, ctx)
+            self.fail(f"must be a number, got {value!r}", param, ctx)
         number = int(value)
         if not self._least <= number <= self._most:
-            self.fail(f"{number} is not from {self._least} to {self._most}", param, ctx)
+            self.fail(f"must be between {self._least} and {self._most}, got {number}", param, ctx)
         return number
 
 
 def needs_database() -> click.UsageError:
-    """For a command that was given --url and cannot do its work that way."""
+    """Return the error for --url with a command that needs the database."""
     name = click.get_current_context().command_path
-    return click.UsageError(f"`{name}` has no HTTP form: it needs the database; give --database-url or --data, not --url")
+    return click.UsageError(f"`{name}` does not work over HTTP; use --database-url or --data instead of --url")
 
 
 class Session:
-    """What a command works with: the database or the HTTP service it talks to, and the way it answers."""
+    """The context of a command: its database or HTTP service, its time limit and its output."""
 
     def __init__(
         self,
@@ -192,10 +194,10 @@ class Session:
 
     @functools.cached_property
     def service(self) -> str | None:
-        """The URL of the HTTP service to speak to; None: it is a database."""
+        """The URL of the HTTP service, or None if the command uses a database."""
         database = next((f"--{name.replace('_', '-')}" for name in ("database_url", "data") if self._flags[name]), None)
         if self._flags.get("url") and database:
-            raise click.UsageError(f"give one of --url and {database}")
+            raise click.UsageError(f"specify either --url or {database}")
         if database is not None or self._settings.url is None:
             return None
         if not self._has_http_form:
@@ -204,7 +206,7 @@ class Session:
 
     @functools.cached_property
     def url(self) -> str:
-        """The connection string of the database, with the name of this program in it."""
+        """The connection string of the database, with our application name."""
         from trunkline.cli.target import conninfo, warn_about_secrets
 
         if self._flags.get("url"):
@@ -215,23 +217,23 @@ class Session:
 
     @property
     def source(self) -> str | None:
-        """The setting that names the database; None: it is the embedded server."""
+        """The setting that names the database, or None for the embedded server."""
         return self._settings.database_url_source
 
     @property
     def names_database(self) -> bool:
-        """Whether a flag says which one."""
+        """True if a flag names the database."""
         return bool(self._flags["database_url"] or self._flags["data"])
 
     def say(self, words: str) -> None:
-        """Words for people."""
+        """Print a message for people, unless --quiet."""
         if not self.quiet:
             say(words)
 
     def run(self, work: Callable[[Client], Awaitable[T]], *, untouched: bool = False) -> T:
-        """Run `work` with an open client, in the time that --timeout gives.
+        """Run `work` with an open client, within --timeout.
 
-        Messages that are committed get their offsets first, unless the command must see them `untouched`.
+        Committed messages get their offsets first, unless the command needs to see them `untouched`.
         """
         if self.service is not None:
             with_client = functools.partial(_with_http_client, self.service, self._settings.token, work)
@@ -240,12 +242,12 @@ class Session:
         return asyncio.run(self._limited(with_client))
 
     def run_alone(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work`, which opens what it needs by itself, in the time that --timeout gives."""
+        """Run `work`, which opens its own connections, within --timeout."""
         return asyncio.run(self._limited(work))
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Run a block that does not use asyncio in the time that --timeout gives."""
+        """Run a synchronous block within --timeout."""
         if self._timeout is None:
             yield
             return
@@ -263,7 +265,7 @@ class Session:
 
     def _timed_out(self) -> TimedOut:
         seconds = self._timeout.total_seconds() if self._timeout is not None else 0
-        return TimedOut(f"not finished after {seconds:g} s", hint="give it more with --timeout")
+        return TimedOut(f"not finished after {seconds:g} s", hint="Increase --timeout.")
 
     async def _limited(self, work: Callable[[], Awaitable[T]]) -> T:
         if self._timeout is None:
@@ -290,7 +292,7 @@ async def _with_client(url: str, source: str | None, work: Callable[[Client], Aw
 
 
 async def sequence(mq: Client) -> None:
-    """Give offsets to what is committed, so that a command shows it even if no service is running."""
+    """Assign offsets to committed messages, so that a command shows them even if no service is running."""
     import psycopg
 
     from trunkline import Client
@@ -309,5 +311,5 @@ async def _with_http_client(url: str, token: str | None, work: Callable[[Client]
         raise SettingsError("the HTTP client is not installed", hint="pip install 'trunkline[http]'") from exc
 
     async with HttpClient(url, token) as http:
-        # it has the methods that commands use, with the same names and answers; tests/cli/test_url.py compares them
+        # HttpClient has the methods that commands use, with the same signatures; tests/cli/test_url.py compares them
         return await work(cast("Client", http))

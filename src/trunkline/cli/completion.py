@@ -1,4 +1,4 @@
-"""`trunkline completion`: the script that completes commands in a shell."""
+"""`trunkline completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trunkline.cli.output import write_line
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands and options in a shell."""
+    """Print a shell completion script."""
     found = get_completion_class(shell)
     if found is None:
-        raise click.UsageError(f"no completion for {shell}")
+        raise click.UsageError(f"completion is not available for {shell}")
     script = found(ctx.find_root().command, {}, "trunkline", "_TRUNKLINE_COMPLETE")
-    # not source(): that one runs the shell to learn its version, which need not be installed here
+    # not source(): it runs the shell to learn its version, but the shell need not be installed here
     write_line(script.source_template % script.source_vars())

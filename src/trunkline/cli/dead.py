@@ -1,4 +1,4 @@
-"""`trunkline dead`: dead letters, and the way back."""
+"""`trunkline dead`: inspect, redrive, purge and export dead letters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trunkline.types import DeadLetter
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("dead", help="Dead letters: where failures end, and the way back.")
+command = Noun("dead", help="Manage dead letters.")
 
 _PAGE = 1000
 _DEAD = (
@@ -34,7 +34,7 @@ _DEAD = (
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which dead letters of a queue a command is about."""
+    """Selects dead letters of a queue."""
 
     ids: tuple[UUID, ...] = ()
     error: str | None = None
@@ -53,7 +53,7 @@ class Selection(msgspec.Struct, frozen=True):
         )
 
     async def find(self, mq: Client, queue: str) -> AsyncIterator[DeadLetter[Any]]:
-        """The oldest first, a page at a time."""
+        """Yield matching dead letters, oldest first, reading page by page."""
         after, found = 0, 0
         while page := await mq.dead.list(queue, after=after, limit=_PAGE):
             for letter in page:
@@ -67,13 +67,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 _selection = stacked(
     click.option("--id", "ids", type=click.UUID, multiple=True, help="Only this message; may be repeated."),
-    click.option("--error", help="Only those whose last error holds this text."),
+    click.option("--error", help="Only messages whose last error contains this text."),
     click.option(
         "--reason",
         type=click.Choice(["attempts", "buried"]),
-        help="Only those that ran out of attempts, or were buried.",
+        help="Only messages that ran out of attempts, or that were buried.",
     ),
-    click.option("--limit", type=Count(1), help="Only the oldest so many."),
+    click.option("--limit", type=Count(1), help="Maximum number of messages, oldest first."),
 )
 
 
@@ -91,7 +91,7 @@ async def _count(mq: Client, queue: str, selection: Selection) -> int:
 @click.argument("queue")
 @_selection
 def list_(session: Session, queue: str, **chosen: Any) -> None:
-    """The dead letters of a queue, the oldest first; 100 unless --limit says more."""
+    """List dead letters, oldest first; 100 unless --limit is higher."""
     selection = Selection(**chosen | {"limit": chosen["limit"] or 100})
 
     async def work(mq: Client) -> list[DeadLetter[Any]]:
@@ -104,17 +104,17 @@ def list_(session: Session, queue: str, **chosen: Any) -> None:
 @click.argument("queue")
 @click.argument("id", type=click.UUID)
 def show(session: Session, queue: str, id: UUID) -> None:
-    """One dead letter, with its payload and its last error."""
+    """Show a dead letter with its payload and last error."""
     session.out.one(session.run(lambda mq: mq.dead.get(queue, id)))
 
 
 @command.verb("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
 @click.argument("queue")
 @_selection
-@click.option("--to", metavar="QUEUE", help="Into another queue.")
+@click.option("--to", metavar="QUEUE", help="Move to another queue.")
 @confirm.dry_run()
 def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chosen: Any) -> None:
-    """Deliver dead letters again, with a fresh count of attempts. Can be interrupted and repeated."""
+    """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
     selection = Selection(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
@@ -129,7 +129,7 @@ def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chose
 @confirm.dry_run()
 @confirm.yes()
 def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Remove dead letters for good."""
+    """Delete dead letters permanently."""
     selection = Selection(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
@@ -162,7 +162,7 @@ def _act(
 async def _in_steps(
     mq: Client, queue: str, selection: Selection, done: Callable[[int], None], verb: Callable[..., Any]
 ) -> int:
-    """All at once where nothing must be looked at, else page by page of those found."""
+    """Process all at once if there is no filter to evaluate, else page by page."""
     if not selection.filtered:
         return int(await verb(ids=list(selection.ids) or None, limit=selection.limit, on_progress=done))
     total, page = 0, []
@@ -181,9 +181,9 @@ async def _in_steps(
 )
 @click.argument("queue")
 @_selection
-@click.option("--file", "path", type=click.Path(path_type=Path), help="Write here instead of to stdout; must not exist.")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Output file instead of stdout; must not exist.")
 def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> None:
-    """Dead letters as lines of JSON, whatever -o says. Removes nothing."""
+    """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
     selection = Selection(**chosen)
 
     async def work(mq: Client) -> int:
@@ -203,9 +203,9 @@ def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> No
     try:
         count = session.run(work)
     except FileExistsError as exc:
-        raise click.ClickException(f"{path} exists already") from exc
+        raise click.ClickException(f"{path} already exists") from exc
     except OSError as exc:
         if path is None:
             raise
-        raise click.ClickException(f"{path} cannot be written: {exc.strerror}") from exc
+        raise click.ClickException(f"cannot write {path}: {exc.strerror}") from exc
     session.say(f"exported {count:,} dead letters of {queue}")

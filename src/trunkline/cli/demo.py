@@ -1,4 +1,4 @@
-"""`trunkline demo`: a private Postgres with sample topics, queues and traffic: every command has something to show."""
+"""`trunkline demo`: a private Postgres with sample topics, queues and traffic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trunkline.cli.output import say, write_line
 
 _UPKEEP = timedelta(milliseconds=200)
 _LOOK = """
-Look at it from another terminal:
+Explore it from another terminal:
 
   export TRUNKLINE_DATA={data}
   trunkline top
@@ -32,21 +32,21 @@ Look at it from another terminal:
 
 
 @click.command("demo", cls=Command, example="trunkline demo\ntrunkline demo --data ./demo --seconds 60")
-@click.option("--data", metavar="DIR", help="Keep the data here.  [default: a temporary directory, removed at the end]")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End after this time.")
-@click.option("--once", is_flag=True, help="One round of traffic, then end.")
-@click.option("-q", "--quiet", is_flag=True, help="No words.")
+@click.option("--data", metavar="DIR", help="Directory to keep the data.  [default: a temporary one, removed at the end]")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time limit of the demo in seconds.")
+@click.option("--once", is_flag=True, help="Stop after one round of traffic.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(data: str | None, seconds: float | None, once: bool, quiet: bool) -> None:
-    """Start a private Postgres with sample topics, queues and traffic, failures among it, until Ctrl-C.
+    """Run a private Postgres with sample topics, queues and traffic until Ctrl-C.
 
-    Messages are published, delayed, acked, nacked and buried; a worker dies with its leases; a group lags behind.
+    Messages are published, delayed, acked, nacked and buried. A worker crashes with its leases. A group lags behind.
     """
     if data is not None:
         asyncio.run(_demo(Path(data), seconds, once, quiet))
         return
     home = Path(tempfile.mkdtemp(prefix="trunkline-demo-"))
     try:
-        # the server may run under another account, which must be able to enter
+        # the server may run under another account, which needs access
         home.chmod(0o755)
         asyncio.run(_demo(home / "data", seconds, once, quiet))
     finally:
@@ -88,7 +88,7 @@ async def _traffic(url: str, data: Path, stop: asyncio.Event, once: bool, quiet:
             await traffic.round()
             if not quiet:
                 write_line(_LOOK.format(data=shlex.quote(str(data.resolve())), message=traffic.failed_id))
-                say("One round is done." if once else "Traffic runs. Ctrl-C stops.")
+                say("One round is done." if once else "Traffic is running. Ctrl-C stops it.")
             while not (once or stop.is_set() or keeper.done()):
                 await traffic.round()
                 with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The sample world of `trunkline demo`: a shop with orders, mails, thumbnails and reports, in which things go wrong."""
+"""Sample data of `trunkline demo`: a shop with orders, mails, thumbnails and reports, in which some things fail."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_ATTEMPTS = 3
 
 
 class Traffic:
-    """Makes the things and then rounds of traffic; each round has some of everything."""
+    """Creates the resources and then rounds of traffic. Each round exercises everything."""
 
     def __init__(self, mq: Client) -> None:
         self._mq = mq
-        # the same story each time
+        # a fixed seed makes each demo the same
         self._random = random.Random(7)  # noqa: S311  # nosec B311
         self._orders = itertools.count(1)
         self._rounds = itertools.count()
         self.failed_id: UUID | None = None
-        """A message with a long journey."""
+        """Publish a message that passes through many stages."""
 
     async def prepare(self) -> None:
-        """Topics, queues, groups, subscriptions and schedules; those that are there stay as they are."""
+        """Create topics, queues, groups, subscriptions and schedules. Existing ones are not changed."""
         mq = self._mq
         await mq.topics.ensure("orders", partitions=2, retention="30d")
         await mq.topics.ensure("events")
@@ -55,7 +55,7 @@ class Traffic:
         await mq.schedules.pause("old-report")
 
     async def round(self) -> None:
-        """One round of everything."""
+        """Run one round of everything."""
         number = next(self._rounds)
         await self._publish()
         await self._bill()
@@ -91,7 +91,7 @@ class Traffic:
         await self._mq.publish("events", bytes(range(16)), routing_key="page.icon")
 
     async def _bill(self) -> None:
-        """billing keeps up; analytics reads a little and stays behind."""
+        """Read as two groups: billing keeps up, analytics falls behind."""
         for group, most in (("billing", 1000), ("analytics", 3)):
             for _ in range(2):
                 batch = await self._mq.fetch("orders", group, member=f"{group}-1", max_messages=most, lease="5s")
@@ -110,7 +110,7 @@ class Traffic:
                 await delivery.bury("no such mailbox")
 
     async def _draw(self) -> None:
-        """Pictures of one album are done in order; one consumer holds its partition for a while."""
+        """Process pictures of an album in order. One consumer holds its partition for a while."""
         await self._mq.enqueue_many(
             "thumbnails",
             [NewMessage(body={"picture": n}, key=f"album-{self._random.randrange(40)}", label="resize") for n in range(6)],
@@ -127,7 +127,7 @@ class Traffic:
             await (await self._mq.claim("reports", max_messages=2, consumer="reporter")).ack()
 
     async def _fail(self) -> None:
-        """A mail that fails until it is a dead letter, and one that is buried at once."""
+        """Fail one mail until it is a dead letter, and bury another."""
         bad = await self._mq.enqueue("mail", {"to": "nobody@example.invalid"}, label="bad")
         gone = await self._mq.enqueue("mail", {"to": "gone@example.com"}, label="bad")
         for _ in range(_MAX_ATTEMPTS):
@@ -139,5 +139,5 @@ class Traffic:
         self.failed_id = self.failed_id or bad.id
 
     async def _crash(self) -> None:
-        """A worker takes messages and is never heard of again: its lease expires and they come back."""
+        """Claim messages and never settle them, like a crashed worker. They are redelivered when the lease expires."""
         await self._mq.claim("mail", max_messages=2, lease="1s", consumer="crashed")

@@ -1,4 +1,4 @@
-"""`trunkline dispatch`: send what bound queues hold to their endpoints."""
+"""`trunkline dispatch`: send webhooks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _LONGEST_PAUSE = 30.0
 
 
 @click.command("dispatch", cls=Command, example="trunkline dispatch\ntrunkline dispatch --push-allow 10.20.0.0/16")
-@click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
+@click.option("--database-url", metavar="URL", help="Connection URL.  [default: the embedded server of --data]")
 @click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
 @click.option(
-    "--push-allow", metavar="NETWORK,...", help="Networks that may be sent to besides the public internet (10.1.0.0/16)."
+    "--push-allow", metavar="NETWORK,...", help="Networks to allow besides the public internet, such as 10.1.0.0/16."
 )
 @click.option(
-    "--max-connections", type=Count(2, 1000), default=10, show_default=True, help="Database connections of this process."
+    "--max-connections", type=Count(2, 1000), default=10, show_default=True, help="Number of database connections."
 )
 def command(database_url: str | None, data: str | None, push_allow: str | None, max_connections: int) -> None:
-    """Send what bound queues hold to their endpoints.
+    """Send messages of bound queues to their endpoints.
 
-    Stays in the foreground; Ctrl-C or SIGTERM stops it after the requests under way. Any number may run: they share the
-    rates and limits of the endpoints. Private, loopback and other special addresses are refused unless --push-allow names
-    their network.
+    Runs in the foreground. Ctrl-C or SIGTERM stops it after the requests in flight. Several dispatchers can run; they
+    share the endpoints' rates and limits. Private, loopback and other special addresses are denied unless --push-allow
+    lists their network.
     """
     from trunkline.cli.target import conninfo, probe
 
@@ -54,12 +54,14 @@ def _greeting(url: str, allow: Sequence[str]) -> str:
     from psycopg.conninfo import conninfo_to_dict
 
     database = conninfo_to_dict(url).get("dbname") or "the default"
-    where = f"the public internet and {', '.join(allow)}" if allow else "the public internet (more with --push-allow)"
-    return f"Sending what bound queues of database {database} hold, to {where}. Ctrl-C stops after the requests under way."
+    where = (
+        f"the public internet and {', '.join(allow)}" if allow else "the public internet (add networks with --push-allow)"
+    )
+    return f"Sending webhooks from database {database} to {where}. Ctrl-C stops after the requests in flight."
 
 
 async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_connections: int = 10) -> None:
-    """Dispatch until told to stop; what goes wrong is said, and tried again."""
+    """Dispatch until `stop` is set. Report errors and retry."""
     try:
         from trunkline.push.dispatcher import Dispatcher
     except ModuleNotFoundError as exc:
@@ -74,7 +76,7 @@ async def dispatch(settings: Settings, url: str, stop: asyncio.Event, *, max_con
             raise
         except (TrunklineError, psycopg.Error) as exc:
             error = from_psycopg(exc)
-            say(f"trunkline: dispatch: {error} [{error.code}]; next try in {pause:.1f} s")
+            say(f"trunkline: dispatch: {error} [{error.code}]; retrying in {pause:.1f} s")
             try:
                 await asyncio.wait_for(stop.wait(), pause)
             except TimeoutError:

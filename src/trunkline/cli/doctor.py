@@ -1,4 +1,4 @@
-"""`trunkline doctor`: what endangers durability or speed, with a remedy for each finding."""
+"""`trunkline doctor`: check durability and performance risks, with a hint for each finding."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FINDINGS = (
 
 
 @make_command("doctor", example="trunkline doctor --database-url postgresql:///app")
-@click.option("--strict", is_flag=True, help="Warnings fail too.")
+@click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 def command(session: Session, strict: bool) -> int:
-    """Look for what endangers durability or speed; exits with 5 when a check fails. Changes nothing."""
+    """Check durability and performance risks. Makes no changes. Exits with 5 if a check fails."""
     url = session.url
     with session.limited(), naming(session.source):
         findings = examine(url)
@@ -47,10 +47,10 @@ def examine(url: str) -> list[Finding]:
 
     findings = [
         Finding("program", "ok", f"trunkline {__version__}"),
-        Finding("database", "ok", "embedded server of trunkline up" if is_embedded(url) else "a server of its own"),
+        Finding("database", "ok", "embedded server of trunkline up" if is_embedded(url) else "separate server"),
     ]
     with psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="trunkline doctor") as conn:
-        # an administrator may run this: functions of others must not get its rights
+        # an administrator may run this: objects in other schemas must not run with its rights
         conn.execute("set search_path = pg_catalog, pg_temp")
         checks: list[Callable[[Connection], Iterable[Finding]]] = [*checks_server.CHECKS, schema_version]
         if installed_version(conn) is not None:
@@ -59,25 +59,25 @@ def examine(url: str) -> list[Finding]:
             try:
                 findings += check(conn)
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-                # The schema is of another version, which the check of the schema reports.
+                # the schema has another version, which the schema check reports
                 name = check.__name__.replace("_", " ")
-                findings.append(Finding(name, "warn", "cannot be checked in this version of the schema"))
+                findings.append(Finding(name, "warn", "not supported by this version of the schema"))
             except psycopg.errors.InsufficientPrivilege as exc:
                 findings.append(
-                    Finding(check.__name__.replace("_", " "), "warn", f"not allowed to look: {exc.diag.message_primary}")
+                    Finding(check.__name__.replace("_", " "), "warn", f"permission denied: {exc.diag.message_primary}")
                 )
     return findings
 
 
 def schema_version(conn: Connection) -> Iterator[Finding]:
-    """The schema is there, and at the version this program brings along."""
+    """Check that the schema is installed, in the version of this program."""
     from trunkline.sql.migrate import installed_version, latest_version
 
     installed, latest = installed_version(conn), latest_version()
     if installed is None:
-        yield Finding("schema", "fail", "schema trunkline is not installed", "run trunkline migrate")
+        yield Finding("schema", "fail", "schema trunkline is not installed", "Run trunkline migrate.")
     elif installed != latest:
-        remedy = "run trunkline migrate" if installed < latest else "upgrade this program"
+        remedy = "Run trunkline migrate." if installed < latest else "Upgrade this program."
         yield Finding("schema", "fail", f"version {installed}, this program has {latest}", remedy)
     else:
         yield Finding("schema", "ok", f"version {installed}")

@@ -1,4 +1,4 @@
-"""`trunkline endpoint`: HTTP receivers of push deliveries."""
+"""`trunkline endpoint`: manage endpoints, the receivers of webhooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trunkline.cli.payloads import parse_headers
 from trunkline.cli.places import Moment
 from trunkline.errors import InUse, Timeout
 
-command = Noun("endpoint", help="Endpoints: HTTP receivers of push deliveries.")
+command = Noun("endpoint", help="Manage endpoints, the receivers of webhooks.")
 
 _ENDPOINTS = (
     Column("endpoint", "name", whole=True),
@@ -42,18 +42,22 @@ _settings = stacked(
     click.option(
         "--rate",
         type=click.FloatRange(0, 100_000),
-        help="Requests per second, over all dispatchers: 0.001 (one in 1,000 s) to 100,000; 0: no limit.",
+        help="Requests per second across all dispatchers, 0.001 to 100,000; 0: no limit.",
     ),
     click.option(
         "--burst",
         type=Count(1, 100_000),
-        help="Requests on top of the rate; means nothing without one.  [default: a tenth of it, at least 2]",
+        help="Extra requests above the rate.  [default: a tenth of the rate, at least 2]",
     ),
-    click.option("--max-in-flight", type=Count(1, 1000), help="Requests under way at once.  [default: 50]"),
-    click.option("--request-timeout", type=Duration(), help="For a whole answer.  [default: 15s]"),
-    click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be repeated."),
-    click.option("--mode", type=click.Choice(["single", "batch"]), help="One message per request, or a JSON array."),
-    click.option("--batch-size", type=Count(1, 1000), help="Most messages of a batch.  [default: 100]"),
+    click.option("--max-in-flight", type=Count(1, 1000), help="Maximum concurrent requests.  [default: 50]"),
+    click.option("--request-timeout", type=Duration(), help="Time limit of a request.  [default: 15s]"),
+    click.option(
+        "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Extra request header; may be repeated."
+    ),
+    click.option(
+        "--mode", type=click.Choice(["single", "batch"]), help="One message per request, or a JSON array of messages."
+    ),
+    click.option("--batch-size", type=Count(1, 1000), help="Maximum messages per batch.  [default: 100]"),
 )
 
 
@@ -63,24 +67,24 @@ def _chosen(headers: tuple[str, ...], request_timeout: timedelta | None, setting
 
 
 def _say_needs(session: Session, name: str, network: str | None) -> None:
-    """Only who may send to it does: nothing would go out, and somebody would wonder why."""
+    """Warn about an address that needs --push-allow: otherwise nothing would be sent, without an obvious reason."""
     if network is not None:
         session.say(
             f"endpoint {name} is in {network}: it needs a dispatcher with --push-allow {network}"
-            f" (or TRUNKLINE_PUSH_ALLOW={network}); the one of `trunkline up` takes the same flag"
+            f" (or TRUNKLINE_PUSH_ALLOW={network}); `trunkline up` takes the same flag"
         )
 
 
 @command.verb("list", example="trunkline endpoint list", http=False)
 def list_(session: Session) -> None:
-    """All endpoints, with their state."""
+    """List endpoints with their state."""
     session.out.many(session.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
 
 
 @command.verb("show", example="trunkline endpoint show hooks", http=False)
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """One endpoint; of its headers the names, of its secrets the number."""
+    """Show an endpoint, without header values and secrets."""
     session.out.one(session.run(lambda mq: mq.endpoints.get(name)))
 
 
@@ -88,7 +92,7 @@ def show(session: Session, name: str) -> None:
 @click.argument("name")
 @click.argument("url")
 @_settings
-@click.option("--ed25519", is_flag=True, help="Sign with a new Ed25519 key; shows the public one too.")
+@click.option("--ed25519", is_flag=True, help="Sign with a new Ed25519 key, and print its public key.")
 def create(
     session: Session,
     name: str,
@@ -98,7 +102,7 @@ def create(
     ed25519: bool,
     **settings: Any,
 ) -> None:
-    """Make an endpoint. Shows the secret that signs its deliveries."""
+    """Create an endpoint. Prints the secret that signs its deliveries."""
     secret, shown = _key(ed25519)
     chosen = _chosen(headers, request_timeout, settings)
     if chosen["rate"] == 0:
@@ -119,14 +123,14 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
 
 @command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10", http=False)
 @click.argument("name")
-@click.option("--url", help="Where requests go.")
+@click.option("--url", help="Address of the receiver.")
 @_settings
 def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout: timedelta | None, **settings: Any) -> None:
-    """Change what is given. Headers that are given replace all there were."""
+    """Change endpoint settings. New headers replace all existing ones."""
     chosen = _chosen(headers, request_timeout, settings)
     if all(value is None for value in chosen.values()):
         raise click.UsageError(
-            "nothing to change; give --url, --rate, --burst, --max-in-flight, --request-timeout, --header, --mode"
+            "nothing to change: specify --url, --rate, --burst, --max-in-flight, --request-timeout, --header, --mode"
             " or --batch-size"
         )
     changed = session.run(lambda mq: mq.endpoints.alter(name, **chosen))
@@ -139,24 +143,24 @@ def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout
 @click.argument("queue")
 @click.argument("endpoint")
 def bind(session: Session, queue: str, endpoint: str) -> None:
-    """Send everything of a queue to an endpoint."""
+    """Send a queue's messages to an endpoint."""
     session.run(lambda mq: mq.endpoints.bind(queue, endpoint))
-    session.say(f"queue {queue} is sent to endpoint {endpoint}")
+    session.say(f"queue {queue} is bound to endpoint {endpoint}")
 
 
 @command.verb("unbind", example="trunkline endpoint unbind mail", http=False)
 @click.argument("queue")
 def unbind(session: Session, queue: str) -> None:
-    """Send nothing of a queue any more; what it holds stays."""
+    """Stop sending a queue's messages. The messages remain in the queue."""
     session.run(lambda mq: mq.endpoints.unbind(queue))
-    session.say(f"queue {queue} is sent to no endpoint")
+    session.say(f"queue {queue} is no longer bound to an endpoint")
 
 
 @command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance", http=False)
 @click.argument("name")
-@click.option("--reason", help="Why, for those who look.")
+@click.option("--reason", help="Reason to show in `endpoint list`.")
 def pause(session: Session, name: str, reason: str | None) -> None:
-    """Send nothing until `resume`."""
+    """Pause an endpoint."""
     session.run(lambda mq: mq.endpoints.pause(name, reason=reason))
     session.say(f"endpoint {name} is paused")
 
@@ -164,42 +168,44 @@ def pause(session: Session, name: str, reason: str | None) -> None:
 @command.verb("resume", example="trunkline endpoint resume hooks", http=False)
 @click.argument("name")
 def resume(session: Session, name: str) -> None:
-    """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
+    """Resume sending after a pause, a 410 response or an open circuit breaker."""
     session.run(lambda mq: mq.endpoints.resume(name))
     session.say(f"endpoint {name} is enabled")
 
 
 @command.verb("test", example="trunkline endpoint test hooks --wait 30s", http=False)
 @click.argument("name")
-@click.option("--wait", type=Duration(), default="30s", show_default=True, help="For a dispatcher and the answer.")
+@click.option(
+    "--wait", type=Duration(), default="30s", show_default=True, help="Time limit for a dispatcher and the response."
+)
 def test(session: Session, name: str, wait: timedelta) -> int:
-    """Have a dispatcher send a test request, and show what came of it. Ends with 5 unless the answer is 2xx."""
+    """Send a test request through a dispatcher and show its outcome. Exits with 5 unless the response is 2xx."""
     found = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
     if found is None:
-        raise Timeout("no dispatcher sent the test in time", hint="start one with trunkline dispatch, or raise --wait")
+        raise Timeout("no dispatcher sent the test in time", hint="Start one with `trunkline dispatch`, or increase --wait.")
     session.out.one(found)
     good = found.status is not None and 200 <= found.status < 300
     if not good:
-        session.say(f"endpoint {name} did not take it: {found.error or found.status}")
+        session.say(f"endpoint {name} did not accept the test: {found.error or found.status}")
     return 0 if good else CHECK_FAILED
 
 
 @command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20", http=False)
 @click.argument("name", required=False)
-@click.option("--id", "id", type=click.UUID, help="Of one message.")
-@click.option("--since", type=Duration(), default="1d", show_default=True, help="How far back.")
-@click.option("-n", "--count", type=Count(1, 10_000), default=100, show_default=True, help="How many.")
+@click.option("--id", "id", type=click.UUID, help="Only attempts of this message.")
+@click.option("--since", type=Duration(), default="1d", show_default=True, help="Age limit.")
+@click.option("-n", "--count", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of attempts.")
 def attempts(session: Session, name: str | None, id: UUID | None, since: timedelta, count: int) -> None:
-    """Requests, newest first: status, time, outcome."""
+    """List requests, newest first, with status, time and outcome."""
     session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=count)), _ATTEMPTS)
 
 
 @command.verb("rotate", example="trunkline endpoint rotate hooks", http=False)
 @click.argument("name")
-@click.option("--ed25519", is_flag=True, help="To a new Ed25519 key; shows the public one too.")
-@click.option("--drop-old", is_flag=True, help="Stop signing with the former secret at once.")
+@click.option("--ed25519", is_flag=True, help="Rotate to a new Ed25519 key, and print its public key.")
+@click.option("--drop-old", is_flag=True, help="Stop signing with the previous secret now.")
 def rotate(session: Session, name: str, ed25519: bool, drop_old: bool) -> None:
-    """A new secret; the former one signs too, until the next rotation."""
+    """Create a new secret. The previous one also signs until the next rotation."""
     secret, shown = _key(ed25519)
     made = session.run(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
     session.out.one({"name": name, "secret": made, **shown})
@@ -208,16 +214,23 @@ def rotate(session: Session, name: str, ed25519: bool, drop_old: bool) -> None:
 @command.verb("secrets", example="trunkline endpoint secrets hooks", http=False)
 @click.argument("name")
 def secrets(session: Session, name: str) -> None:
-    """The secrets in use, the newest first."""
+    """Print the active secrets, newest first."""
     session.out.one({"name": name, "secrets": session.run(lambda mq: mq.endpoints.secrets(name))})
 
 
 @command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run", http=False)
 @click.argument("queue")
-@click.option("--id", "ids", type=click.UUID, multiple=True, help="A message; may be repeated.")
-@click.option("--from", "start", type=Moment(), help="Delivered since this time (2026-01-31T12:00:00Z), or age (2h).")
-@click.option("--to", "end", type=Moment(), help="And before this time, or age.  [default: now]")
-@click.option("-n", "--limit", type=Count(1, 10_000), default=1000, show_default=True, help="Refuse if there are more.")
+@click.option("--id", "ids", type=click.UUID, multiple=True, help="Message to replay; may be repeated.")
+@click.option("--from", "start", type=Moment(), help="Start of the range: a time (2026-01-31T12:00:00Z) or an age (2h).")
+@click.option("--to", "end", type=Moment(), help="End of the range: a time or an age.  [default: now]")
+@click.option(
+    "-n",
+    "--limit",
+    type=Count(1, 10_000),
+    default=1000,
+    show_default=True,
+    help="Maximum number of messages; fails if there are more.",
+)
 @confirm.dry_run()
 def replay(
     session: Session,
@@ -228,14 +241,14 @@ def replay(
     limit: int,
     dry_run: bool,
 ) -> None:
-    """Deliver again what was delivered: messages by id, or those of a time range."""
+    """Deliver messages again that were already delivered, by id or by time range."""
     if not ids and start is None:
-        raise click.UsageError("give --id, or --from with a time or an age, such as --from 2h")
+        raise click.UsageError("specify --id, or --from with a time or an age, such as --from 2h")
     if start is not None and end is not None and end <= start:
-        raise click.UsageError("--to is not later than --from")
+        raise click.UsageError("--to must be later than --from")
     if dry_run:
         session.run(lambda mq: mq.queues.get(queue))
-        session.say(f"would deliver again {len(ids)} messages" if ids else f"would deliver again what was since {start}")
+        session.say(f"would deliver {len(ids)} messages again" if ids else f"would deliver messages since {start} again")
         return
 
     count = session.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))
@@ -244,15 +257,15 @@ def replay(
 
 @command.verb("delete", example="trunkline endpoint delete hooks --yes", http=False)
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also when queues are bound to it.")
+@click.option("--force", is_flag=True, help="Delete even if queues are bound to it.")
 @confirm.dry_run()
 @confirm.yes()
 def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove an endpoint; its queues stay."""
+    """Delete an endpoint. Its queues remain."""
     found = session.run(lambda mq: mq.endpoints.get(name))
     if found.queues and not force:
         bound = ", ".join(found.queues)
-        raise InUse(f"queues are bound to endpoint {name}: {bound}", hint="unbind them first, or add --force")
+        raise InUse(f"queues are bound to endpoint {name}: {bound}", hint="Unbind them first, or add --force.")
     what = f"delete endpoint {name}"
     if dry_run:
         session.say(f"would {what}")

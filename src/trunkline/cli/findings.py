@@ -1,4 +1,4 @@
-"""The answer of one check of `trunkline doctor`."""
+"""Result of a check of `trunkline doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a check found, and what to do about it. Only `fail` makes the command fail."""
+    """A finding and its fix. Only `fail` makes the command fail."""
 
     check: str
     level: Level

@@ -1,4 +1,4 @@
-"""`trunkline group`: ordered readers of a topic and how far they are."""
+"""`trunkline group`: manage consumer groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trunkline.types import GroupStats
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("group", help="Groups: ordered readers of a topic.")
+command = Noun("group", help="Manage consumer groups.")
 
 _GROUPS = (
     Column("topic", "topic", whole=True),
@@ -50,7 +50,7 @@ _MOVES = (
 
 
 class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """A JSON object: header names and the values allowed for each."""
+    """A JSON object of header names and their allowed values."""
 
     name = "json"
 
@@ -58,13 +58,13 @@ class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in clic
         try:
             return msgspec.json.decode(value, type=dict[str, Any])
         except msgspec.DecodeError as exc:
-            self.fail(f'{value!r} is not a JSON object such as {{"country": ["de", "at"]}}: {exc}', param, ctx)
+            self.fail(f'must be a JSON object such as {{"country": ["de", "at"]}}, got {value!r}: {exc}', param, ctx)
 
 
 @command.verb("list", example="trunkline group list orders")
 @click.argument("topic", required=False)
 def list_(session: Session, topic: str | None) -> None:
-    """All groups, or those of a topic."""
+    """List groups, optionally of one topic."""
 
     async def work(mq: Client) -> list[Any]:
         if topic is not None:
@@ -78,7 +78,7 @@ def list_(session: Session, topic: str | None) -> None:
 @click.argument("topic")
 @click.argument("group")
 def show(session: Session, topic: str, group: str) -> None:
-    """A group, with its position in each partition."""
+    """Show a group with its position in each partition."""
 
     async def work(mq: Client) -> dict[str, Any]:
         stats = await mq.groups.stats(topic, group)
@@ -99,12 +99,23 @@ def show(session: Session, topic: str, group: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 @click.option(
-    "--start", type=Place(), default="earliest", show_default=True, help="earliest, latest, an offset, a time, or an age."
+    "--start",
+    type=Place(),
+    default="earliest",
+    show_default=True,
+    help="Position: earliest, latest, an offset, a time, or an age.",
 )
-@click.option("--pattern", help="Read only what matches, on the routing key: * is one word, # any number.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Read only messages with this header.")
-@click.option("--filter", type=Headers(), metavar="JSON", help='The same for several values: {"header": ["a", "b"]}.')
-@click.option("--ensure", is_flag=True, help="No error when it is there already.")
+@click.option("--pattern", help="Pattern of routing keys to read: * matches one word, # any number.")
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Read only messages with this header; may be repeated.",
+)
+@click.option("--filter", type=Headers(), metavar="JSON", help='Header filter with several values: {"header": ["a", "b"]}.')
+@click.option("--ensure", is_flag=True, help="Do nothing if the group exists.")
 def create(
     session: Session,
     topic: str,
@@ -115,7 +126,7 @@ def create(
     filter: dict[str, Any] | None,
     ensure: bool,
 ) -> None:
-    """Make a group that reads a topic from a place on, all of it or what matches."""
+    """Create a group that reads a topic from a position, optionally filtered."""
     wanted = {**(filter or {}), **(parse_headers(headers) or {})} or None
 
     async def work(mq: Client) -> Any:
@@ -128,10 +139,10 @@ def create(
 @command.verb("lag", example="trunkline group lag orders billing --max-seconds 60 || page-someone")
 @click.argument("topic", required=False)
 @click.argument("group", required=False)
-@click.option("--max-seconds", type=click.FloatRange(min=0), help="Exit code 5 when a message waits longer than this.")
-@click.option("--max-messages", type=Count(0), help="Exit code 5 when more messages than this wait.")
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C or until a limit is passed.")
-@click.option("--every", type=Duration(), default="2s", show_default=True, help="With --watch.")
+@click.option("--max-seconds", type=click.FloatRange(min=0), help="Lag in seconds above which the exit code is 5.")
+@click.option("--max-messages", type=Count(0), help="Lag in messages above which the exit code is 5.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or until a limit is exceeded.")
+@click.option("--every", type=Duration(), default="2s", show_default=True, help="Interval of --watch.")
 def lag(
     session: Session,
     topic: str | None,
@@ -141,7 +152,7 @@ def lag(
     watch: bool,
     every: timedelta,
 ) -> int:
-    """How far each group is behind the head, in messages and in seconds."""
+    """Show how far groups are behind the head, in messages and in seconds."""
 
     def behind(rows: Sequence[GroupStats]) -> list[GroupStats]:
         return [
@@ -176,14 +187,16 @@ def lag(
 @command.verb("seek", example="trunkline group seek orders billing --to 1h --dry-run")
 @click.argument("topic")
 @click.argument("group")
-@click.option("--to", type=Place(), required=True, help="earliest, latest, an offset, a time, or an age such as 1h.")
-@click.option("--partition", type=Count(0), help="Only this one.")
+@click.option(
+    "--to", type=Place(), required=True, help="New position: earliest, latest, an offset, a time, or an age such as 1h."
+)
+@click.option("--partition", type=Count(0), help="Only this partition.")
 @confirm.dry_run()
 @confirm.yes()
 def seek(
     session: Session, topic: str, group: str, to: str | int | datetime, partition: int | None, dry_run: bool, yes: bool
 ) -> None:
-    """Move a group: back to read again, or forward to skip. Members lose the batch they hold."""
+    """Move a group's position to replay or skip messages. Members lose their current batch."""
 
     async def look(mq: Client) -> list[dict[str, Any]]:
         goals = await resolve(mq, topic, to)
@@ -209,9 +222,9 @@ def seek(
 @confirm.dry_run()
 @confirm.yes()
 def delete(session: Session, topic: str, group: str, dry_run: bool, yes: bool) -> None:
-    """Remove a group and its position."""
+    """Delete a group and its position."""
     stats = session.run(lambda mq: mq.groups.stats(topic, group))
-    what = f"delete group {group} of topic {topic}, with {sum(row.lag for row in stats):,} messages not read"
+    what = f"delete group {group} of topic {topic}, with {sum(row.lag for row in stats):,} unread messages"
     if dry_run:
         session.say(f"would {what}")
         return

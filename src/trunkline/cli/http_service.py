@@ -1,4 +1,4 @@
-"""The HTTP service of `trunkline up`: `trunkline serve` as a child that ends with its parent."""
+"""The HTTP service of `trunkline up`: a `trunkline serve` process that ends with its parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def installed() -> bool:
 
 
 class HttpService:
-    """One server process. It says on our stderr what it has to say."""
+    """One server process. Its output goes to our stderr."""
 
     def __init__(self, database_url: str, ports: Ports) -> None:
         self.url = f"http://{_HOST}:{ports.http}"
@@ -37,15 +37,15 @@ class HttpService:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Return when it answers, or when we are to stop."""
-        # its own session: Ctrl-C reaches only us, and we stop it in order
+        """Start the server. Return when it responds, or when `stop` is set."""
+        # its own session: Ctrl-C must reach only us, so that we stop it in order
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
             *("--host", _HOST, "--port", str(self._ports.http), "--parent", str(os.getpid())),
             *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr,
-            # not on the command line, where everybody could read the password
+            # not on the command line, where other users could read the password
             env={**os.environ, "TRUNKLINE_DATABASE_URL": self._database_url},
             start_new_session=True,
         )
@@ -53,27 +53,25 @@ class HttpService:
         while not stop.is_set() and not await asyncio.to_thread(self._answers):
             if self._process.returncode is not None or time.monotonic() > deadline:
                 await self.stop()
-                raise Unavailable(
-                    "the HTTP service did not start", hint="what it says above tells why; --no-http leaves it out"
-                )
+                raise Unavailable("the HTTP service did not start", hint="See its output above, or use --no-http.")
             await asyncio.sleep(0.05)
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Start it again whenever it has ended, until told to stop."""
+        """Restart the server whenever it ends, until `stop` is set."""
         pause = 0.5
         while await self._ended_before(stop):
-            click.echo("The HTTP service has ended; starting it again.", err=True)
+            click.echo("The HTTP service has stopped; restarting it.", err=True)
             try:
                 await self.start(stop)
                 pause = 0.5
             except Unavailable as exc:
                 pause = min(pause * 2, _LONGEST_PAUSE)
-                click.echo(f"trunkline: {exc.message} [{exc.code}]; next try in {pause:.0f} s", err=True)
+                click.echo(f"trunkline: {exc.message} [{exc.code}]; retrying in {pause:.0f} s", err=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), pause)
 
     async def stop(self) -> None:
-        """Let it finish what is under way."""
+        """Stop the server after the requests in flight."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
@@ -97,7 +95,7 @@ class HttpService:
 
     def _answers(self) -> bool:
         asked = urllib.request.Request(f"{self.url}/healthz")  # noqa: S310
-        # no proxy of the environment: this is our own machine
+        # bypass proxies of the environment: this is our own machine
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(asked, timeout=5):

@@ -1,4 +1,4 @@
-"""`trunkline job`: look at jobs, bring them back, stop them, run one."""
+"""`trunkline job`: list, retry, cancel and run jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from trunkline.jobs.job import Call
     from trunkline.jobs.testing import Ran
 
-command = Noun("job", help="Jobs: look, retry, cancel, run.")
+command = Noun("job", help="Manage jobs.")
 
 
 def _due(at: datetime | None) -> str | None:
-    """How long until then, in one word: the exact time is in `job show` and in JSON."""
+    """Format the time until then as one word. `job show` and JSON have the exact time."""
     if at is None:
         return None
     seconds = (at - datetime.now(UTC)).total_seconds()
@@ -52,28 +52,32 @@ _KINDS = (
     Column("arguments", lambda row: ", ".join(row["arguments"])),
 )
 _CANCELLED = {
-    "requested": "A worker will see to it: it is stopped if it runs, or becomes a dead letter when its turn comes.",
-    "cancelled": "It waited for other jobs and will not start.",
+    "requested": "A worker will stop it if it is running, or bury it when it is claimed.",
+    "cancelled": "It was blocked by other jobs and will not start.",
 }
 _RAN = {
     "done": "Done.",
-    "retry": "Failed; the next attempt is due in {delay:g} s, by any worker.",
-    "bury": "Failed for good: it is a dead letter.",
-    "snooze": "Not done: it put itself off for {delay:g} s.",
-    "release": "Not done: it went back to its queue.",
-    "lost": "Not done here: its lease ended before it did.",
+    "retry": "Failed. The next attempt is due in {delay:g} s, on any worker.",
+    "bury": "Failed permanently. The job is a dead letter.",
+    "snooze": "Not done. The job snoozed for {delay:g} s.",
+    "release": "Not done. The job was released to its queue.",
+    "lost": "Not done here. Its lease expired before it finished.",
 }
 
 
 @command.verb("list", example="trunkline job list mail --state dead", http=False)
 @click.argument("queue", required=False)
-@click.option("--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead"]), help="Only these.")
-@click.option("--limit", type=Count(1, 10_000), default=100, show_default=True, help="Of each state and queue.")
+@click.option(
+    "--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead"]), help="Only jobs in this state."
+)
+@click.option(
+    "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of jobs per state and queue."
+)
 def list_(session: Session, queue: str | None, state: str | None, limit: int) -> None:
-    """Jobs that are not done, of a queue or of all.
+    """List unfinished jobs of one or all queues.
 
-    They are running, waiting (free to start), delayed (until due), blocked (by other jobs) or dead (dead letters). A message
-    without a label is no job: see `trunkline queue peek` for those.
+    States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters).
+    Messages without a label are not jobs; show them with `trunkline queue peek`.
     """
     from trunkline.db import jobs
 
@@ -84,16 +88,16 @@ def list_(session: Session, queue: str | None, state: str | None, limit: int) ->
     rows = session.run(work)
     session.out.many(rows, _JOBS)
     if session.out.table and not rows:
-        session.say("No such jobs: what is done is not listed.")
+        session.say("No matching jobs. Finished jobs are not listed.")
 
 
 @command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("id", type=click.UUID)
 def show(session: Session, id: UUID) -> None:
-    """One job: state, arguments, attempts, result, error.
+    """Show a job: state, arguments, attempts, result, error.
 
-    The state is one of `trunkline job list`, or done, cancelled (while it was blocked), failed (its dead letter is gone
-    too) or gone (longer ago than the history goes). The result is there if the job keeps it: @app.job(result=True).
+    The state is one of `trunkline job list`, or done, cancelled (while blocked), failed (its dead letter was removed)
+    or gone (older than the delivery history). The result is kept only with @app.job(result=True).
     """
     from trunkline.db import jobs
 
@@ -114,9 +118,9 @@ def _write(session: Session, job: JobView) -> None:
 @command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("ids", type=click.UUID, nargs=-1, required=True)
 def retry(session: Session, ids: tuple[UUID, ...]) -> None:
-    """Bring dead jobs back, with a fresh count of attempts.
+    """Retry dead jobs. Attempts start again from 1.
 
-    `trunkline dead redrive` does it for all of a queue.
+    To retry all of a queue, use `trunkline dead redrive`.
     """
     from trunkline.db import jobs
 
@@ -135,12 +139,12 @@ def retry(session: Session, ids: tuple[UUID, ...]) -> None:
     "cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'", http=False
 )
 @click.argument("id", type=click.UUID)
-@click.option("--reason", help="Kept with the dead letter.")
+@click.option("--reason", help="Reason to store with the dead letter.")
 def cancel(session: Session, id: UUID, reason: str | None) -> None:
-    """Keep a job from starting, or stop it; it becomes a dead letter.
+    """Cancel a job. It becomes a dead letter.
 
-    Answers requested (a worker will see to it) or cancelled (it waited for others and is gone at once); where there is
-    nothing to end, its state: done, dead, cancelled, failed or gone.
+    Prints requested (a worker will stop it) or cancelled (it was blocked and ends at once). If there is nothing to
+    cancel, prints the job's state: done, dead, cancelled, failed or gone.
     """
     from trunkline.db import jobs
 
@@ -150,20 +154,20 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
 
     done = session.run(work)
     session.out.one(done)
-    session.say(_CANCELLED.get(done["answer"], "Nothing to cancel: it has ended."))
+    session.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
 
 
 @command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'", http=False)
 @click.argument("app")
 @click.argument("kind")
-@click.option("--args", "arguments", default="{}", show_default=True, help="By name, as a JSON object; or the payload.")
-@click.option("--within", type=Duration(), default="30s", show_default=True, help="How long it may take.")
+@click.option("--args", "arguments", default="{}", show_default=True, help="Arguments as a JSON object, or the payload.")
+@click.option("--within", type=Duration(), default="30s", show_default=True, help="Time limit of the attempt.")
 def run(session: Session, app: str, kind: str, arguments: str, within: timedelta) -> int:
     """Enqueue one job of APP and run it in this process.
 
-    APP is written module:app, KIND is one of `trunkline job kinds`. Shows the job with its result or error.
-    Ends with 0 when the job is done and with 1 otherwise: it failed (and comes again, or is a dead letter), or put itself
-    off. What else waits in the app's queues may run here meanwhile, and a worker of the same queue may be faster.
+    APP is written module:app, KIND is one of `trunkline job kinds`. Prints the job with its result or error. Exits with
+    0 if the job is done, else with 1: it failed or snoozed. Other jobs of the app's queues may run here meanwhile, and
+    another worker may run this one first.
     """
     from trunkline.jobs.loading import load
 
@@ -174,7 +178,7 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
     try:
         given = msgspec.json.decode(arguments)
     except ValueError as exc:
-        raise click.BadParameter(f"not JSON: {exc}", param_hint="--args") from None
+        raise click.BadParameter(f"not valid JSON: {exc}", param_hint="--args") from None
     by_name = isinstance(given, dict) and not job.arguments.whole
     call = job.bind(**given) if by_name else job.bind(given)
     ran, view, answer = session.run_alone(lambda: _run(loaded, call, within))
@@ -182,14 +186,14 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
         write_job(view, answer=answer if ran.outcome == "done" else None)
     else:
         session.out.one({**plain(ran), "state": view.state, "result": record(view).get("result")})
-    # at the last attempt the queue itself makes it a dead letter
+    # after the last attempt the database buries the job
     outcome = "bury" if view.state == "dead" else ran.outcome
     session.say(_RAN[outcome].format(delay=ran.delay or 0))
     return 0 if ran.outcome == "done" else 1
 
 
 async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, str | None]:
-    """The attempt, the job after it, and what the handler answered as text."""
+    """Return the attempt, the job after it, and the repr of the handler's result."""
     from trunkline.cli.target import probe
     from trunkline.db import jobs
     from trunkline.jobs.testing import Jobs
@@ -212,7 +216,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
 @command.verb("kinds", example="trunkline job kinds shop:app")
 @click.argument("app")
 def kinds(session: Session, app: str) -> None:
-    """What jobs APP has, written module:app."""
+    """List the job kinds of APP, written module:app."""
     from trunkline.jobs.loading import load
 
     loaded = load(app)

@@ -1,4 +1,4 @@
-"""One job as people read it: what it is, how it stands, its arguments, attempts, result and error."""
+"""Formats one job for people: settings, state, arguments, attempts, result and error."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
     from trunkline.db.job_records import JobView
 
-# the words of deliveries, as jobs have them
+# job terms for delivery outcomes
 _OUTCOMES = {"acked": "done", "nacked": "failed", None: "running"}
 
 
 def record(job: JobView) -> dict[str, Any]:
-    """The fields for programs: arguments and result are JSON as it was stored; what is not JSON is base64."""
+    """Return the fields for programs: arguments and result as stored JSON, or as base64 if not JSON."""
     fields = {name: getattr(job, name) for name in job.__struct_fields__ if name not in ("payload", "result")}
     return fields | _stored("arguments", job.payload) | _stored("result", job.result)
 
 
 def write_job(job: JobView, *, answer: str | None = None) -> None:
-    """The sections that have something to say. `answer`: what the handler answered, where that was not stored."""
+    """Yield the non-empty sections. The handler's result is passed in if it was not stored."""
     target = console()
     for number, part in enumerate(_sections(job, answer)):
         if number:
@@ -87,7 +87,7 @@ def _fields(title: str, values: dict[str, Any]) -> list[RenderableType]:
 
 
 def _grid(rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Two columns; a long text is broken inside its own."""
+    """Format fields in two columns, wrapping long values within theirs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -113,12 +113,12 @@ def _title(words: str) -> RenderableType:
 
 
 def _value(value: Any) -> Any:
-    """An argument: text without its quotes, everything else as JSON has it."""
+    """Format an argument: a string without quotes, other values as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _attempt(row: dict[str, Any]) -> str:
-    """When, what became of it, by whom; and below, why."""
+    """Format an attempt: time, outcome and consumer, with the error below."""
     start, end = (None if text is None else datetime.fromisoformat(text) for text in (row["claimed_at"], row["settled_at"]))
     took = "" if start is None or end is None else f" after {(end - start).total_seconds():,.3g} s"
     who = f", {row['consumer']}" if row["consumer"] else ""

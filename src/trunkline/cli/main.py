@@ -1,4 +1,4 @@
-"""The `trunkline` command. Data goes to stdout, words to stderr; an error is one line and an exit code."""
+"""The `trunkline` command. Data goes to stdout, messages to stderr. An error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from trunkline.cli.command import Noun
 from trunkline.cli.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
-# Imported when used: `trunkline --help` should not wait for psycopg.
+# Commands are imported on use: `trunkline --help` must not wait for psycopg.
 COMMANDS = {
-    "topic": "Topics: make, change, publish, read, tail.",
-    "group": "Groups: make, lag, seek.",
-    "queue": "Queues: make, change, enqueue, peek, claim, settle.",
-    "subscription": "What feeds queues from topics.",
-    "dead": "Dead letters: look, redrive, purge, export.",
-    "schedule": "Messages published at the times of a cron line.",
-    "job": "Jobs: look, retry, cancel, run.",
-    "worker": "Workers: run jobs, and see who runs them.",
-    "endpoint": "Endpoints: HTTP receivers of push deliveries.",
-    "message": "One message: where it is, why, and its journey.",
-    "pipeline": "Pipelines on Spark: archive, replay, compact, report and your own.",
-    "top": "Live overview of the whole system.",
-    "demo": "A private Postgres with sample traffic, to look around.",
-    "serve": "Serve HTTP on a database.",
-    "dispatch": "Send what bound queues hold to their endpoints.",
-    "token": "Tokens of the HTTP service.",  # nosec B105
-    "up": "Start everything: a private Postgres, the schema, upkeep, HTTP and push.",
-    "migrate": "Install the schema, or bring it up to date.",
-    "doctor": "Look for what endangers durability or speed.",
-    "bench": "Measure, next to other ways to do the same (needs a checkout).",
-    "completion": "The script that completes commands in a shell.",
+    "topic": "Manage topics: create, publish, read, tail.",
+    "group": "Manage consumer groups: create, lag, seek.",
+    "queue": "Manage queues: create, enqueue, peek, claim, settle.",
+    "subscription": "Manage subscriptions, which feed queues from topics.",
+    "dead": "Manage dead letters: list, redrive, purge, export.",
+    "schedule": "Manage schedules, which publish messages at cron times.",
+    "job": "Manage jobs: list, retry, cancel, run.",
+    "worker": "Run and list job workers.",
+    "endpoint": "Manage endpoints, the receivers of webhooks.",
+    "message": "Explain or trace a message.",
+    "pipeline": "Run Spark pipelines: archive, replay, compact, report, your own.",
+    "top": "Show a live overview.",
+    "demo": "Start a private Postgres with sample traffic.",
+    "serve": "Serve the HTTP API.",
+    "dispatch": "Send webhooks.",
+    "token": "Manage tokens of the HTTP API.",  # nosec B105
+    "up": "Start everything: a private Postgres, upkeep, HTTP and webhooks.",
+    "migrate": "Install or upgrade the schema.",
+    "doctor": "Check durability and performance risks.",
+    "bench": "Run the benchmarks (needs a checkout).",
+    "completion": "Print a shell completion script.",
 }
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -67,19 +67,19 @@ class _Lazy(Noun):
     cls=_Lazy,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Settings come from flags, TRUNKLINE_* variables or a .env file, in this order. "
-    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 conflict, 5 check failed or not available now, "
-    "6 database unreachable, 7 outcome unknown, 124 --timeout passed, 130 interrupted, 141 output closed. "
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 conflict, 5 check failed or unavailable, "
+    "6 database unreachable, 7 outcome unknown, 124 --timeout exceeded, 130 interrupted, 141 output closed. "
     "TRUNKLINE_DEBUG=1 shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="trunkline", message="%(prog)s %(version)s")
-@click.option("--url", metavar="URL", help="Speak HTTP to this service instead of SQL to a database.")
-@click.option("--token", metavar="TOKEN", help="For --url; others see it in the process list, unlike TRUNKLINE_TOKEN.")
+@click.option("--url", metavar="URL", help="URL of an HTTP service to use instead of a database.")
+@click.option("--token", metavar="TOKEN", help="Token for --url. Visible in the process list, unlike TRUNKLINE_TOKEN.")
 @click.pass_context
 def app(ctx: click.Context, url: str | None, token: str | None) -> None:
     """One Postgres log, every way to consume it."""
     for name, value in (("--url", url), ("--token", token)):
         if value == "":
-            raise click.BadParameter("the value is empty", ctx, param_hint=f"'{name}'")
+            raise click.BadParameter("the value must not be empty", ctx, param_hint=f"'{name}'")
     ctx.obj = {"url": url, "token": token}
 
 
@@ -87,13 +87,13 @@ def main() -> None:
     """Entry point of the installed command."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            # a terminal that cannot show a character gets an escape, never an error
+            # escape characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and answer its exit code."""
+    """Run a command line and return its exit code."""
     as_json = _wants_json(arguments)
     try:
         code = app.main(arguments, prog_name="trunkline", standalone_mode=False)
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", "interrupted", INTERRUPTED, as_json)
     except (BrokenPipeError, ClosedOutput):
-        # The reader (head, less) is gone. Python would complain once more while it flushes at exit.
+        # The reader (head, less) has gone. Avoid Python's second error, from the flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except Exception as exc:
@@ -113,7 +113,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Whether an error is to be JSON: asked for in words, also when the rest of the line cannot be parsed."""
+    """Detect -o json in the raw arguments, since errors may occur before they are parsed."""
     joined = [f"{first}={second}" for first, second in itertools.pairwise(arguments)]
     known = ("-o=json", "-ojson", "--output=json")
     return any(text.startswith(known) for text in (*arguments, *joined))
@@ -123,7 +123,7 @@ def _report_usage(exc: click.ClickException, as_json: bool) -> int:
     words = exc.format_message()
     ctx = exc.ctx if isinstance(exc, click.UsageError) else None
     if not as_json and ctx is not None and words == ctx.get_help():
-        click.echo(words, err=True)  # no arguments: help is the answer, though not success
+        click.echo(words, err=True)  # no arguments: print help, but exit with an error
         return exc.exit_code
     if not as_json and ctx is not None:
         say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
@@ -142,12 +142,12 @@ def _report(exc: Exception, as_json: bool) -> int:
         return _fail(str(exc), "invalid_argument", 2, as_json)
     if error is None:
         words = f"unexpected {type(exc).__name__}: {exc}"
-        return _fail(words, "error", 1, as_json, hint="TRUNKLINE_DEBUG=1 shows where")
+        return _fail(words, "error", 1, as_json, hint="Set TRUNKLINE_DEBUG=1 for a traceback.")
     return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint_in("command"), detail=error.detail)
 
 
 def _from_client(exc: Exception) -> bool:
-    """Whether the client refused an argument, which is the caller's mistake, or we made one ourselves."""
+    """Distinguish an argument rejected by the client library (the caller's mistake) from our own errors."""
     last = exc.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

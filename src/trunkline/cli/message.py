@@ -1,4 +1,4 @@
-"""`trunkline message`: one message, where it is and what happened to it."""
+"""`trunkline message`: explain or trace a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunkline.types import Explanation
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("message", help="One message: where it is, why, and its journey.")
+command = Noun("message", help="Explain or trace a message.")
 
 _PLACE = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
 _READERS = (
@@ -37,7 +37,7 @@ _EVENTS = (
 
 
 async def _explain(mq: Client, which: str) -> Explanation:
-    """By id, or by topic/partition@offset."""
+    """Look up a message by id or by topic/partition@offset."""
     place = _PLACE.fullmatch(which)
     if place is not None:
         found = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
@@ -45,10 +45,12 @@ async def _explain(mq: Client, which: str) -> Explanation:
         try:
             id = UUID(which)
         except ValueError:
-            raise click.BadParameter(f"{which!r} is neither an id nor topic/partition@offset", param_hint="'ID'") from None
+            raise click.BadParameter(f"must be an id or topic/partition@offset, got {which!r}", param_hint="'ID'") from None
         found = await mq.explain(id)
     if found.state == "unknown":
-        raise NotFound(f"message {which} is not there", hint=found.reason or "it was never published, or retention took it")
+        raise NotFound(
+            f"message {which} does not exist", hint=found.reason or "It was never published, or retention removed it."
+        )
     return found
 
 
@@ -58,7 +60,7 @@ async def _explain(mq: Client, which: str) -> Explanation:
 )
 @click.argument("id")
 def explain(session: Session, id: str) -> None:
-    """Where a message is, who holds it, and why it is not delivered now."""
+    """Explain where a message is, who holds it, and why it is not delivered."""
     found = session.run(lambda mq: _explain(mq, id), untouched=True)
     if not session.out.table:
         session.out.one(found)
@@ -72,14 +74,14 @@ def explain(session: Session, id: str) -> None:
 @command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id")
 def trace(session: Session, id: str) -> None:
-    """The journey of a message: published, claimed, settled, by whom and when."""
+    """Trace a message: when it was published, claimed and settled, and by which consumer."""
     found = session.run(lambda mq: _explain(mq, id), untouched=True)
     events = sorted(_events(found), key=lambda event: (event["at"] is None, event["at"] or ""))
     session.out.many(events, _EVENTS)
 
 
 def _events(found: Explanation) -> Iterator[dict[str, Any]]:
-    """What happened, and last the state of each reader, which has no time."""
+    """Yield the events of a message, and last the current state of each reader, without a time."""
     redrives = found.get("redrives") or []
     first = next((step for step in redrives if step.get("offset") is not None), found)
     home = _home(first)

@@ -1,4 +1,4 @@
-"""`trunkline migrate`: install the schema, or bring it up to date."""
+"""`trunkline migrate`: install or upgrade the schema."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trunkline.cli.target import naming
     "extra",
     type=click.Choice(["pgmb"]),
     multiple=True,
-    help="Install a compatibility schema too; may be repeated.",
+    help="Additional compatibility schema to install; may be repeated.",
 )
-@confirm.dry_run("Say which migrations would be applied; change nothing.")
+@confirm.dry_run("Show which migrations would be applied.")
 def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
-    """Install the schema, or bring it up to date.
+    """Install or upgrade the schema.
 
-    Safe to repeat, to interrupt and to run twice at once; needs neither superuser nor extension. With -q it says nothing
-    unless it fails; -o json says what it did all the same.
+    Safe to repeat, to interrupt and to run concurrently. Needs neither superuser nor extensions. With -q, only failures
+    and the output of -o are printed.
     """
     from trunkline.sql.migrate import migrate
 

@@ -1,4 +1,4 @@
-"""Data on stdout: tables for people, JSON for programs. Words on stderr. Control characters are always escaped."""
+"""Data on stdout: tables for people, JSON for programs. Messages on stderr. Control characters are always escaped."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "jsonl")
 _SHOWN = 60
 _WIDE = 1000
-# Control characters (C0, DEL, C1), line and paragraph separators, and marks that turn the direction of text.
+# Control characters (C0, DEL, C1), line and paragraph separators, and marks that change text direction.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class ClosedOutput(Exception):
-    """Whoever read our output has gone. Not an OSError: click would end with code 1 by itself."""
+    """The reader of our output has gone. Not an OSError, for which click would exit with code 1."""
 
 
 class Column(NamedTuple):
-    """A column of a table. `whole`: the text is to be copied, so it is never broken over lines."""
+    """A table column. `whole`: never wrap the text, so that it can be copied."""
 
     title: str
     value: str | Callable[[Any], Any]
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 
 class Output:
-    """Writes records as `-o` says; without it a terminal gets a table and everything else gets JSON."""
+    """Writes records in the format of `-o`. The default is a table on a terminal, else JSON."""
 
     def __init__(self, choice: str | None) -> None:
         self.chosen = choice is not None
@@ -57,12 +57,12 @@ class Output:
         return self.format == "table"
 
     def line_by_line(self) -> None:
-        """What does not end cannot be one JSON document."""
+        """Use JSON lines instead of one document, for output without an end."""
         if self.format == "json":
             self.format = "jsonl"
 
     def many(self, records: Iterable[Any], columns: Sequence[Column]) -> None:
-        """A list: a table, an array, or a line for each."""
+        """Write a list: a table, an array or JSON lines."""
         if self.table:
             write_table(columns, list(records))
         elif self.format == "jsonl":
@@ -72,7 +72,7 @@ class Output:
             _write_array(records)
 
     def one(self, record: Any) -> None:
-        """One thing: a line for each field, or an object."""
+        """Write one record: a line per field, or an object."""
         if self.table:
             fields = plain(record)
             write_fields({name: show(value) for name, value in fields.items()})
@@ -80,7 +80,7 @@ class Output:
             write_line(to_json(record))
 
     async def stream(self, records: AsyncIterable[Any], columns: Sequence[Column]) -> None:
-        """Records as they come, a line for each in every format, at once."""
+        """Write records as they arrive, one line each in every format."""
         async for record in records:
             write_line("  ".join(column.text(record) for column in columns) if self.table else to_json(record))
 
@@ -94,12 +94,12 @@ def stderr_is_terminal() -> bool:
 
 
 def say(words: str) -> None:
-    """Words for people, on stderr."""
+    """Print a message for people on stderr."""
     click.echo(safe(words, keep="\n"), err=True)
 
 
 def write_line(text: str) -> None:
-    """A line of data, at once: a pipe wants it now and a closed one must be noticed."""
+    """Write a line of data without buffering, so that pipes get it at once and a closed pipe is noticed."""
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -107,7 +107,7 @@ def write_line(text: str) -> None:
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """The text with control characters shown as escapes."""
+    """Escape control characters."""
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
@@ -119,13 +119,13 @@ def _escape(character: str) -> str:
 
 
 def to_json(record: Any) -> str:
-    """One line of JSON, in which also those control characters are escaped that JSON would allow."""
+    """Encode a record as one line of JSON, with all unsafe characters escaped, including those JSON allows."""
     text = msgspec.json.encode(plain(record)).decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _write_array(records: Iterable[Any]) -> None:
-    """An array with a record on each line, written as the records come."""
+    """Write an array with one record per line, without collecting the records."""
     line = "["
     for record in records:
         write_line(line if line == "[" else f"{line},")
@@ -137,7 +137,7 @@ def _write_array(records: Iterable[Any]) -> None:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """The fields of a record as JSON has them: durations as the flags take them, a JSON body as it is."""
+    """Convert a record to JSON fields: durations as flags accept them, a JSON body unchanged."""
     if isinstance(record, Message):
         return _plain_message(record)
     if isinstance(record, Mapping):
@@ -168,12 +168,12 @@ def _plain_message(message: Message[Any]) -> dict[str, Any]:
 
 
 def body(payload: bytes, content_type: str) -> dict[str, Any]:
-    """`body` for JSON and text, `payload_base64` for everything else."""
+    """Return `body` for JSON and text, `payload_base64` for everything else."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/json" or kind.endswith("+json"):
             payload.decode()
-            # keeps numbers as they were sent, digit by digit
+            # preserves numbers digit by digit
             return {"body": msgspec.Raw(msgspec.json.format(payload, indent=-1))}
         if kind.startswith("text/"):
             return {"body": payload.decode()}
@@ -186,7 +186,7 @@ def body(payload: bytes, content_type: str) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """A value as people read it."""
+    """Format a value for people."""
     match value:
         case None:
             return "-"
@@ -209,21 +209,21 @@ def show(value: Any) -> str:
 
 
 def payload_text(message: Any) -> str | None:
-    """The start of a payload."""
+    """Return the start of a payload."""
     payload: bytes = message.payload
     text = payload[: _SHOWN * 4].decode(errors="backslashreplace")
     return shorten(" ".join(text.split(" ")), len(payload) > _SHOWN * 4)
 
 
 def shorten(text: str | None, cut: bool = False) -> str | None:
-    """At most a line's worth of text."""
+    """Shorten text to one line."""
     if text is None:
         return None
     return f"{text[:_SHOWN]}…" if cut or len(text) > _SHOWN else text
 
 
 def duration_text(value: timedelta) -> str:
-    """As `parse_duration` reads it: `90s`, `1.5s`, `2h`, `7d`."""
+    """Format a duration as `parse_duration` reads it: `90s`, `1.5s`, `2h`, `7d`."""
     milliseconds = value / timedelta(milliseconds=1)
     if milliseconds % 1000:
         return f"{milliseconds:g}ms" if milliseconds < 1000 else f"{milliseconds / 1000:g}s"
@@ -235,7 +235,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def size_text(count: int | None) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes for people."""
     if count is None:
         return "-"
     size = float(count)
@@ -250,7 +250,7 @@ def size_text(count: int | None) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal; off a terminal wide enough to break nothing."""
+    """Return a console of the terminal's width, or wide enough not to wrap if there is no terminal."""
     from rich.console import Console as Base
 
     class Quiet(Base):
@@ -262,7 +262,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_table(columns: Sequence[Column], records: Sequence[Any]) -> None:
-    """A table; where it does not fit the terminal, a block of lines for each record."""
+    """Write a table, or a block of lines per record if the table is too wide for the terminal."""
     rows = [[column.text(record) for column in columns] for record in records]
     target = console()
     if rows and _least_width(columns, rows) > target.width:
@@ -274,7 +274,7 @@ def write_table(columns: Sequence[Column], records: Sequence[Any]) -> None:
 
 
 def make_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], title: str | None = None) -> RenderableType:
-    """Cells are shown as they are, never read as markup."""
+    """Build a table. Cells are plain text, never markup."""
     from rich.table import Table
     from rich.text import Text
 
@@ -298,7 +298,7 @@ def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> in
 
 
 def write_fields(fields: Mapping[str, str]) -> None:
-    """`name  value`, one below the other."""
+    """Write `name  value` lines."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         write_line(f"{name.ljust(width)}  {value}")
@@ -309,8 +309,8 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on stderr while something long runs; call the result with how much is done so far, and with how much there is
-    when that was not known before. Nothing off a terminal."""
+    """Show a progress bar on stderr, on terminals only. Call the result with the amount done and, once known, the
+    total."""
     if quiet or not stderr_is_terminal():
         yield lambda done, total=None: None
         return

@@ -1,4 +1,4 @@
-"""Bodies from the command line, from files and from stdin. Nothing is read as a whole that could be large."""
+"""Reads bodies from arguments, files and stdin. Large input is never read as a whole."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from trunkline.types import NewMessage
 
 JSON = "application/json"
 _CHUNK = 256 * 1024
-# A line may be as long as the largest payload of a topic can be; more is not NDJSON.
+# The largest payload a topic can allow. A longer line is not NDJSON.
 _LONGEST_LINE = 64 * 1024 * 1024
 
 
 class InvalidLine(InvalidArgument):
-    """A line of the input is not a message; the text names it."""
+    """An input line is not a valid message."""
 
     code = "invalid_line"
 
 
 class UnreadableFile(NotFound):
-    """A file is missing, is no file, or may not be read."""
+    """A file is missing, is not a regular file, or is not readable."""
 
     code = "unreadable_file"
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
-    """A line of `--envelope`: what `topic read -o jsonl` and `dead export` write. Other fields are ignored."""
+    """A line of `--envelope`, as written by `topic read -o jsonl` and `dead export`. Unknown fields are ignored."""
 
     body: msgspec.Raw = msgspec.Raw()
     payload_base64: bytes | None = None
@@ -57,41 +57,41 @@ _envelopes = msgspec.json.Decoder(Envelope)
 
 
 def check_body(payload: bytes, content_type: str) -> bytes:
-    """The payload, if it is what its content type says."""
+    """Encode the payload, checking it against its content type."""
     if content_type != JSON:
         return payload
     try:
         payload.decode()
-        # reads numbers without turning them into floats, so it refuses nothing that JSON allows
+        # parses numbers without converting them, so any valid JSON passes
         msgspec.json.format(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidArgument(
-            f"the body is not JSON: {exc}", hint="quote it for the shell, or name what it is with --content-type text/plain"
+            f"the body is not valid JSON: {exc}", hint="Quote it for the shell, or set --content-type text/plain."
         ) from None
     return payload
 
 
 def whole_file(path: str, limit: int) -> bytes:
-    """The content of a file (or of stdin for `-`) as one body, if it is at most `limit` bytes."""
+    """Read a file (or stdin for `-`) as one body of at most `limit` bytes."""
     content = bytearray()
     for chunk in _chunks(open_input(path)):
         content += chunk
         if len(content) > limit:
-            raise InvalidArgument(f"{path} is larger than the {limit} bytes that a payload may have here")
+            raise InvalidArgument(f"{path} is larger than the payload limit of {limit} bytes")
     return bytes(content)
 
 
 def open_input(path: str | None) -> int:
-    """A descriptor to read from: of a file, or of stdin for None and `-`."""
+    """Open a file, or stdin for None and `-`, and return its descriptor."""
     if path is None or path == "-":
         if sys.stdin is None:
-            raise click.UsageError("there is no input: stdin is closed; give a body or --file")
+            raise click.UsageError("no input: stdin is closed; specify a body or --file")
         return os.dup(0)
     try:
         descriptor = os.open(Path(path), os.O_RDONLY)
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "strerror", None) or str(exc)
-        raise UnreadableFile(f"{path} cannot be read: {reason}") from None
+        raise UnreadableFile(f"cannot read {path}: {reason}") from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode) or stat.S_ISBLK(mode):
         os.close(descriptor)
@@ -100,25 +100,25 @@ def open_input(path: str | None) -> int:
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:
-    """What there is to read. No buffered reader: a thread that waits in one would block the end of the process."""
+    """Read available data. Unbuffered: a thread that blocks in a buffered reader would block the process exit."""
     try:
         while chunk := os.read(descriptor, _CHUNK):
             yield chunk
     except OSError as exc:
-        raise UnreadableFile(f"the input cannot be read: {exc.strerror}") from None
+        raise UnreadableFile(f"cannot read the input: {exc.strerror}") from None
     finally:
         os.close(descriptor)
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line that holds something, with its number counted from 1."""
+    """A non-empty line and its number, counted from 1."""
 
     number: int
     text: bytes
 
 
 def _lines(descriptor: int) -> Iterator[list[Line]]:
-    """Lines as they come, some at a time; the last one needs no newline."""
+    """Yield lines in groups as they arrive. The last line needs no newline."""
     rest, number = bytearray(), 0
     for chunk in _chunks(descriptor):
         rest += chunk
@@ -128,13 +128,15 @@ def _lines(descriptor: int) -> Iterator[list[Line]]:
             yield [Line(number + place, bytes(text)) for place, text in enumerate(complete, 1) if text.strip()]
             number += len(complete)
         if len(rest) > _LONGEST_LINE:
-            raise InvalidLine(f"line {number + 1} is longer than {_LONGEST_LINE} bytes", hint="one JSON value per line")
+            raise InvalidLine(
+                f"line {number + 1} is longer than {_LONGEST_LINE} bytes", hint="Write one JSON value per line."
+            )
     if rest.strip():
         yield [Line(number + 1, bytes(rest))]
 
 
 async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
-    """The same for a program that must go on while it waits: a thread reads, and waits when nobody takes."""
+    """Yield lines without blocking the event loop. A thread reads, and waits while the consumer is busy."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[list[Line] | BaseException | None] = asyncio.Queue(2)
 
@@ -146,10 +148,10 @@ async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
                     asyncio.run_coroutine_threadsafe(ready.put(some), loop).result()
         except BaseException as exc:
             last = exc
-        with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(lambda: asyncio.ensure_future(ready.put(last)))
 
-    # a daemon: a read that never ends must not keep the process alive
+    # a daemon, because a blocked read must not keep the process alive
     threading.Thread(target=read, daemon=True, name="input").start()
     while True:
         some = await ready.get()
@@ -161,7 +163,7 @@ async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
 
 
 def message_of(line: Line, *, envelope: bool, content_type: str = JSON, **fields: Any) -> NewMessage:
-    """The message that a line holds; `InvalidLine` names the line."""
+    """Parse a line as a message, or raise `InvalidLine` with its number."""
     try:
         if not envelope:
             payload = check_body(line.text.strip() if content_type == JSON else line.text, content_type)
@@ -176,7 +178,7 @@ def message_of(line: Line, *, envelope: bool, content_type: str = JSON, **fields
     except (InvalidArgument, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         words = exc.message if isinstance(exc, InvalidArgument) else str(exc)
         raise InvalidLine(
-            f"line {line.number}: {words}", hint="--continue-on-error skips such lines and counts them"
+            f"line {line.number}: {words}", hint="Use --continue-on-error to skip and count such lines."
         ) from None
 
 
@@ -184,20 +186,20 @@ def _envelope_payload(given: Envelope) -> bytes:
     if given.payload_base64 is not None:
         return given.payload_base64
     if not bytes(given.body):
-        raise InvalidArgument("neither body nor payload_base64 is given")
+        raise InvalidArgument("body or payload_base64 is required")
     if given.content_type.startswith("text/"):
         return str(msgspec.json.decode(given.body, type=str)).encode()
     return bytes(given.body)
 
 
 def parse_headers(pairs: tuple[str, ...]) -> dict[str, Any] | None:
-    """`name=value` pairs."""
+    """Parse `name=value` pairs."""
     headers: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{pair!r} is not of the form NAME=VALUE", param_hint="'-H'")
+            raise click.BadParameter(f"must be NAME=VALUE, got {pair!r}", param_hint="'-H'")
         if name in headers:
-            raise click.BadParameter(f"{name!r} is given more than once", param_hint="'-H'")
+            raise click.BadParameter(f"{name!r} must be given only once", param_hint="'-H'")
         headers[name] = value
     return headers or None

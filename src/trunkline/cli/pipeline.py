@@ -1,4 +1,4 @@
-"""`trunkline pipeline`: the pipelines on Spark."""
+"""`trunkline pipeline`: run and list Spark pipelines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunkline.cli.output import Column, progress
 from trunkline.cli.places import Place
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
 
-command = Noun("pipeline", help="Pipelines on Spark: the archive, replays, reports and your own.")
+command = Noun("pipeline", help="Run and list Spark pipelines.")
 
 _PIPELINES = (
     Column("pipeline", "name", whole=True),
@@ -35,17 +35,23 @@ _spark = stacked(
 )
 _period = stacked(
     click.option(
-        "--start", type=Place(), default="earliest", show_default=True, help="An offset, a time, an age, or earliest."
+        "--start",
+        type=Place(),
+        default="earliest",
+        show_default=True,
+        help="First position: earliest, an offset, a time, or an age.",
     ),
-    click.option("--end", type=Place(), default="latest", show_default=True, help="Up to before this place."),
+    click.option("--end", type=Place(), default="latest", show_default=True, help="Position to stop before."),
 )
-_checkpoint = click.option("--checkpoint", metavar="DIR", required=True, help="Where the query remembers its place.")
-_mode = click.option("--stream", is_flag=True, help="Go on until Ctrl-C, instead of up to the head.")
+_checkpoint = click.option(
+    "--checkpoint", metavar="DIR", required=True, help="Folder in which the query stores its position."
+)
+_mode = click.option("--stream", is_flag=True, help="Run until Ctrl-C instead of stopping at the head.")
 
 
 @contextmanager
 def needs_spark() -> Iterator[None]:
-    """Without the extra there is one clear answer."""
+    """Raise one clear error if the Spark packages are not installed."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -63,7 +69,7 @@ def needs_spark() -> Iterator[None]:
 
 
 def _run(session: Session, words: str, call: Callable[[Any], Any]) -> Any:
-    """Run a pipeline with a bar; show and answer its summary."""
+    """Run a pipeline with a progress bar. Print and return its summary."""
     with session.limited(), needs_spark(), progress(words, quiet=session.quiet) as bar:
         summary = call(lambda done, total: bar(done, total))
     session.out.one(summary)
@@ -72,7 +78,7 @@ def _run(session: Session, words: str, call: Callable[[Any], Any]) -> Any:
 
 @command.verb("list", example="trunkline pipeline list")
 def list_(session: Session) -> None:
-    """Pipelines and streaming queries, with how far they are."""
+    """List pipelines and streaming queries with their progress."""
     with needs_spark():
         from trunkline.spark.progress import pipelines
 
@@ -82,26 +88,30 @@ def list_(session: Session) -> None:
 @command.verb("show", example="trunkline pipeline show archive:orders")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """One pipeline, with everything it reported."""
+    """Show a pipeline with everything it reported."""
     with needs_spark():
         from trunkline.spark.progress import pipelines
 
         found = [each for each in pipelines(session.url) if each.name == name]
     if not found:
-        raise NotFound(f"no pipeline {name!r} has run", hint="see trunkline pipeline list")
+        raise NotFound(f"pipeline {name!r} has not run", hint="List pipelines with `trunkline pipeline list`.")
     session.out.one(found[0])
 
 
 @command.verb("archive", example="trunkline pipeline archive orders --location /srv/archive --required")
 @click.argument("topic")
-@click.option("--location", metavar="DIR|URI", help="Folder that all tasks can reach; later runs know it.")
-@click.option("--required/--not-required", default=None, help="Whether retention waits for the archive.")
-@click.option("--open", "open_", is_flag=True, help="Up to the head, not only complete segments.")
-@click.option("--rows-per-file", type=Count(1, 16_777_216), default=262_144, show_default=True, help="Size of the files.")
-@click.option("--delta", is_flag=True, help="Also as a Delta table.")
-@click.option("--iceberg", is_flag=True, help="Also as an Iceberg table, with its catalogue in the same Postgres.")
-@click.option("--clean", is_flag=True, help="Afterwards remove files that killed runs left: unlisted, older than an hour.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be archived.")
+@click.option("--location", metavar="DIR|URI", help="Folder that all tasks can reach; later runs remember it.")
+@click.option(
+    "--required/--not-required", default=None, help="Keep messages until they are archived, regardless of retention."
+)
+@click.option("--open", "open_", is_flag=True, help="Archive up to the head, not only complete segments.")
+@click.option(
+    "--rows-per-file", type=Count(1, 16_777_216), default=262_144, show_default=True, help="Maximum rows per file."
+)
+@click.option("--delta", is_flag=True, help="Also write a Delta table.")
+@click.option("--iceberg", is_flag=True, help="Also write an Iceberg table, with its catalog in the same Postgres.")
+@click.option("--clean", is_flag=True, help="Afterwards remove unlisted files older than an hour, left by killed runs.")
+@click.option("--dry-run", is_flag=True, help="Show what would be archived.")
 @_spark
 def archive(
     session: Session,
@@ -116,7 +126,7 @@ def archive(
     dry_run: bool,
     master: str | None,
 ) -> None:
-    """Write what is complete of a topic's log to Parquet files, each checked before it counts."""
+    """Archive the complete segments of a topic as Parquet files, verifying each file."""
     with needs_spark():
         from trunkline.spark.pipelines.archive import archive as run
         from trunkline.spark.pipelines.cleaning import clean as remove_unlisted
@@ -140,7 +150,7 @@ def archive(
         ),
     )
     if not done.files and not open_:
-        session.say("nothing new is complete; segments that still grow are archived with --open")
+        session.say("No new complete segments. Use --open to archive segments that are still growing.")
     for wanted, kind in ((delta, "delta"), (iceberg, "iceberg")):
         if wanted and not dry_run:
             added = export(session.url, topic, kind)
@@ -155,19 +165,19 @@ def archive(
     example="trunkline pipeline replay orders --to-queue mail --start 1d --end 1h --id incident-7 --dry-run",
 )
 @click.argument("topic")
-@click.option("--to", "to_topic", metavar="TOPIC", help="Publish to this topic.")
-@click.option("--to-queue", metavar="QUEUE", help="Enqueue in this queue.")
-@click.option("--id", "id_", required=True, metavar="NAME", help="Name of the replay: a second start with it goes on.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Topic to publish to.")
+@click.option("--to-queue", metavar="QUEUE", help="Queue to enqueue to.")
+@click.option("--id", "id_", required=True, metavar="NAME", help="Name of the replay. A second run with it resumes.")
 @_period
-@click.option("--filter", metavar="SQL", help='Only messages for which this holds, such as "body:total::int > 100".')
-@click.option("--transform", metavar="FILE", help="A .py or .sql file that changes the messages, row by row.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many messages per second.")
-@click.option("--dry-run", is_flag=True, help="Read and transform, but publish nothing.")
+@click.option("--filter", metavar="SQL", help='SQL condition on messages, such as "body:total::int > 100".')
+@click.option("--transform", metavar="FILE", help="A .py or .sql file that transforms messages row by row.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum messages per second.")
+@click.option("--dry-run", is_flag=True, help="Read and transform without publishing.")
 @_spark
 def replay(
     session: Session, topic: str, id_: str, start: str | int | datetime, end: str | int | datetime, **values: Any
 ) -> None:
-    """Publish messages of a range once more, from log or archive, exactly once."""
+    """Publish messages of a range again, from log or archive, exactly once."""
     with needs_spark():
         from trunkline.spark.pipelines.replay import replay as run
 
@@ -176,16 +186,16 @@ def replay(
 
 @command.verb("compact", example="trunkline pipeline compact orders --table /srv/tables/orders --null-keys skip")
 @click.argument("topic")
-@click.option("--table", metavar="DIR", help="Write a Parquet table here.")
+@click.option("--table", metavar="DIR", help="Folder for a Parquet table.")
 @click.option("--overwrite", is_flag=True, help="Replace the table.")
-@click.option("--to", "to_topic", metavar="TOPIC", help="Also publish the latest messages to this topic.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Topic to which the latest messages are also published.")
 @click.option("--null-keys", type=click.Choice(("error", "skip")), default="error", show_default=True)
-@click.option("--tombstones", type=Duration(), help="Drop tombstones that are older.  [default: keep all]")
+@click.option("--tombstones", type=Duration(), help="Age above which tombstones are dropped.  [default: keep all]")
 @_period
-@click.option("--dry-run", is_flag=True, help="Count, but write nothing.")
+@click.option("--dry-run", is_flag=True, help="Count without writing.")
 @_spark
 def compact(session: Session, topic: str, **values: Any) -> None:
-    """The latest message of each key."""
+    """Write the latest message of each key."""
     with needs_spark():
         from trunkline.spark.pipelines.compact import compact as run
 
@@ -196,12 +206,12 @@ def compact(session: Session, topic: str, **values: Any) -> None:
 
 @command.verb("report", example="trunkline pipeline report ./report --since 1d")
 @click.argument("folder")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again.")
-@click.option("--since", type=Duration(), default="1d", show_default=True, help="How far back.")
-@click.option("--step", type=Duration(), help="Width of a point in the charts.  [default: by the period]")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option("--since", type=Duration(), default="1d", show_default=True, help="Length of the reported period.")
+@click.option("--step", type=Duration(), help="Time step of the charts.  [default: by the period]")
 @_spark
 def report(session: Session, folder: str, topics: tuple[str, ...], since: timedelta, **values: Any) -> None:
-    """Throughput, latencies, attempts, dead letters, lag, hot keys and sizes, as Parquet tables and one HTML page."""
+    """Report throughput, latencies, attempts, dead letters, lag, hot keys and sizes, as Parquet tables and HTML."""
     with needs_spark():
         from trunkline.spark.pipelines.report import report as run
 
@@ -212,20 +222,20 @@ def report(session: Session, folder: str, topics: tuple[str, ...], since: timede
     "dedupe", example="trunkline pipeline dedupe orders --to orders-once --by id --within 1h --checkpoint ./dedupe"
 )
 @click.argument("topic")
-@click.option("--to", "to_topic", required=True, metavar="TOPIC", help="Publish to this topic.")
+@click.option("--to", "to_topic", required=True, metavar="TOPIC", help="Topic to publish to.")
 @click.option(
     "--by",
     default="key",
     show_default=True,
     metavar="SQL",
-    help='What makes two messages the same, such as "body:id::string".',
+    help='SQL expression that identifies duplicates, such as "body:id::string".',
 )
-@click.option("--within", type=Duration(), default="1h", show_default=True, help="How far apart repeats may be.")
+@click.option("--within", type=Duration(), default="1h", show_default=True, help="Maximum time between duplicates.")
 @_checkpoint
 @_mode
 @_spark
 def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, stream: bool, **values: Any) -> None:
-    """Copy a topic without repeats; each run takes what is new."""
+    """Copy a topic without duplicates. Each run processes new messages."""
     with needs_spark():
         from trunkline.spark.pipelines.streams import dedupe as run
 
@@ -242,12 +252,12 @@ def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, strea
 @command.verb("validate", example="trunkline pipeline validate orders --schema order.schema.json --rejects orders-rejected")
 @click.argument("topic")
 @click.option("--schema", "schema_file", metavar="FILE", help="JSON Schema.  [default: inferred from the messages]")
-@click.option("--save-schema", metavar="FILE", help="Write the schema that was used here.")
-@click.option("--rejects", metavar="TOPIC", help="Publish what does not fit here, with the reason.")
+@click.option("--save-schema", metavar="FILE", help="File to which the schema is written.")
+@click.option("--rejects", metavar="TOPIC", help="Topic for invalid messages, published with the reason.")
 @_period
 @_spark
 def validate(session: Session, topic: str, schema_file: str | None, save_schema: str | None, **values: Any) -> int:
-    """Check payloads against a JSON Schema. Exit code 5 when some do not fit."""
+    """Validate payloads against a JSON Schema. Exits with 5 if any are invalid."""
     with needs_spark():
         from trunkline.spark.pipelines.validate import validate as run
 
@@ -262,33 +272,39 @@ def _read_schema(path: str) -> dict[str, Any]:
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise InvalidArgument(f"the schema {path} cannot be read: {exc}", hint="give a file with a JSON Schema") from exc
+        raise InvalidArgument(f"cannot read schema {path}: {exc}", hint="Specify a JSON Schema file.") from exc
     if not isinstance(schema, dict):
-        raise InvalidArgument(f"the schema {path} is not an object", hint="give a file with a JSON Schema")
+        raise InvalidArgument(f"schema {path} must be an object", hint="Specify a JSON Schema file.")
     return schema
 
 
 @command.verb("run", example="trunkline pipeline run totals.sql --from orders --to order-totals --checkpoint ./totals")
 @click.argument("file")
-@click.option("--from", "topic", metavar="TOPIC", help="Messages come from here.")
-@click.option("--to", "to_topic", metavar="TOPIC", help="Publish the result to this topic.")
-@click.option("--to-queue", metavar="QUEUE", help="Enqueue the result in this queue.")
-@click.option("--table", metavar="DIR", help="Append the result to this Parquet table.")
+@click.option("--from", "topic", metavar="TOPIC", help="Topic to read.")
+@click.option("--to", "to_topic", metavar="TOPIC", help="Topic to publish results to.")
+@click.option("--to-queue", metavar="QUEUE", help="Queue to enqueue results to.")
+@click.option("--table", metavar="DIR", help="Parquet table to append results to.")
 @click.option(
-    "--start", type=click.Choice(("earliest", "latest")), default="earliest", show_default=True, help="For a new checkpoint."
+    "--start",
+    type=click.Choice(("earliest", "latest")),
+    default="earliest",
+    show_default=True,
+    help="Position for a new checkpoint.",
 )
-@click.option("--group", help="Start at this group's position, also in the archive, and move it along.")
-@click.option("--checkpoint", metavar="DIR", help="Where it remembers its place; needed but for a spec, which names it.")
+@click.option("--group", help="Group whose position to start from (including the archive) and to advance.")
+@click.option(
+    "--checkpoint", metavar="DIR", help="Folder in which the pipeline stores its position; required except for a spec."
+)
 @_mode
-@click.option("--declared", is_flag=True, help="FILE is a Declarative Pipeline of Spark; a spec (.yml) always is.")
-@click.option("--full-refresh", is_flag=True, help="Declared: forget all tables and read anew.")
-@click.option("--dry-run", is_flag=True, help="Declared: only check that everything fits together.")
+@click.option("--declared", is_flag=True, help="Treat FILE as a Spark Declarative Pipeline, as a spec (.yml) always is.")
+@click.option("--full-refresh", is_flag=True, help="Declared only: reset all tables and read from the start.")
+@click.option("--dry-run", is_flag=True, help="Declared only: validate without running.")
 @_spark
 def run_(
     session: Session, file: str, topic: str | None, checkpoint: str | None, stream: bool, declared: bool, **values: Any
 ) -> None:
     """Run your own pipeline: a .py file with `transform(messages)`, a .sql file with a SELECT from `messages`, or a
-    Declarative Pipeline of Spark, which names its topics itself."""
+    Spark Declarative Pipeline, which names its own topics."""
     checkpoint = _absolute(checkpoint) if checkpoint else None
     whole = {name: values.pop(name) for name in ("full_refresh", "dry_run")}
     if declared or file.endswith((".yml", ".yaml")):
@@ -296,16 +312,16 @@ def run_(
         named |= {f"--{name.replace('_', '-')}": values[name] for name in ("to_topic", "to_queue", "table", "group")}
         if wrong := [name for name, value in named.items() if value]:
             raise InvalidArgument(
-                f"a declared pipeline takes no {wrong[0].replace('-topic', '')}",
-                hint="its file says what it reads and writes",
+                f"a declared pipeline does not accept {wrong[0].replace('-topic', '')}",
+                hint="Declare inputs and outputs in its file.",
             )
         _run_declared(session, file, storage=checkpoint, master=values["master"], **whole)
         return
     if wrong := [name for name, value in whole.items() if value]:
-        raise InvalidArgument(f"--{wrong[0].replace('_', '-')} is for declared pipelines", hint="add --declared")
+        raise InvalidArgument(f"--{wrong[0].replace('_', '-')} requires a declared pipeline", hint="Add --declared.")
     if topic is None or checkpoint is None:
         raise InvalidArgument(
-            f"--{'from' if topic is None else 'checkpoint'} is missing", hint="see trunkline pipeline run --help"
+            f"--{'from' if topic is None else 'checkpoint'} is missing", hint="See `trunkline pipeline run --help`."
         )
     with needs_spark():
         from trunkline.spark.pipelines.streams import run_file
@@ -329,23 +345,25 @@ def _run_declared(session: Session, file: str, **values: Any) -> None:
 @command.verb("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
 @click.argument("name")
 @click.argument("settings", default="{}")
-@click.option("--queue", default="pipelines", show_default=True, help="Queue of the workers that run pipelines.")
-@click.option("--key", "idempotency_key", help="A second one with this key adds nothing.")
-@click.option("--wait", type=Duration(), help="Wait so long for the summary.")
+@click.option("--queue", default="pipelines", show_default=True, help="Queue of pipeline workers.")
+@click.option("--key", "idempotency_key", help="Idempotency key: a repeat with the same key enqueues nothing.")
+@click.option("--wait", type=Duration(), help="Time to wait for the summary.")
 def enqueue(
     session: Session, name: str, settings: str, queue: str, idempotency_key: str | None, wait: timedelta | None
 ) -> None:
-    """Let a worker run a pipeline (trunkline worker run trunkline.pipeline_jobs:app); SETTINGS is JSON, as the function
-    takes it."""
+    """Enqueue a pipeline for a worker (trunkline worker run trunkline.pipeline_jobs:app).
+
+    SETTINGS is a JSON object of the function's parameters.
+    """
     from trunkline.jobs import App
     from trunkline.pipeline_jobs import add_pipelines
 
     try:
         given = json.loads(settings)
     except ValueError as exc:
-        raise click.BadParameter(f"not JSON: {exc}", param_hint="SETTINGS") from None
+        raise click.BadParameter(f"not valid JSON: {exc}", param_hint="SETTINGS") from None
     if not isinstance(given, dict):
-        raise click.BadParameter("not a JSON object", param_hint="SETTINGS")
+        raise click.BadParameter("must be a JSON object", param_hint="SETTINGS")
 
     async def work() -> Any:
         async with App(session.url, queue=queue) as app:

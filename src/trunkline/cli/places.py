@@ -1,4 +1,4 @@
-"""Places in a log and moments, as the command line takes them."""
+"""Parameter types for positions in a log and for times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """A place in a log: `earliest`, `latest`, an offset, a time, or how long ago."""
+    """A position in a log: `earliest`, `latest`, an offset, a time, or an age."""
 
     name = "place"
 
@@ -25,25 +25,27 @@ class Place(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         if value.isascii() and value.isdigit() and len(value) < 19:
             return int(value)
         return _moment(value) or self.fail(
-            f"{value!r} is not earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (1h)", param, ctx
+            f"must be earliest, latest, an offset, a time (2026-01-31T12:00:00Z) or an age (1h), got {value!r}", param, ctx
         )
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """A time, or how long ago."""
+    """A time or an age."""
 
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        return _moment(value) or self.fail(f"{value!r} is not a time (2026-01-31T12:00:00Z) or an age (2h)", param, ctx)
+        return _moment(value) or self.fail(
+            f"must be a time (2026-01-31T12:00:00Z) or an age (2h), got {value!r}", param, ctx
+        )
 
 
 def _moment(text: str) -> datetime | None:
-    """None: it is neither a time nor an age."""
+    """Parse a time or an age; None if the text is neither."""
     if text.isascii() and text.isdigit():
-        # fromisoformat reads 20260131 too; here it is more likely an offset
+        # fromisoformat also accepts 20260131, which is more likely an offset
         return None
     try:
         at = datetime.fromisoformat(text)
@@ -57,7 +59,7 @@ def _moment(text: str) -> datetime | None:
 
 
 async def resolve(mq: Client, topic: str, place: str | int | datetime) -> dict[int, int]:
-    """The offset that a place means, by partition."""
+    """Resolve a position to an offset per partition."""
     found = {}
     for row in await mq.topics.stats(topic):
         if isinstance(place, datetime):

@@ -1,4 +1,4 @@
-"""Ports to listen on: asked for before anything is started, so that a taken one is an error in words."""
+"""Listening ports, checked before anything is started so that a port in use is a clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 1.0
 
 
 class Ports(NamedTuple):
-    """Where the HTTP service listens."""
+    """The listening address of the HTTP service."""
 
     http: int
     metrics: int | None = None
@@ -23,12 +23,12 @@ class Ports(NamedTuple):
 
 @contextmanager
 def reserved_port(host: str, port: int) -> Iterator[int]:
-    """The port, if nobody listens there; for 0 a free one, which stays ours until the block ends."""
+    """Reserve the port, or a free one for 0, until the block ends. Raise if it is in use."""
     holder = _bound(host, port)
     try:
         chosen: int = holder.getsockname()[1]
-        # Where two sockets may be bound to one port as long as one listens, the holder keeps everybody else
-        # from being given a free port between now and the moment our server listens on it.
+        # Two sockets may bind one port as long as only one listens. Holding it bound keeps the system from assigning a
+        # free port to another process before our server listens on it.
         if sys.platform != "linux":
             holder.close()
         yield chosen
@@ -46,11 +46,11 @@ def _bound(host: str, port: int) -> socket.socket:
             holder.bind(address)
         except OSError as exc:
             holder.close()
-            # a server that was killed a moment ago may still be about to leave
+            # a server that was just killed may still be exiting
             if time.monotonic() > deadline:
                 raise SettingsError(
                     f"cannot listen on port {port} of {host}: {(exc.strerror or str(exc)).lower()}",
-                    hint="choose another with --port, or 0 for a free one",
+                    hint="Choose another with --port, or 0 for a free one.",
                 ) from None
         else:
             return holder

@@ -1,4 +1,4 @@
-"""`topic publish` and `queue enqueue`: one message, or a stream of lines that can be interrupted and repeated."""
+"""`topic publish` and `queue enqueue`: one message, or an NDJSON stream that can be interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TOLD = 10
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where messages go: the verbs of a topic or of a queue."""
+    """A publish target: the publish methods of a topic or queue."""
 
     name: str
     one: Callable[..., Awaitable[Published]]
@@ -45,51 +45,53 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What became of the lines so far."""
+    """Counts of processed lines."""
 
     stored: int = 0
     duplicates: int = 0
     failed: int = 0
     unknown: int = 0
 
-    def add(self, answers: list[Published]) -> None:
-        again = sum(answer.duplicate for answer in answers)
+    def add(self, results: list[Published]) -> None:
+        again = sum(result.duplicate for result in results)
         self.duplicates += again
-        self.stored += len(answers) - again
+        self.stored += len(results) - again
 
 
-# The options that both verbs have.
+# options of both commands
 options = stacked(
     click.argument("body", required=False),
-    click.option("--file", "path", metavar="PATH", help="NDJSON: one message for each line; `-` is stdin, the default."),
-    click.option("--body-file", metavar="PATH", help="One message whose body is this file."),
-    click.option("--key", help="Messages with the same key stay in order."),
-    click.option("--routing-key", help="What patterns of subscriptions match."),
-    click.option("--label", help="What consumers can ask for."),
-    click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated."),
-    click.option("--content-type", help="Of the body.  [default: application/json]"),
-    click.option("--delay", type=Duration(), help="Deliver after this time."),
-    click.option("--idempotency-key", help="A repeat with the same key stores nothing. For one message."),
+    click.option(
+        "--file", "path", metavar="PATH", help="NDJSON file with one message per line; `-` for stdin, the default."
+    ),
+    click.option("--body-file", metavar="PATH", help="File with the body of one message."),
+    click.option("--key", help="Ordering key."),
+    click.option("--routing-key", help="Routing key, for subscription patterns."),
+    click.option("--label", help="Label, by which consumers can filter."),
+    click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header; may be repeated."),
+    click.option("--content-type", help="Content type of the body.  [default: application/json]"),
+    click.option("--delay", type=Duration(), help="Delay before delivery."),
+    click.option("--idempotency-key", help="Idempotency key of one message: a repeat with the same key stores nothing."),
     click.option(
         "--idempotency-prefix",
-        help="The key of each line is PREFIX:LINE, so a repeated run adds only what is missing.",
+        help="Use PREFIX:LINE as idempotency keys, so that a repeated run stores only missing lines.",
     ),
-    click.option("--envelope", is_flag=True, help="Lines are whole messages, as `topic read -o jsonl` writes them."),
-    click.option("--continue-on-error", is_flag=True, help="Skip and count lines that are refused (exit code 1)."),
-    confirm.dry_run("Check the input and say what would be stored; store nothing."),
+    click.option("--envelope", is_flag=True, help="Read whole messages per line, as written by `topic read -o jsonl`."),
+    click.option("--continue-on-error", is_flag=True, help="Skip and count rejected lines (exit code 1)."),
+    confirm.dry_run("Check the input and show what would be stored."),
 )
 
 
 def publish(session: Session, target: Callable[[Client], Awaitable[Target]], values: dict[str, Any], **extra: Any) -> int:
-    """Run the verb; answers the exit code."""
+    """Publish and return the exit code."""
     body, path, body_file = values.pop("body"), values.pop("path"), values.pop("body_file")
     if sum(source is not None for source in (body, path, body_file)) > 1:
-        raise click.UsageError("give one of BODY, --file and --body-file")
+        raise click.UsageError("specify only one of BODY, --file and --body-file")
     single = body is not None or body_file is not None
     if single and (values["idempotency_prefix"] or values["envelope"] or values["continue_on_error"]):
-        raise click.UsageError("--idempotency-prefix, --envelope and --continue-on-error are for lines (--file or stdin)")
+        raise click.UsageError("--idempotency-prefix, --envelope and --continue-on-error require lines (--file or stdin)")
     if not single and values["idempotency_key"]:
-        raise click.UsageError("--idempotency-key is for one message; use --idempotency-prefix for lines")
+        raise click.UsageError("--idempotency-key requires a single message; use --idempotency-prefix for lines")
     fields = {name: values[name] for name in ("key", "routing_key", "label", "delay")} | extra
     fields["headers"] = parse_headers(values["headers"])
     content_type = values["content_type"] or JSON
@@ -124,7 +126,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Stream:
-    """Lines into messages, a batch at a time and in order; each batch is stored or not as a whole."""
+    """Publishes lines in order, in batches. Each batch is stored as a whole or not at all."""
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class Stream:
             raise
         if self._dry_run:
             self._session.say(
-                f"would store {self._tally.stored:,} messages in {to.name}; {self._tally.failed:,} lines are refused"
+                f"would store {self._tally.stored:,} messages in {to.name}; {self._tally.failed:,} lines rejected"
             )
         else:
             self._session.out.one(self._tally)
@@ -176,7 +178,7 @@ class Stream:
             except InvalidLine as exc:
                 if not self._tolerant:
                     if batch:
-                        yield batch  # what stands before the bad line is stored: a repeat can start at that line
+                        yield batch  # store the lines before the invalid one, so that a repeat can start there
                     raise
                 self._refuse(exc.message)
             if len(batch) == _BATCH:
@@ -194,9 +196,9 @@ class Stream:
     def _refuse(self, words: str) -> None:
         self._tally.failed += 1
         if self._tally.failed <= _TOLD:
-            self._session.say(f"refused: {words}")
+            self._session.say(f"rejected: {words}")
         elif self._tally.failed == _TOLD + 1:
-            self._session.say("refused: more lines, which are only counted")
+            self._session.say("rejected: further lines are only counted")
 
     async def _store(self, to: Target, batch: list[tuple[int, NewMessage]]) -> None:
         if self._dry_run:
@@ -207,7 +209,7 @@ class Stream:
         try:
             await asyncio.shield(flight)
         except asyncio.CancelledError:
-            # its answer is a moment away, and then nothing is unknown
+            # wait for its result, so that nothing is left unknown
             await asyncio.wait([flight], timeout=_PATIENCE)
             raise
         finally:
@@ -223,14 +225,14 @@ class Stream:
                     exc.message = f"lines {batch[0][0]} to {batch[-1][0]} were not stored: {exc.message}"
                 raise
         else:
-            # published side by side these share a statement, and who is refused stands alone
-            answers = await asyncio.gather(*(self._one(to, message) for _, message in batch), return_exceptions=True)
-            self._tally.add([answer for answer in answers if isinstance(answer, Published)])
-            for (number, _), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    if not isinstance(answer, TrunklineError) or answer.exit_code not in (2, 4):
-                        raise answer
-                    self._refuse(f"line {number}: {answer.message}")
+            # concurrent publishes share a statement but fail individually
+            results = await asyncio.gather(*(self._one(to, message) for _, message in batch), return_exceptions=True)
+            self._tally.add([result for result in results if isinstance(result, Published)])
+            for (number, _), result in zip(batch, results, strict=True):
+                if isinstance(result, BaseException):
+                    if not isinstance(result, TrunklineError) or result.exit_code not in (2, 4):
+                        raise result
+                    self._refuse(f"line {number}: {result.message}")
         self._last_line = batch[-1][0]
 
     async def _one(self, to: Target, message: NewMessage) -> Published:
@@ -239,11 +241,11 @@ class Stream:
 
     def _say_where_it_stopped(self) -> None:
         tally = self._tally
-        words = f"stopped: {tally.stored:,} stored, {tally.duplicates:,} were there already, {tally.unknown:,} unknown"
+        words = f"stopped: {tally.stored:,} stored, {tally.duplicates:,} duplicates, {tally.unknown:,} unknown"
         if self._last_line:
             words += f"; lines 1 to {self._last_line} are done"
         if self._prefix is not None:
-            words += "; run the same command again to go on"
+            words += "; run the same command again to resume"
         elif tally.unknown:
-            words += "; with --idempotency-prefix a repeat would add only what is missing"
+            words += "; with --idempotency-prefix, a repeat would store only the missing lines"
         self._session.say(words)

@@ -1,4 +1,4 @@
-"""`trunkline queue`: queues, what waits in them, and deliveries by hand."""
+"""`trunkline queue`: manage queues, inspect them, and claim and settle messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trunkline.types import Result
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("queue", help="Queues: mailboxes with a delivery policy.")
+command = Noun("queue", help="Manage queues.")
 
 _QUEUES = (
     Column("queue", "queue", whole=True),
@@ -55,30 +55,30 @@ _RESULTS = (Column("receipt", "receipt", whole=True), Column("result", "result")
 
 
 _settings = stacked(
-    click.option("--lease", type=Duration(), help="How long a consumer holds a message."),
-    click.option("--max-attempts", type=Count(1), help="After so many attempts it is a dead letter."),
-    click.option("--backoff-base", type=Duration(), help="Delay after the first nack."),
-    click.option("--backoff-factor", type=float, help="The delay grows by this factor."),
-    click.option("--backoff-cap", type=Duration(), help="Longest delay after a nack."),
-    click.option("--backoff-jitter", type=float, help="Share of the delay that is random, 0 to 1."),
-    click.option("--ttl", type=Duration(), help="Messages older than this are not delivered; 0s for no limit."),
-    click.option("--delivery-delay", type=Duration(), help="Every message waits so long."),
-    click.option("--history", type=Duration(), help="How long it is kept who had which message; 0s for not at all."),
-    click.option("--retention", type=Duration(), help="How long finished messages can stay in the log of the inbox."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Largest payload."),
+    click.option("--lease", type=Duration(), help="Time a consumer may hold a message.  [default: 30s]"),
+    click.option("--max-attempts", type=Count(1), help="Attempts before a message becomes a dead letter.  [default: 20]"),
+    click.option("--backoff-base", type=Duration(), help="Delay after the first nack.  [default: 1s]"),
+    click.option("--backoff-factor", type=float, help="Growth factor of the delay.  [default: 2]"),
+    click.option("--backoff-cap", type=Duration(), help="Maximum delay after a nack.  [default: 1h]"),
+    click.option("--backoff-jitter", type=float, help="Random share of the delay, 0 to 1.  [default: 0.1]"),
+    click.option("--ttl", type=Duration(), help="Age after which messages expire; 0s for no limit."),
+    click.option("--delivery-delay", type=Duration(), help="Delay before the first delivery."),
+    click.option("--history", type=Duration(), help="How long to keep delivery history; 0s disables it."),
+    click.option("--retention", type=Duration(), help="How long to keep finished direct messages."),
+    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
 )
 
 
 @command.verb("list", example="trunkline queue list")
 def list_(session: Session) -> None:
-    """All queues, with what is in them."""
+    """List queues with their message counts."""
     session.out.many(session.run(lambda mq: mq.queues.stats()), _QUEUES)
 
 
 @command.verb("show", example="trunkline queue show mail")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """The settings and numbers of a queue."""
+    """Show a queue's settings and message counts."""
 
     async def work(mq: Client) -> dict[str, Any]:
         queue, numbers = await mq.queues.get(name), (await mq.queues.stats(name))[0]
@@ -91,12 +91,14 @@ def show(session: Session, name: str) -> None:
 @command.verb("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
 @click.argument("name")
 @_settings
-@click.option("--ordered", is_flag=True, default=None, help="Messages with the same key are done in order.")
-@click.option("--partitions", type=Count(1), help="Of an ordered queue: how many keys can be worked on at once.")
-@click.option("--priorities", type=Count(1), help="Number of levels; 0 is the lowest.")
-@click.option("--ensure", is_flag=True, help="One that is there gets the settings given here.")
+@click.option("--ordered", is_flag=True, default=None, help="Deliver messages with the same key in order.")
+@click.option(
+    "--partitions", type=Count(1), help="Number of partitions; an ordered queue works on one key per partition at a time."
+)
+@click.option("--priorities", type=Count(1), help="Number of priority levels; 0 is the lowest.")
+@click.option("--ensure", is_flag=True, help="If the queue exists, update it with these settings.")
 def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
-    """Make a queue."""
+    """Create a queue."""
     session.out.one(
         session.run(lambda mq: mq.queues.ensure(name, **settings) if ensure else mq.queues.create(name, **settings))
     )
@@ -106,7 +108,7 @@ def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
 @click.argument("name")
 @_settings
 def alter(session: Session, name: str, **settings: Any) -> None:
-    """Change the policy of a queue."""
+    """Change queue settings. Omitted settings stay unchanged."""
     chosen = given(settings)
     session.out.one(session.run(lambda mq: mq.queues.alter(name, **chosen)))
 
@@ -114,7 +116,7 @@ def alter(session: Session, name: str, **settings: Any) -> None:
 @command.verb("pause", example="trunkline queue pause mail")
 @click.argument("name")
 def pause(session: Session, name: str) -> None:
-    """Deliver nothing until `resume`; what is out can be settled."""
+    """Pause deliveries. Leased messages can still be settled."""
     session.run(lambda mq: mq.queues.pause(name))
     session.say(f"queue {name} is paused")
 
@@ -122,9 +124,9 @@ def pause(session: Session, name: str) -> None:
 @command.verb("resume", example="trunkline queue resume mail")
 @click.argument("name")
 def resume(session: Session, name: str) -> None:
-    """Deliver again."""
+    """Resume deliveries."""
     session.run(lambda mq: mq.queues.resume(name))
-    session.say(f"queue {name} delivers")
+    session.say(f"queue {name} is resumed")
 
 
 @command.verb("purge", example="trunkline queue purge mail --dry-run", http=False)
@@ -132,7 +134,7 @@ def resume(session: Session, name: str) -> None:
 @confirm.dry_run()
 @confirm.yes()
 def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
-    """Remove everything that waits in a queue. What is leased and what is dead stays."""
+    """Remove all messages that wait in a queue. Leased messages and dead letters remain."""
     numbers = session.run(lambda mq: mq.queues.stats(name))[0]
     waiting = numbers.ready + numbers.delayed
     if dry_run:
@@ -147,18 +149,18 @@ def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
 @command.verb("cleanup", example="trunkline queue cleanup mail", http=False)
 @click.argument("name")
 def cleanup(session: Session, name: str) -> None:
-    """Give back the disk of finished messages now instead of at the next upkeep."""
+    """Remove finished messages now instead of waiting for upkeep."""
     emptied = session.run(lambda mq: mq.queues.cleanup(name))
     session.out.one({"queue": name, "segments": emptied})
 
 
 @command.verb("delete", example="trunkline queue delete mail --dry-run")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Even when messages wait in it.")
+@click.option("--force", is_flag=True, help="Delete even if messages are waiting.")
 @confirm.dry_run()
 @confirm.yes()
 def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove a queue, its subscriptions and everything in it."""
+    """Delete a queue with its subscriptions and messages."""
     numbers = session.run(lambda mq: mq.queues.stats(name))[0]
     waiting = numbers.ready + numbers.delayed + numbers.leased
     what = f"delete queue {name} with {waiting:,} messages and {numbers.dead:,} dead letters"
@@ -173,9 +175,9 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 @command.verb("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
 @click.argument("name")
 @publishing.options
-@click.option("--priority", type=Count(0), help="For queues with priorities; 0 is the lowest.")
+@click.option("--priority", type=Count(0), help="Priority level, for queues with priorities; 0 is the lowest.")
 def enqueue(session: Session, name: str, priority: int | None, **values: Any) -> int:
-    """Put one message (BODY or --body-file) into a queue, or one for each line of --file or stdin."""
+    """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
 
     async def target(mq: Client) -> publishing.Target:
         queue = await mq.queues.get(name)
@@ -186,19 +188,19 @@ def enqueue(session: Session, name: str, priority: int | None, **values: Any) ->
 
 @command.verb("peek", example="trunkline queue peek mail --limit 5")
 @click.argument("name")
-@click.option("--limit", type=Count(1, 10_000), default=10, show_default=True, help="At most so many.")
+@click.option("--limit", type=Count(1, 10_000), default=10, show_default=True, help="Maximum number of messages.")
 def peek(session: Session, name: str, limit: int) -> None:
-    """What waits: first what came back, then what is new. Claims nothing and counts no attempt."""
+    """Show the next messages without claiming them, retries first."""
     session.out.many(session.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
 
 
 @command.verb("claim", example="trunkline queue claim mail --max-messages 10 --lease 5m -o jsonl")
 @click.argument("name")
-@click.option("--max-messages", type=Count(1, 1000), default=1, show_default=True, help="At most so many.")
-@click.option("--lease", type=Duration(), help="How long they are yours.  [default: of the queue]")
-@click.option("--label", "labels", multiple=True, help="Only with this label; may be repeated.")
-@click.option("--consumer", help="Who you are, for the history.  [default: trunkline]")
-@click.option("--ack", "settle", is_flag=True, help="Ack each one after it is written out; until then it is only leased.")
+@click.option("--max-messages", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
+@click.option("--lease", type=Duration(), help="Duration of the lease.  [default: the queue's]")
+@click.option("--label", "labels", multiple=True, help="Only messages with this label; may be repeated.")
+@click.option("--consumer", help="Consumer name in the delivery history.  [default: trunkline]")
+@click.option("--ack", "settle", is_flag=True, help="Ack each message after writing it to stdout.")
 def claim(
     session: Session,
     name: str,
@@ -208,7 +210,7 @@ def claim(
     consumer: str | None,
     settle: bool,
 ) -> None:
-    """Take messages for the time of a lease. Settle them with their receipts."""
+    """Claim messages. Settle them with their receipts before the lease ends."""
 
     # over HTTP the service is the consumer
     who = consumer or (None if session.service else "trunkline")
@@ -217,14 +219,12 @@ def claim(
         deliveries = await mq.claim(name, max_messages=max_messages, lease=lease, labels=list(labels) or None, consumer=who)
         session.out.many(deliveries, _DELIVERIES)
         if settle and deliveries:
-            # only what has left this process is done
+            # ack only what has been written
             if sys.stdout is not None:
                 sys.stdout.flush()
             lost = sum(result != "done" for result in await deliveries.ack())
             if lost:
-                raise Conflict(
-                    f"{lost} of {len(deliveries)} leases ended before the ack", hint="give them more time with --lease"
-                )
+                raise Conflict(f"{lost} of {len(deliveries)} leases ended before the ack", hint="Use a longer --lease.")
 
     session.run(work)
 
@@ -232,22 +232,22 @@ def claim(
 def _settle(
     session: Session, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
 ) -> None:
-    """Settle receipts given as arguments or, for `-`, as lines of stdin; exit code 4 when one of them was lost."""
+    """Settle receipts from the arguments or, for `-`, from stdin. Exit code 4 if any lease was lost."""
     given = [each for each in receipts if each != "-"]
     if "-" in receipts:
         if sys.stdin is None:
-            raise click.UsageError("there is no input: stdin is closed")
+            raise click.UsageError("no input: stdin is closed")
         given += [line.strip() for line in sys.stdin if line.strip()]
     if not given:
-        raise click.UsageError("no receipt was given")
+        raise click.UsageError("no receipts given")
     results = session.run(lambda mq: verb(mq, given))
     session.out.many(
         [{"receipt": receipt, "result": result} for receipt, result in zip(given, results, strict=True)], _RESULTS
     )
     if lost := results.count("lost"):
-        raise Conflict(f"{lost} of {len(given)} leases were lost; for those nothing changed")
+        raise Conflict(f"{lost} of {len(given)} leases were lost; these messages were not settled")
     if unknown := results.count("unknown"):
-        raise NotFound(f"{unknown} of {len(given)} receipts are not known", hint="they come from `trunkline queue claim`")
+        raise NotFound(f"{unknown} of {len(given)} receipts are unknown", hint="Use receipts from `trunkline queue claim`.")
 
 
 @command.verb(
@@ -256,16 +256,16 @@ def _settle(
 )
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 def ack(session: Session, receipts: tuple[str, ...]) -> None:
-    """These are done and never delivered again. `-` reads receipts from stdin."""
+    """Ack messages: they are done and are never delivered again. `-` reads receipts from stdin."""
     _settle(session, receipts, lambda mq, given: mq.ack(given))
 
 
 @command.verb("nack", example="trunkline queue nack RECEIPT --delay 10m --error 'mail server is down'")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
-@click.option("--delay", type=Duration(), help="Deliver again after this time.  [default: the queue's backoff]")
+@click.option("--delay", type=Duration(), help="Delay before redelivery.  [default: the queue's backoff]")
 @click.option("--error", help="Why.")
 def nack(session: Session, receipts: tuple[str, ...], delay: timedelta | None, error: str | None) -> None:
-    """Deliver these again, or make them dead letters after their last attempt."""
+    """Nack messages: redeliver them, or bury them after their last attempt."""
     _settle(session, receipts, lambda mq, given: mq.nack(given, delay=delay, error=error))
 
 
@@ -273,20 +273,20 @@ def nack(session: Session, receipts: tuple[str, ...], delay: timedelta | None, e
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--error", help="Why.")
 def bury(session: Session, receipts: tuple[str, ...], error: str | None) -> None:
-    """Make these dead letters at once."""
+    """Move messages to the dead letters now."""
     _settle(session, receipts, lambda mq, given: mq.bury(given, error=error))
 
 
 @command.verb("release", example="trunkline queue release RECEIPT")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 def release(session: Session, receipts: tuple[str, ...]) -> None:
-    """Give these back as if they had not been delivered."""
+    """Return messages to the queue without counting an attempt."""
     _settle(session, receipts, lambda mq, given: mq.release(given))
 
 
 @command.verb("extend", example="trunkline queue extend RECEIPT --lease 10m")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
-@click.option("--lease", type=Duration(), required=True, help="Keep them so long from now.")
+@click.option("--lease", type=Duration(), required=True, help="New lease, counted from now.")
 def extend(session: Session, receipts: tuple[str, ...], lease: timedelta) -> None:
-    """Keep these longer."""
+    """Extend leases."""
     _settle(session, receipts, lambda mq, given: mq.extend(given, lease=lease))

@@ -1,4 +1,4 @@
-"""`trunkline schedule`: messages published at the times of a cron line."""
+"""`trunkline schedule`: manage schedules, which publish messages at cron times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunkline.types import Schedule
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("schedule", help="Schedules: messages published at the times of a cron line.")
+command = Noun("schedule", help="Manage schedules.")
 
 _SCHEDULES = (
     Column("schedule", "name", whole=True),
@@ -35,19 +35,19 @@ async def _find(mq: Client, name: str) -> Schedule:
     for schedule in await mq.schedules.list():
         if schedule.name == name:
             return schedule
-    raise ScheduleNotFound(f"schedule {name!r} does not exist", hint="see trunkline schedule list")
+    raise ScheduleNotFound(f"schedule {name!r} does not exist", hint="List schedules with `trunkline schedule list`.")
 
 
 @command.verb("list", example="trunkline schedule list")
 def list_(session: Session) -> None:
-    """All schedules, with when they fire next."""
+    """List schedules with their next times."""
     session.out.many(session.run(lambda mq: mq.schedules.list()), _SCHEDULES)
 
 
 @command.verb("show", example="trunkline schedule show nightly")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """One schedule, with the message it publishes."""
+    """Show a schedule and its message."""
     session.out.one(session.run(lambda mq: _find(mq, name)))
 
 
@@ -57,28 +57,30 @@ def show(session: Session, name: str) -> None:
 )
 @click.argument("name")
 @click.argument("cron")
-@click.option("--topic", help="Publish to this topic.")
-@click.option("--queue", help="Or into this queue.")
+@click.option("--topic", help="Topic to publish to.")
+@click.option("--queue", help="Queue to enqueue to.")
 @click.option("--body", default="null", show_default=True, help="JSON.")
 @click.option("--key", help="Key of the message.")
 @click.option("--routing-key", help="Routing key of the message.")
 @click.option("--label", help="Label of the message.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
-@click.option("--timezone", default="UTC", show_default=True, help="In which the cron line is read.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message; may be repeated."
+)
+@click.option("--timezone", default="UTC", show_default=True, help="Time zone of the cron expression.")
 @click.option(
     "--catch-up",
     type=click.Choice(["skip", "one", "all"]),
     default="one",
     show_default=True,
-    help="For times that were missed.",
+    help="Policy for missed times.",
 )
-@click.option("--ensure", is_flag=True, help="Change it when it is there already.")
+@click.option("--ensure", is_flag=True, help="If the schedule exists, update it.")
 def create(
     session: Session, name: str, cron: str, body: str, headers: tuple[str, ...], ensure: bool, **settings: Any
 ) -> None:
-    """Make a schedule. CRON has five fields: minute, hour, day, month, weekday."""
+    """Create a schedule. CRON has five fields: minute, hour, day, month, weekday."""
     if (settings["topic"] is None) == (settings["queue"] is None):
-        raise click.UsageError("give one of --topic and --queue")
+        raise click.UsageError("specify either --topic or --queue")
     content = msgspec.json.decode(check_body(body.encode(errors="surrogateescape"), "application/json"))
     chosen = settings | {"body": content, "headers": parse_headers(headers)}
 
@@ -91,7 +93,7 @@ def create(
 @command.verb("pause", example="trunkline schedule pause nightly")
 @click.argument("name")
 def pause(session: Session, name: str) -> None:
-    """Do not fire until `resume`."""
+    """Pause a schedule."""
     session.run(lambda mq: mq.schedules.pause(name))
     session.say(f"schedule {name} is paused")
 
@@ -99,9 +101,9 @@ def pause(session: Session, name: str) -> None:
 @command.verb("resume", example="trunkline schedule resume nightly")
 @click.argument("name")
 def resume(session: Session, name: str) -> None:
-    """Fire again."""
+    """Resume a schedule."""
     session.run(lambda mq: mq.schedules.resume(name))
-    session.say(f"schedule {name} fires again")
+    session.say(f"schedule {name} is resumed")
 
 
 @command.verb("delete", example="trunkline schedule delete nightly --yes")
@@ -109,7 +111,7 @@ def resume(session: Session, name: str) -> None:
 @confirm.dry_run()
 @confirm.yes()
 def delete(session: Session, name: str, dry_run: bool, yes: bool) -> None:
-    """Remove a schedule; what it published stays."""
+    """Delete a schedule. Published messages remain."""
     found = session.run(lambda mq: _find(mq, name))
     what = f"delete schedule {name} ({found.cron} {found.timezone})"
     if dry_run:
@@ -124,7 +126,7 @@ def delete(session: Session, name: str, dry_run: bool, yes: bool) -> None:
 @click.argument("name")
 @confirm.dry_run()
 def run(session: Session, name: str, dry_run: bool) -> None:
-    """Fire it now, out of turn."""
+    """Fire a schedule now."""
     if dry_run:
         found = session.run(lambda mq: _find(mq, name))
         session.say(f"would publish one message to {'queue ' + found.queue if found.queue else f'topic {found.topic}'}")
@@ -138,15 +140,15 @@ def run(session: Session, name: str, dry_run: bool) -> None:
     "trunkline schedule next --cron '*/15 9-17 * * 1-5' --timezone Europe/Berlin",
 )
 @click.argument("name", required=False)
-@click.option("--cron", help="A cron line instead of a schedule.")
-@click.option("--timezone", help="Of --cron.  [default: UTC]")
-@click.option("-n", "--count", type=Count(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("--cron", help="Cron expression instead of a schedule.")
+@click.option("--timezone", help="Time zone of --cron.  [default: UTC]")
+@click.option("-n", "--count", type=Count(1, 1000), default=5, show_default=True, help="Number of times.")
 def next_(session: Session, name: str | None, cron: str | None, timezone: str | None, count: int) -> None:
-    """When a schedule, or a cron line, fires next."""
+    """Show the next times of a schedule or a cron expression."""
     if (name is None) == (cron is None):
-        raise click.UsageError("give the name of a schedule, or --cron")
+        raise click.UsageError("specify the name of a schedule, or --cron")
     if name is not None and timezone is not None:
-        raise click.UsageError("--timezone belongs to --cron; a schedule has its own")
+        raise click.UsageError("--timezone requires --cron; a schedule has its own time zone")
 
     async def work(mq: Client) -> list[dict[str, Any]]:
         line, zone = cron or "", timezone or "UTC"

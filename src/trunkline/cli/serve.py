@@ -1,4 +1,4 @@
-"""`trunkline serve`: the HTTP service on a database that is there."""
+"""`trunkline serve`: the HTTP API on an existing database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trunkline.settings import Settings
 
 
 @click.command("serve", cls=Command, example="trunkline serve --port 8080")
-@click.option("--database-url", metavar="URL", help="The database; without it the embedded server of --data.")
+@click.option("--database-url", metavar="URL", help="Connection URL.  [default: the embedded server of --data]")
 @click.option("--data", metavar="DIR", help="Data directory of a running `trunkline up`.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; another than loopback needs tokens."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; any other than loopback requires tokens."
 )
 @click.option("--port", metavar="N", help="HTTP port; 0 for a free one.  [default: 8080]")
-@click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Processes behind the port.")
+@click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Number of server processes.")
 @click.option(
     "--max-connections",
     type=Count(2, 1000),
@@ -31,24 +31,33 @@ from trunkline.settings import Settings
 @click.option(
     "--upkeep/--no-upkeep",
     default=True,
-    help="Run upkeep too; one process acts at a time.",
+    help="Run upkeep; one process is active at a time.",
 )
 @click.option(
     "--require-token/--no-require-token",
     default=None,
-    help="Refuse requests without a token.  [default: as soon as there is a token]",
+    help="Reject requests without a token.  [default: once a token exists]",
 )
-@click.option("--rate", type=click.FloatRange(min=0.1), help="Requests per second of one token and process.")
-@click.option("--metrics-port", type=Count(1, 65535), help="Serve metrics on this port of 127.0.0.1 too, without a token.")
-@click.option("--max-pull", type=Count(1, 1000), default=10, help="Most messages of GET /v1/queues/{queue}/messages.")
-@click.option("--max-publishing", type=Count(1, 100_000), default=2000, help="Publishes under way before more are refused.")
+@click.option("--rate", type=click.FloatRange(min=0.1), help="Maximum requests per second, per token and process.")
 @click.option(
-    "--max-wait", type=click.FloatRange(0, 30), default=30, help="Longest time that a request may wait for messages."
+    "--metrics-port", type=Count(1, 65535), help="Additional port on 127.0.0.1 that serves metrics without a token."
 )
-@click.option("--access-log", is_flag=True, help="A line for each request.")
+@click.option("--max-pull", type=Count(1, 1000), default=10, help="Maximum messages of GET /v1/queues/{queue}/messages.")
+@click.option(
+    "--max-publishing", type=Count(1, 100_000), default=2000, help="Maximum concurrent publishes; more are rejected."
+)
+@click.option(
+    "--max-wait",
+    type=click.FloatRange(0, 30),
+    default=30,
+    help="Maximum time in seconds that a request may wait for messages.",
+)
+@click.option("--access-log", is_flag=True, help="Log each request.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
-@click.option("--parent", type=Count(1), hidden=True, help="End with this process.")
-@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Key file of the certificate.")
+@click.option("--parent", type=Count(1), hidden=True, help="Process to end with.")
+@click.option(
+    "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key file of the certificate."
+)
 def command(
     database_url: str | None,
     data: str | None,
@@ -68,9 +77,9 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> None:
-    """Serve HTTP on a database.
+    """Serve the HTTP API.
 
-    Stays in the foreground; Ctrl-C or SIGTERM stops it after the requests under way. Logs are JSON lines on stdout.
+    Runs in the foreground. Ctrl-C or SIGTERM stops it after the requests in flight. Logs are JSON lines on stdout.
     """
     try:
         from trunkline.server.run import serve
@@ -85,14 +94,14 @@ def command(
     if parent is not None:
         end_with(parent)
     if (tls_cert is None) != (tls_key is None):
-        raise SettingsError("--tls-cert and --tls-key belong together", hint="give both or neither")
+        raise SettingsError("--tls-cert requires --tls-key and vice versa", hint="Specify both or neither.")
     settings = Settings.load({"database_url": database_url, "data": data, "port": port})
     url = conninfo(settings)
     tokens = require_token
     if tokens is None:
-        # None: from the first token on
+        # None: required once a token exists
         tokens = asyncio.run(_has_tokens(url, settings.database_url_source)) or None
-    # before anything listens there, even for a moment
+    # check before binding the port
     check_address(host, tokens=bool(tokens))
     with reserved_port(host, settings.port) as chosen:
         if settings.port == 0:
@@ -123,7 +132,7 @@ async def _has_tokens(url: str, source: str | None) -> bool:
     from trunkline.db import tokens
     from trunkline.db.pool import connect
 
-    # says what is wrong with the database before any worker starts
+    # report database problems before any worker starts
     await probe(url, source)
     conn = await connect(url)
     try:

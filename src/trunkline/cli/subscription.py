@@ -1,4 +1,4 @@
-"""`trunkline subscription`: what feeds queues from topics."""
+"""`trunkline subscription`: manage subscriptions, which feed queues from topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunkline.errors import SubscriptionNotFound
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("subscription", help="Subscriptions: what feeds queues from topics.")
+command = Noun("subscription", help="Manage subscriptions, which feed queues from topics.")
 
 _SUBSCRIPTIONS = (
     Column("queue", "queue", whole=True),
@@ -38,10 +38,10 @@ _READERS = (
 
 
 @command.verb("list", example="trunkline subscription list --topic orders")
-@click.option("--queue", help="Only of this queue.")
-@click.option("--topic", help="Only of this topic.")
+@click.option("--queue", help="Only subscriptions of this queue.")
+@click.option("--topic", help="Only subscriptions to this topic.")
 def list_(session: Session, queue: str | None, topic: str | None) -> None:
-    """All subscriptions of queues."""
+    """List subscriptions."""
 
     async def work(mq: Client) -> list[Any]:
         if queue is not None:
@@ -56,12 +56,18 @@ def list_(session: Session, queue: str | None, topic: str | None) -> None:
 @command.verb("add", example="trunkline subscription add mail orders --pattern 'order.created.#'")
 @click.argument("queue")
 @click.argument("topic")
-@click.option("--pattern", default="#", show_default=True, help="On the routing key: * is one word, # any number.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Only messages with this header.")
+@click.option("--pattern", default="#", show_default=True, help="Pattern of routing keys: * matches one word, # any number.")
 @click.option(
-    "--start", type=Place(), default="latest", show_default=True, help="earliest, latest, an offset, a time, or an age."
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Only messages with this header; may be repeated."
 )
-@click.option("--name", help="Of the subscription.  [default: the topic's name]")
+@click.option(
+    "--start",
+    type=Place(),
+    default="latest",
+    show_default=True,
+    help="Position: earliest, latest, an offset, a time, or an age.",
+)
+@click.option("--name", help="Name of the subscription.  [default: the topic's name]")
 def add(
     session: Session,
     queue: str,
@@ -71,7 +77,7 @@ def add(
     start: str | int | datetime,
     name: str | None,
 ) -> None:
-    """Feed a queue from a topic too."""
+    """Subscribe a queue to a topic."""
     filters = parse_headers(headers)
 
     async def work(mq: Client) -> Any:
@@ -86,18 +92,19 @@ def add(
 @confirm.dry_run()
 @confirm.yes()
 def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) -> None:
-    """Stop feeding a queue from a topic. What is not settled of it is forgotten."""
+    """Remove a subscription. Its unsettled messages are dropped."""
 
     async def look(mq: Client) -> Any:
         found = [each for each in await mq.subscriptions.list(queue) if each.name == name]
         if not found:
             raise SubscriptionNotFound(
-                f"queue {queue!r} has no subscription {name!r}", hint="see trunkline subscription list"
+                f"queue {queue!r} has no subscription {name!r}",
+                hint="List subscriptions with `trunkline subscription list`.",
             )
         return found[0]
 
     found = session.run(look)
-    what = f"stop feeding queue {queue} from topic {found.topic} (pattern {found.pattern}) and forget what is not settled"
+    what = f"stop feeding queue {queue} from topic {found.topic} (pattern {found.pattern}) and drop its unsettled messages"
     if dry_run:
         session.say(f"would {what}")
         return
@@ -109,8 +116,10 @@ def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) ->
 @command.verb("test", example="trunkline subscription test orders order.created.eu -H region=eu")
 @click.argument("topic")
 @click.argument("routing_key", required=False)
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of the message.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message; may be repeated."
+)
 def test(session: Session, topic: str, routing_key: str | None, headers: tuple[str, ...]) -> None:
-    """Who would get a message with this routing key and these headers. Publishes nothing."""
+    """Show which readers would get a message with this routing key and these headers. Publishes nothing."""
     given = parse_headers(headers)
     session.out.many(session.run(lambda mq: mq.subscriptions.test(topic, routing_key, headers=given)), _READERS)

@@ -1,4 +1,4 @@
-"""The database that a command uses, and whether it can be reached."""
+"""The database of a command, and checks that it can be used."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10
 _FORMER_DATA = Path(".data")
-"""Where `make up` kept its data in earlier releases."""
+"""Data directory of `make up` in earlier releases."""
 
 
 def conninfo(settings: Settings) -> str:
     """Return the given URL, else the URL of the embedded server that runs on the data directory.
 
-    The URL of the embedded server may have an old port in it, so the server itself is asked.
+    The port in a stored URL of the embedded server may be outdated, so the running server is asked.
     """
     server = embedded_server(settings)
     if server is not None:
@@ -32,14 +32,14 @@ def conninfo(settings: Settings) -> str:
     if settings.database_url is not None:
         return settings.database_url
     raise SettingsError(
-        f"no database: --database-url is not given and {settings.data} holds no embedded server",
+        f"no database: --database-url is not set, and {settings.data} has no embedded server",
         hint=former_data(settings)
-        or "start one with trunkline up, name the directory of a running one with --data, or set TRUNKLINE_DATABASE_URL",
+        or "Start one with `trunkline up`, use --data for a running one, or set TRUNKLINE_DATABASE_URL.",
     )
 
 
 def embedded_server(settings: Settings) -> EmbeddedServer | None:
-    """Return the embedded server that these settings lead to; None: there is none, or the URL is that of another one."""
+    """Return the embedded server that these settings refer to. None if the URL is of another server."""
     if settings.database_url is not None:
         from trunkline.db.conninfo import parsed
 
@@ -53,17 +53,15 @@ def embedded_server(settings: Settings) -> EmbeddedServer | None:
 
 
 def former_data(settings: Settings) -> str | None:
-    """Return what to do about data of an earlier `make up`, if there is any."""
+    """Return a hint about data of an earlier `make up`, if there is any."""
     if settings.data != Settings().data or not (_FORMER_DATA / "pgdata").exists():
         return None
-    return (
-        f"{_FORMER_DATA} has the data of an earlier `make up`: use it with --data {_FORMER_DATA}, or move it to .trunkline"
-    )
+    return f"Use the data of an earlier `make up` with --data {_FORMER_DATA}, or move it to .trunkline."
 
 
 @contextmanager
 def naming(source: str | None) -> Iterator[None]:
-    """Let an error say which setting the URL of an unreachable database came from."""
+    """Add the setting that named the database to connection errors."""
     import psycopg
 
     try:
@@ -73,19 +71,19 @@ def naming(source: str | None) -> Iterator[None]:
         if source is None or not isinstance(error, DatabaseUnavailable):
             raise
         raise DatabaseUnavailable(
-            f"the database of {source} cannot be used: {error.message}",
-            hint="check that the server runs and that the URL is right"
+            f"cannot use the database of {source}: {error.message}",
+            hint="Check that the server is running and that the URL is correct."
             if source.startswith("--")
-            else "start that server, or correct or remove the setting: without it the embedded server is used",
+            else "Start that server, or correct or remove the setting to use the embedded server.",
             detail=error.detail,
             sqlstate=error.sqlstate,
         ) from exc
 
 
 async def probe(url: str, source: str | None = None) -> None:
-    """Raise what is wrong with the database: not reachable, wrong password, not installed, too old or too new.
+    """Raise if the database cannot be used: unreachable, wrong password, schema missing, too old or too new.
 
-    `source` is the setting that the URL came from.
+    `source` is the setting that named the database.
     """
     with naming(source):
         await _probe(url)
@@ -104,11 +102,11 @@ async def _probe(url: str) -> None:
 
 
 def warn_about_secrets(flag: str | None) -> None:
-    """A password on the command line is in the process list and in the shell's history."""
+    """Warn about a password on the command line, which the process list and the shell history reveal."""
     if flag is not None and _has_password(flag):
         say(
-            "trunkline: warning: a password in --database-url can be seen in the process list; "
-            "put it into TRUNKLINE_DATABASE_URL or a .env file"
+            "trunkline: warning: the password in --database-url is visible in the process list; "
+            "use TRUNKLINE_DATABASE_URL or a .env file"
         )
     dotenv = Path(".env")
     try:
@@ -117,7 +115,7 @@ def warn_about_secrets(flag: str | None) -> None:
     except (OSError, SettingsError):
         return
     if found and mode & (stat.S_IRGRP | stat.S_IROTH) and _has_password(found.text):
-        say(f"trunkline: warning: {dotenv} holds a password and others may read it; chmod 600 {dotenv}")
+        say(f"trunkline: warning: {dotenv} contains a password and is readable by others; run chmod 600 {dotenv}")
 
 
 def _has_password(url: str) -> bool:
@@ -131,7 +129,7 @@ def _has_password(url: str) -> bool:
 
 
 def is_embedded(url: str) -> bool:
-    """Whether this is the server of `trunkline up`: its socket lies in a directory of its own."""
+    """Return whether this is the server of `trunkline up`, judged by its socket directory."""
     from psycopg.conninfo import conninfo_to_dict
 
     host = str(conninfo_to_dict(url).get("host") or "")

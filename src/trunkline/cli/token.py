@@ -1,4 +1,4 @@
-"""`trunkline token`: tokens of the HTTP service."""
+"""`trunkline token`: manage tokens of the HTTP API."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 command = Noun(
     "token",
-    help="Tokens of the HTTP service. A scope is publish, consume, read or admin, a colon, and a name of topics or queues "
-    "in which * stands for any characters.",
+    help="Manage tokens of the HTTP API. A scope is publish, consume, read or admin, a colon, and a topic or queue name "
+    "in which * matches any characters.",
 )
 _TOKENS = (
     Column("token", "name", whole=True),
@@ -31,7 +31,7 @@ _SHOWN = ("name", "scopes", "created_at", "expires_at", "revoked_at")
 
 
 def _run(session: Session, action: str, name: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Do something to a token, and write it into the audit log."""
+    """Change a token and record it in the audit log."""
     from trunkline.db import tokens
 
     async def audited(mq: Client) -> T:
@@ -51,25 +51,25 @@ def _expiry(after: timedelta | None) -> datetime | None:
     "create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d", http=False
 )
 @click.argument("name")
-@click.option("--scope", "scopes", multiple=True, required=True, help="What it may do; can be repeated.")
-@click.option("--expires", type=Duration(), help="After this time it is refused.")
+@click.option("--scope", "scopes", multiple=True, required=True, help="Granted scope; may be repeated.")
+@click.option("--expires", type=Duration(), help="Time until the token expires.")
 def create(session: Session, name: str, scopes: tuple[str, ...], expires: timedelta | None) -> None:
-    """Make a token. It is printed once; only a hash of it is kept."""
+    """Create a token. It is printed once; only its hash is stored."""
     from trunkline.db import tokens
 
     text, _ = _run(
         session, "create", name, lambda conn: tokens.create_token(conn, name, scopes, expires_at=_expiry(expires))
     )
     click.echo(text)
-    session.say("keep it: it is not shown again")
+    session.say("Save the token now: it is not shown again.")
 
 
 @command.verb("rotate", example="trunkline token rotate shop --grace 1h", http=False)
 @click.argument("name")
-@click.option("--grace", type=Duration(), default="0s", help="How long the former secret is still good.")
-@click.option("--expires", type=Duration(), help="After this time it is refused.")
+@click.option("--grace", type=Duration(), default="0s", help="Time during which the previous secret still works.")
+@click.option("--expires", type=Duration(), help="Time until the token expires.")
 def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | None) -> None:
-    """Give a token a new secret, which is printed once."""
+    """Replace the secret of a token. The new token is printed once."""
     from trunkline.db import tokens
 
     text, _ = _run(
@@ -79,13 +79,13 @@ def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | N
         lambda conn: tokens.rotate_token(conn, name, grace=grace, expires_at=_expiry(expires)),
     )
     click.echo(text)
-    session.say("keep it: it is not shown again")
+    session.say("Save the token now: it is not shown again.")
 
 
 @command.verb("revoke", example="trunkline token revoke shop", http=False)
 @click.argument("name")
 def revoke(session: Session, name: str) -> None:
-    """Refuse a token from now on; servers notice within seconds."""
+    """Revoke a token. Servers reject it within seconds."""
     from trunkline.db import tokens
 
     _run(session, "revoke", name, lambda conn: tokens.revoke_token(conn, name))
@@ -94,7 +94,7 @@ def revoke(session: Session, name: str) -> None:
 
 @command.verb("list", example="trunkline token list", http=False)
 def list_(session: Session) -> None:
-    """All tokens, without their secrets."""
+    """List tokens, without their secrets."""
     from trunkline.db import tokens
 
     async def work(mq: Client) -> list[dict[str, Any]]:

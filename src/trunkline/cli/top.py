@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HEALTH_EVERY = 10.0
 _SEEN_WITHIN = timedelta(minutes=1)
 _ASKED_FOR_ERRORS = 20
-"""So many failing endpoints are looked at for their last error: the picture is drawn each second."""
+"""Number of failing endpoints whose last error is read: the frame is redrawn each second."""
 _TOPICS = (
     Column("topic", lambda row: short(row.topic), whole=True),
     Column("partition", "partition", right=True),
@@ -60,12 +60,12 @@ _ENDPOINTS = (
 
 
 @make_command("top", example="trunkline top\ntrunkline top --once -o json")
-@click.option("--once", is_flag=True, help="One frame, then end.")
-@click.option("--every", type=Duration(), default="1s", show_default=True, help="Time between two frames.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
+@click.option("--every", type=Duration(), default="1s", show_default=True, help="Interval between frames.")
 def command(session: Session, once: bool, every: timedelta) -> None:
-    """Topics, groups, queues, endpoints, workers and health, again and again until q or Ctrl-C. Changes nothing.
+    """Show topics, groups, queues, endpoints, workers and health, until q or Ctrl-C. Makes no changes.
 
-    Keys: q quits, ? shows the others: scrolling, sorting by activity, and a filter by name.
+    Press q to quit and ? for the other keys: scroll, sort by activity, filter by name.
     """
     if session.out.table and not stdout_is_terminal():
         once = True
@@ -85,7 +85,7 @@ def command(session: Session, once: bool, every: timedelta) -> None:
                 return
             await asyncio.sleep(every.total_seconds())
 
-    with suppress(KeyboardInterrupt):  # the usual way out, not a failure
+    with suppress(KeyboardInterrupt):  # the usual way to quit, not a failure
         session.run(work)
 
 
@@ -105,7 +105,7 @@ async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
 
 
 class EndpointRow(msgspec.Struct, frozen=True):
-    """How an endpoint fares; numbers of requests are of the last minute, errors too."""
+    """Return the status of an endpoint. Request and error counts cover the last minute."""
 
     endpoint: str
     state: str
@@ -139,13 +139,13 @@ async def _endpoint_rows(conn: Connection, queues: Sequence[QueueStats]) -> list
 
 
 def _once_per_topic(stats: Stats) -> Stats:
-    """Delayed messages belong to a topic, not to a partition: show them with its first one only."""
+    """Show delayed messages with the first partition only: they belong to the topic."""
     topics = [row if row.partition == 0 else msgspec.structs.replace(row, scheduled=0) for row in stats.topics]
     return msgspec.structs.replace(stats, topics=topics)
 
 
 class Overview:
-    """The numbers of now, and those of the last look to tell rates from. Without a database URL nothing about its health."""
+    """The current and previous statistics, from which rates are derived. Health requires a database URL."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url
@@ -176,7 +176,7 @@ class Overview:
             self._health = [finding for finding in findings if finding.level != "ok"]
 
     def record(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the frame for programs."""
         return {name: [plain(row) for row in getattr(self._stats, name)] for name in ("topics", "groups", "queues")} | {
             "endpoints": [plain(endpoint) for endpoint in self._endpoints],
             "workers": [plain(worker) for worker in self._workers],
@@ -184,7 +184,7 @@ class Overview:
         }
 
     def frame(self, view: View | None = None) -> Group:
-        """One picture."""
+        """Render the frame."""
         from rich.console import Group
         from rich.text import Text
 
@@ -221,7 +221,7 @@ class Overview:
 
     def _health_lines(self) -> list[str]:
         if self._url is None:
-            return ["health  not known over HTTP; trunkline doctor asks the database"]
+            return ["health  not available over HTTP; use trunkline doctor"]
         if not self._health:
             return ["health  ok"]
         return [f"health  {finding.level}  {show(finding.check)}: {show(finding.message)}" for finding in self._health]

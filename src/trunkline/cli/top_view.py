@@ -1,4 +1,4 @@
-"""What a person at `trunkline top` looks at: scrolling, sorting, filtering, and the keys that do it."""
+"""The interactive view of `trunkline top`: scrolling, sorting, filtering and their keys."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class View:
             self.filter += key
 
     def rows(self, rows: Iterable[R], name: Callable[[R], str], activity: Callable[[R], float]) -> list[R]:
-        """Return the rows to show, in their order."""
+        """Return the rows to show, sorted and filtered."""
         shown = [row for row in rows if self.filter.lower() in name(row).lower()]
         return sorted(shown, key=activity, reverse=True) if self._by_activity else shown
 
     def window(self, console: Console, picture: RenderableType) -> RenderableType:
-        """Return the part of the picture that fits on the screen, and the state in the last line."""
+        """Return the visible part of the frame, with the state in the last line."""
         from rich.console import Group
         from rich.segment import Segment, Segments
         from rich.text import Text
@@ -97,7 +97,7 @@ class View:
 
 @asynccontextmanager
 async def keys() -> AsyncIterator[asyncio.Queue[str]]:
-    """Keys that are pressed, one by one; none where the input is not a terminal."""
+    """Yield pressed keys one by one, or none if the input is not a terminal."""
     pressed: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin or not sys.stdin.isatty():
         yield pressed
@@ -111,7 +111,7 @@ async def keys() -> AsyncIterator[asyncio.Queue[str]]:
 
     def read() -> None:
         text = os.read(descriptor, 64).decode("utf-8", "ignore")
-        # an arrow arrives as one sequence, typed or pasted text letter by letter
+        # an arrow key arrives as one sequence, typed or pasted text character by character
         for key in [text] if text.startswith(_ESCAPE) else text:
             pressed.put_nowait(key)
 

@@ -1,4 +1,4 @@
-"""`trunkline topic`: topics and what is in them."""
+"""`trunkline topic`: manage topics, publish and read messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trunkline import Client
 
 _PAGE = 1000
-command = Noun("topic", help="Topics: named logs of messages.")
+command = Noun("topic", help="Manage topics.")
 
 _TOPICS = (
     Column("topic", "topic", whole=True),
@@ -50,25 +50,25 @@ MESSAGES = (
 
 
 _settings = stacked(
-    click.option("--partitions", type=Count(1), help="Number of partitions."),
-    click.option("--retention", type=Duration(), help="How long messages are kept.  [default: 7d]"),
-    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Keep at most so much; 0: no limit."),
-    click.option("--hard-retention", type=Duration(), help="Remove after this time even what a group has not read."),
-    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Largest payload."),
+    click.option("--partitions", type=Count(1), help="Number of partitions.  [default: 1]"),
+    click.option("--retention", type=Duration(), help="How long to keep messages.  [default: 7d]"),
+    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Maximum size to keep; 0: no limit."),
+    click.option("--hard-retention", type=Duration(), help="Age after which messages are removed even if unread."),
+    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
 )
 
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were on the command line; at least one."""
+    """Return the settings given on the command line. Raise if there are none."""
     chosen = {name: value for name, value in settings.items() if value is not None}
     if not chosen:
-        raise click.UsageError("nothing to change: give at least one setting")
+        raise click.UsageError("nothing to change: specify at least one setting")
     return chosen
 
 
 @command.verb("list", example="trunkline topic list")
 def list_(session: Session) -> None:
-    """All topics, with how much is in them."""
+    """List topics with their sizes."""
 
     async def work(mq: Client) -> list[dict[str, Any]]:
         stats = {name: list(rows) for name, rows in groupby(await mq.topics.stats(), key=lambda row: row.topic)}
@@ -91,16 +91,16 @@ def list_(session: Session) -> None:
 @command.verb("show", example="trunkline topic show orders")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """The settings of a topic."""
+    """Show a topic's settings."""
     session.out.one(session.run(lambda mq: mq.topics.get(name)))
 
 
 @command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
 @click.argument("name")
 @_settings
-@click.option("--ensure", is_flag=True, help="One that is there gets the settings given here.")
+@click.option("--ensure", is_flag=True, help="If the topic exists, update it with these settings.")
 def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
-    """Make a topic."""
+    """Create a topic."""
     session.out.one(
         session.run(lambda mq: mq.topics.ensure(name, **settings) if ensure else mq.topics.create(name, **settings))
     )
@@ -110,18 +110,18 @@ def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
 @click.argument("name")
 @_settings
 def alter(session: Session, name: str, **settings: Any) -> None:
-    """Change settings of a topic. Partitions can be added, never removed."""
+    """Change topic settings. Partitions can be added but not removed."""
     chosen = given(settings)
     session.out.one(session.run(lambda mq: mq.topics.alter(name, **chosen)))
 
 
 @command.verb("delete", example="trunkline topic delete orders --dry-run")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Even when groups or queues read it.")
+@click.option("--force", is_flag=True, help="Delete even if groups or queues read it.")
 @confirm.dry_run()
 @confirm.yes()
 def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
-    """Remove a topic and everything in it."""
+    """Delete a topic and all its messages."""
 
     async def look(mq: Client) -> str:
         rows = await mq.topics.stats(name)
@@ -146,7 +146,7 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 @click.argument("name")
 @publishing.options
 def publish(session: Session, name: str, **values: Any) -> int:
-    """Publish one message (BODY or --body-file), or one for each line of --file or stdin."""
+    """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
     async def target(mq: Client) -> publishing.Target:
         topic = await mq.topics.get(name)
@@ -157,15 +157,19 @@ def publish(session: Session, name: str, **values: Any) -> int:
 
 @command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
 @click.argument("name")
-@click.option("--partition", type=Count(0), help="Only this one.")
+@click.option("--partition", type=Count(0), help="Only this partition.")
 @click.option(
-    "--start", type=Place(), default="earliest", show_default=True, help="earliest, an offset, a time, or an age such as 1h."
+    "--start",
+    type=Place(),
+    default="earliest",
+    show_default=True,
+    help="Position: earliest, an offset, a time, or an age such as 1h.",
 )
-@click.option("--limit", type=Count(1), default=100, show_default=True, help="At most so many.")
-@click.option("--live", is_flag=True, help="Only what is in the log, not its archive.")
+@click.option("--limit", type=Count(1), default=100, show_default=True, help="Maximum number of messages.")
+@click.option("--live", is_flag=True, help="Skip the archive.")
 def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool) -> None:
-    """Messages of a topic up to its head, from its archive on if it has one. Changes nothing for any reader."""
-    # over HTTP it is the log alone
+    """Read a topic up to its head, including its archive. Has no effect on other readers."""
+    # over HTTP only the live log is available
     if not live and session.service is None and _has_archive(session, name):
         _read_tiered(session, name, partition, start, limit)
         return
@@ -173,7 +177,7 @@ def read(session: Session, name: str, partition: int | None, start: str | int | 
     async def work(mq: Client) -> list[Message[Any]]:
         places = await resolve(mq, name, start)
         if partition is not None and partition not in places:
-            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"partitions are 0 to {len(places) - 1}")
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(places) - 1}.")
         found: list[Message[Any]] = []
         for number in places if partition is None else [partition]:
             at = places[number]
@@ -202,7 +206,7 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
 
         there = tiered.partitions(session.url, name)
         if partition is not None and partition not in there:
-            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"partitions are 0 to {len(there) - 1}")
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(there) - 1}.")
         messages = tiered.read(session.url, name, start=start, partition=partition)
         session.out.many(list(islice(messages, limit)), MESSAGES)
 
@@ -214,11 +218,11 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
     type=Place(),
     default="latest",
     show_default=True,
-    help="earliest, latest, an offset, a time, or an age such as 1h.",
+    help="Position: earliest, latest, an offset, a time, or an age such as 1h.",
 )
-@click.option("--limit", type=Count(1), help="End after so many.")
+@click.option("--limit", type=Count(1), help="Stop after this many messages.")
 def tail(session: Session, name: str, start: str | int | datetime, limit: int | None) -> None:
-    """Messages as they come, a line for each, until Ctrl-C. Changes nothing for any reader."""
+    """Print new messages as they arrive, one per line, until Ctrl-C. Has no effect on other readers."""
 
     async def messages(mq: Client) -> AsyncIterator[Message[Any]]:
         count = 0
@@ -233,11 +237,13 @@ def tail(session: Session, name: str, start: str | int | datetime, limit: int | 
 
 @command.verb("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
 @click.argument("name")
-@click.option("--at", "place", type=Place(), help="Also the first offset from this time on (a time, or an age such as 1h).")
+@click.option(
+    "--at", "place", type=Place(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
+)
 def offsets(session: Session, name: str, place: str | int | datetime | None) -> None:
-    """Lowest offset and head of each partition."""
+    """Show the earliest available offset and the head of each partition."""
     if place is not None and not isinstance(place, datetime):
-        raise click.BadParameter("give a time, or an age such as 1h", param_hint="'--at'")
+        raise click.BadParameter("must be a time, or an age such as 1h", param_hint="'--at'")
 
     async def work(mq: Client) -> list[dict[str, Any]]:
         return [

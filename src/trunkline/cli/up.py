@@ -1,4 +1,4 @@
-"""`trunkline up`: a private Postgres (or yours), the schema, upkeep, HTTP and push, in the foreground until Ctrl-C."""
+"""`trunkline up`: a private Postgres (or yours), the schema, upkeep, HTTP and webhooks, in the foreground."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Commands for this database{where}:
   trunkline top
 """
 _HTTP_TOUR = """\
-HTTP is served on {url}; every route is on {url}/docs:
+HTTP is served on {url}; see {url}/docs for all routes:
 
   curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "letters"}}'
   curl -X POST {url}/v1/queues/letters/messages -d '{{"payload": {{"to": "a@example.com"}}}}'
@@ -54,42 +54,44 @@ A tour of 60 seconds; paste it into psql:
 
 
 @click.command("up", cls=Command, example="trunkline up\ntrunkline up --database-url postgresql:///app")
-@click.option("--data", metavar="DIR", help="Where the embedded Postgres keeps its data.  [default: .trunkline]")
-@click.option("--port", metavar="N", help="HTTP port of 127.0.0.1; 0 for a free one.  [default: 8080]")
-@click.option("--no-http", is_flag=True, help="Serve no HTTP.")
+@click.option("--data", metavar="DIR", help="Data directory of the embedded Postgres.  [default: .trunkline]")
+@click.option("--port", metavar="N", help="HTTP port on 127.0.0.1; 0 for a free one.  [default: 8080]")
+@click.option("--no-http", is_flag=True, help="Do not serve HTTP.")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
-@click.option("--database-url", metavar="URL", help="Use this server instead of the embedded one.")
-@click.option("--push-allow", metavar="NETWORK,...", help="Networks that push may go to besides the public internet.")
-@click.option("--upkeep-interval", metavar="TIME", help="How often upkeep runs.  [default: 500ms]")
-@click.option("--metrics-port", type=Count(1, 65535), help="Serve metrics on this port of 127.0.0.1 too, without a token.")
+@click.option("--database-url", metavar="URL", help="Server to use instead of the embedded one.")
+@click.option("--push-allow", metavar="NETWORK,...", help="Networks that webhooks may reach besides the public internet.")
+@click.option("--upkeep-interval", metavar="TIME", help="Interval of upkeep.  [default: 500ms]")
+@click.option(
+    "--metrics-port", type=Count(1, 65535), help="Additional port on 127.0.0.1 that serves metrics without a token."
+)
 def command(no_http: bool, metrics_port: int | None, **flags: str | None) -> None:
-    """Start everything and stay in the foreground: Postgres, the schema, upkeep, HTTP and push.
+    """Start everything in the foreground: Postgres, the schema, upkeep, HTTP and webhooks.
 
-    It installs the schema or brings it up to date, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http), and sends
-    what bound queues hold to their endpoints, as `trunkline dispatch` does. HTTP and push need their packages: pip
-    install 'trunkline[server,push]'. Jobs are run by `trunkline worker`.
+    Installs or upgrades the schema, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http) and sends webhooks like
+    `trunkline dispatch`. HTTP and webhooks need extra packages: pip install 'trunkline[server,push]'. To run jobs, use
+    `trunkline worker`.
 
-    Without --database-url a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops
-    it; the data stays. A second `up` on the same directory uses the server of the first. A URL that leads to this
-    Postgres, as the one that `up` prints, starts it too.
+    Without --database-url, a private Postgres runs in --data, on loopback and with a password. Ctrl-C stops it and
+    keeps its data. A second `up` on the same directory shares the server of the first. A --database-url of
+    this Postgres, such as the one that `up` prints, also starts it.
     """
     settings = Settings.load(flags)
     warn_about_secrets(flags["database_url"])
     if no_http and metrics_port is not None:
-        raise click.UsageError("--metrics-port needs the HTTP service: leave out --no-http")
+        raise click.UsageError("--metrics-port requires the HTTP service: omit --no-http")
     if not _push_installed():
-        click.echo("Webhooks are not sent: push is not installed (pip install 'trunkline[push]').", err=True)
+        click.echo("Webhooks are disabled: push is not installed (pip install 'trunkline[push]').", err=True)
     with nullcontext() if no_http else _http_port(settings) as port:
         asyncio.run(_up(settings, None if port is None else Ports(port, metrics_port)))
 
 
 def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
-    """Where HTTP will be served; a port that is taken is an error before anything has started."""
+    """Return the HTTP URL. Raise if the port is in use, before anything has started."""
     from trunkline.cli import http_service
     from trunkline.cli.ports import reserved_port
 
     if not http_service.installed():
-        click.echo("HTTP is not served: it is not installed (pip install 'trunkline[server]').", err=True)
+        click.echo("HTTP is disabled: the server is not installed (pip install 'trunkline[server]').", err=True)
         return nullcontext()
     return reserved_port("127.0.0.1", settings.port)
 
@@ -126,9 +128,9 @@ async def _up_embedded(settings: Settings, server: EmbeddedServer | None, ports:
     url = await asyncio.to_thread(server.start)
     try:
         if not server.owned:
-            click.echo(f"Another process runs the Postgres of {settings.data}; using it.")
+            click.echo(f"Using the Postgres of {settings.data}, which is already running.")
         if settings.pg_port not in (None, server.port):
-            click.echo(f"It listens on port {server.port} already, not on {settings.pg_port}.")
+            click.echo(f"It already listens on port {server.port}, not on {settings.pg_port}.")
         if settings.database_url is not None and str(server.port) != _port_of(settings.database_url):
             click.echo(f"It listens on port {server.port}: correct {settings.database_url_source}.")
         await _serve(settings, url, ports, stop, server)
@@ -152,7 +154,7 @@ async def _serve(
     try:
         if http is not None:
             await http.start(stop)
-        click.echo(f"Schema trunkline is at version {report.version}; upkeep runs.")
+        click.echo(f"Schema trunkline is at version {report.version}; upkeep is running.")
         click.echo(_COMMANDS.format(where=_where_commands_run(settings, server)))
         if http is not None:
             click.echo(_HTTP_TOUR.format(url=http.url))
@@ -161,7 +163,7 @@ async def _serve(
         click.echo("Ctrl-C stops.")
         await _keep(settings, url, stop, server, http)
     finally:
-        # before its database goes
+        # stop before the database does
         if http is not None:
             await http.stop()
 
@@ -179,7 +181,7 @@ async def _keep(
 
 
 def _where_commands_run(settings: Settings, server: EmbeddedServer | None) -> str:
-    """What a command needs to find the same database."""
+    """Return how commands find the same database."""
     if server is None:
         return ", with the same --database-url" if settings.database_url_source == "--database-url" else ""
     flag = f"--data {shlex.quote(str(server.data_dir))}"
@@ -202,7 +204,7 @@ def _how_to_connect(server: EmbeddedServer) -> str:
         f"Postgres runs on 127.0.0.1 port {server.port} and in {server.socket_dir}, "
         f"user and database trunkline,\npassword in {server.password_file}, log in {server.log_file}:\n\n"
         f"  {password} {program} -h {server.socket_dir} -p {server.port} -U trunkline trunkline\n\n"
-        "This role owns the database and is no superuser. To create roles, extensions and databases connect as\n"
+        "This role owns the database but is not a superuser. To create roles, extensions and databases, connect as\n"
         f"trunkline_superuser, password in {server.superuser_password_file}.\n\n"
         "From Python and other programs:\n\n"
         f'  export TRUNKLINE_DATABASE_URL="postgresql://trunkline:$(cat {shlex.quote(str(server.password_file))})'
@@ -211,19 +213,19 @@ def _how_to_connect(server: EmbeddedServer) -> str:
 
 
 async def _keep_running(server: EmbeddedServer, stop: asyncio.Event) -> None:
-    """Start the embedded server again whenever it is gone (killed, or its former owner has left)."""
+    """Restart the embedded server whenever it is gone (killed, or its owner has left)."""
     pause = 0.5
     while not await _stopped_within(stop, pause):
         if await asyncio.to_thread(server.alive):
             pause = 0.5
             continue
-        click.echo("Postgres is gone; starting it again.", err=True)
+        click.echo("Postgres has stopped; restarting it.", err=True)
         try:
             await asyncio.to_thread(server.start)
-            click.echo(f"Postgres runs again on port {server.port}.", err=True)
+            click.echo(f"Postgres is running again on port {server.port}.", err=True)
         except TrunklineError as exc:
             pause = min(pause * 2, _LONGEST_PAUSE)
-            click.echo(f"trunkline: {exc} [{exc.code}]; next try in {pause:.0f} s", err=True)
+            click.echo(f"trunkline: {exc} [{exc.code}]; retrying in {pause:.0f} s", err=True)
 
 
 async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> None:
@@ -234,7 +236,7 @@ async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> Non
 
 
 async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -> None:
-    """Push deliveries, where the packages for it are installed."""
+    """Send webhooks, if the packages are installed."""
     if _push_installed():
         from trunkline.cli.dispatch import dispatch
 

@@ -1,4 +1,4 @@
-"""`trunkline worker`: run jobs, and see who runs them."""
+"""`trunkline worker`: run and list job workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Worker(Noun):
-    """`trunkline worker module:app` is `trunkline worker run module:app`."""
+    """Treats `trunkline worker module:app` as `trunkline worker run module:app`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
@@ -26,7 +26,7 @@ class _Worker(Noun):
         return super().resolve_command(ctx, args)
 
 
-command = _Worker("worker", help="Workers: run jobs, and see who runs them.")
+command = _Worker("worker", help="Run and list job workers.")
 
 WORKERS = (
     Column("worker", "worker", whole=True),
@@ -43,7 +43,7 @@ _PART = re.compile(r"[A-Za-z0-9._-]{1,200}(:[1-9][0-9]{0,5})?")
 
 
 class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """`mail:10,thumbs:4`: names of queues, each with how many jobs run at once."""
+    """`mail:10,thumbs:4`: queue names with the number of concurrent jobs."""
 
     name = "name:n,..."
 
@@ -54,24 +54,26 @@ class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click
         for part in value.split(","):
             name, _, count = part.strip().partition(":")
             if not _PART.fullmatch(part.strip()):
-                self.fail(f"{part!r} is not a queue, or a queue and a number as in mail:10", param, ctx)
+                self.fail(f"must be a queue, or a queue and a number as in mail:10, got {part!r}", param, ctx)
             if name in found:
-                self.fail(f"queue {name!r} is named twice", param, ctx)
+                self.fail(f"queue {name!r} must be given only once", param, ctx)
             found[name] = int(count or 10)
         return found
 
 
 @command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4", http=False)
 @click.argument("app")
+@click.option("--queues", type=Queues(), help="Queues and their concurrency.  [default: all of the app, 10 each]")
+@click.option("--prefetch", type=Count(0, 1000), help="Maximum jobs to claim ahead.  [default: adaptive]")
 @click.option(
-    "--queues", type=Queues(), help="Queues, and how many jobs of each at once.  [default: all of the app, 10 each]"
+    "--lease", type=Duration(), help="Time after which a dead worker's jobs are redelivered.  [default: the queue's]"
 )
-@click.option("--prefetch", type=Count(0, 1000), help="The most quick jobs to claim ahead.  [default: as a moment needs]")
-@click.option("--lease", type=Duration(), help="How soon others get the jobs of a worker that died.  [default: the queue's]")
-@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For running handlers after Ctrl-C.")
-@click.option("--stall", type=Duration(), default="30s", show_default=True, help="How long a handler may block the loop.")
-@click.option("--reload", is_flag=True, help="Start anew when a Python file below this directory changes.")
-@click.option("--drain", is_flag=True, help="Stop when nothing is left to run now.")
+@click.option(
+    "--grace", type=Duration(), default="30s", show_default=True, help="Time for running handlers to finish after Ctrl-C."
+)
+@click.option("--stall", type=Duration(), default="30s", show_default=True, help="Time a handler may block the event loop.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file below this directory changes.")
+@click.option("--drain", is_flag=True, help="Stop when no job is ready.")
 def run(
     session: Session,
     app: str,
@@ -83,10 +85,11 @@ def run(
     reload: bool,
     drain: bool,
 ) -> int | None:
-    """Run the jobs of APP until Ctrl-C or SIGTERM.
+    """Run jobs of APP until Ctrl-C or SIGTERM.
 
-    APP is written module:app; its module is looked for in this directory first. The first signal lets running handlers end
-    (see --grace) and claims no more; a second one does not wait. Missing queues, limits and schedules of the app are made.
+    APP is written module:app; this directory is searched first. The first signal stops claiming and lets running
+    handlers finish (see --grace); a second one stops at once. Missing queues, limits and schedules of the app are
+    created.
     """
     if reload:
         from trunkline.jobs.reloading import run_and_reload
@@ -115,7 +118,9 @@ def run(
                 session.say(f"ran {len(done)} {'attempt' if len(done) == 1 else 'attempts'}, {failed or 'none'} failed")
                 return
             async with Worker(loaded, **settings) as worker:
-                session.say(f"worker {worker.name} runs {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}")
+                session.say(
+                    f"worker {worker.name} is running {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}"
+                )
                 await worker.work()
 
     _logs()
@@ -127,14 +132,16 @@ def _logs() -> None:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # says several times a second that the database is away; the worker says it once
+    # logs every failed connection attempt; the worker reports the outage once
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 @command.verb("list", example="trunkline worker list", http=False)
-@click.option("--within", type=Duration(), default="1m", show_default=True, help="Seen in this time.")
+@click.option(
+    "--within", type=Duration(), default="1m", show_default=True, help="Maximum time since a worker was last seen."
+)
 def list_(session: Session, within: timedelta) -> None:
-    """Workers that run, with their queues, kinds and counts."""
+    """List running workers with their queues, kinds and counts."""
     from trunkline.db import jobs
 
     async def work(mq: Client) -> list[Any]:
@@ -144,4 +151,4 @@ def list_(session: Session, within: timedelta) -> None:
     rows = session.run(work)
     session.out.many(rows, WORKERS)
     if session.out.table and not rows:
-        session.say("No worker runs: start one with trunkline worker module:app.")
+        session.say("No workers running. Start one with `trunkline worker run module:app`.")

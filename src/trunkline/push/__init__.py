@@ -1,4 +1,4 @@
-"""HTTP push: the dispatcher, and what receivers need."""
+"""HTTP push: the dispatcher, and signature verification for receivers."""
 
 from trunkline.push.receiver import Received, Refused, Verifier
 

@@ -1,4 +1,4 @@
-"""The breaker of an endpoint. Its state is in the database, so that all dispatchers agree; here is what one sees of it."""
+"""The circuit breaker of an endpoint. Dispatchers share its state in the database; each keeps a local view."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from time import monotonic
 from typing import NamedTuple
 
 THRESHOLD = 20
-"""So many failures in a row open it."""
+"""Consecutive failures that open the breaker."""
 _PATIENCE_SECONDS = 1.0
 
 
 class Store(NamedTuple):
-    """How the state is changed for all: each call answers when it is written."""
+    """Changes the shared state. Each call returns after the change is committed."""
 
     open: Callable[[int], Awaitable[float]]
     probe: Callable[[], Awaitable[bool]]
@@ -20,7 +20,7 @@ class Store(NamedTuple):
 
 
 class Breaker:
-    """Closed: all goes. Open: nothing. Half-open: one request over all dispatchers, which decides."""
+    """Closed: requests are sent. Open: none are. Half-open: one probe request across all dispatchers decides."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -32,11 +32,11 @@ class Breaker:
         self.probing = False
 
     def update(self, openings: int, open_for: float | None) -> None:
-        """What the plan says."""
+        """Apply the state from a dispatch plan."""
         if self._busy:
             return
         if self._openings and not openings:
-            # another dispatcher found the receiver well
+            # another dispatcher's probe succeeded
             self._failures = 0
         self._openings = openings
         self._open_until = monotonic() + open_for if openings and open_for is not None else 0.0
@@ -52,15 +52,15 @@ class Breaker:
         return self._openings > 0 and monotonic() >= max(self._open_until, self._refused_until)
 
     async def take_probe(self) -> bool:
-        """Whether this dispatcher may try one request. Asked with a message in hand, so that a probe is not wasted."""
+        """Try to acquire the probe. Call it with a message in hand, or the probe is wasted."""
         self.probing = await self._store.probe()
         if not self.probing:
-            # another dispatcher tries; the plan will say what came of it
+            # another dispatcher is probing; the next plan has the outcome
             self._refused_until = monotonic() + _PATIENCE_SECONDS
         return self.probing
 
     def reset(self) -> None:
-        """A good answer while it is closed."""
+        """Record a success while the breaker is closed."""
         self._failures = 0
 
     async def good(self) -> None:
@@ -75,12 +75,12 @@ class Breaker:
                 self.probing = False
 
     async def failed(self) -> bool:
-        """Answers whether it is open now."""
+        """Record a failure. Return whether the breaker is now open."""
         self._failures += 1
         if not self._busy and (self.probing or (self.closed and self._failures >= THRESHOLD)):
             self._busy = True
             seen = self._openings
-            # here at once: while the database hears of it, many more requests could start
+            # open locally first: many more requests could start during the database call
             self._openings += 1
             self._open_until = float("inf")
             pause = _PATIENCE_SECONDS

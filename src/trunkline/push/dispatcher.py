@@ -1,4 +1,4 @@
-"""The dispatcher: sends what bound queues hold to their endpoints. Any number of processes may run; limits are shared."""
+"""The dispatcher: sends messages of bound queues to their endpoints. Several processes may run; they share limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN_SECONDS = 0.9
 
 
 class Post:
-    """What all lanes of a dispatcher share."""
+    """State shared by all endpoints of a dispatcher."""
 
     def __init__(self, runtime: Runtime, sender: Sender, on_start: Callable[[str], None] | None) -> None:
         self.name = consumer_name()
@@ -42,7 +42,7 @@ class Post:
         self._clock = time.time() - monotonic()
 
     def set_clock(self, now: datetime) -> None:
-        """The database's clock, which all times in requests follow."""
+        """Set the database's clock, which request timestamps follow."""
         self._clock = now.timestamp() - monotonic()
 
     def now(self) -> float:
@@ -63,10 +63,10 @@ class Post:
 
 
 class Dispatcher:
-    """`await Dispatcher(url).run(stop)` sends until `stop` is set, then finishes what is under way.
+    """`await Dispatcher(url).run(stop)` sends until `stop` is set, then finishes the requests in flight.
 
-    `allow` names networks that requests may go to besides the public internet. `on_start` is called with the endpoint's name
-    at the start of each request.
+    `allow` lists networks that requests may reach besides the public internet. `on_start` is called with the endpoint's
+    name at the start of each request.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Dispatcher:
             async with post.runtime.connection(writing=True) as conn:
                 plan = await push.dispatch_plan(conn, post.name)
         except (Unavailable, OutcomeUnknown) as exc:
-            log.warning("the dispatcher has no plan: %s; trying again", exc)
+            log.warning("could not load the dispatch plan; retrying in %s s: %s", PLAN_SECONDS, exc)
             return
         if plan:
             post.set_clock(plan[0].now)
@@ -137,13 +137,13 @@ class Dispatcher:
                 return await push.take_permits(conn, planned.endpoint_id, want)
 
         if planned.rate is not None:
-            # a test is a request like any other
+            # test requests count towards the rate limit
             await Pace(take).permit()
         started = monotonic()
         answer = await post.request(planned, requests.trial(id))
         post.settlements.add([trial_settlement(planned, id, answer, started)])
         if answer.refused:
-            # the next test is for a dispatcher that may send it
+            # leave the next test to a dispatcher whose allow-list permits the address
             async with post.runtime.connection(writing=True) as conn:
                 await push.bar_dispatcher(conn, post.name, planned.endpoint_id, answer.error or "", probing=False)
 
@@ -157,4 +157,4 @@ class Dispatcher:
             async with post.runtime.connection(writing=True) as conn:
                 await push.leave_dispatch(conn, post.name)
         except TrunklineError as exc:
-            log.warning("the dispatcher could not say that it leaves: %s", exc)
+            log.warning("could not deregister dispatcher dispatcher=%s error=%s", post.name, exc)

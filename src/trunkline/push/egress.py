@@ -1,7 +1,7 @@
-"""The egress guard: requests go only to allowed addresses, and the address checked is the one connected to.
+"""The egress guard: requests reach allowed addresses only, and the address checked is the address connected to.
 
-The check sits where a socket is made for one address, after all resolving: a name that changes its answer, an address in an
-odd spelling, and every retry pass it alike.
+The check runs where the socket for a resolved address is opened. Changing DNS records, odd address spellings and
+retries cannot bypass it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trunkline.errors import SettingsError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# Never, also when an allow-list names them: this host, link-local (cloud metadata), the host of Azure's virtual machines,
+# Always denied, even if an allow-list contains them: this host, link-local (cloud metadata), the Azure host address,
 # multicast, broadcast.
 _NEVER = tuple(map(ip_network, ("0.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32",
                                 "::/128", "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::/32")))  # fmt: skip
@@ -28,25 +28,25 @@ _DENIED_4 = tuple(map(IPv4Network, (
     "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24",
     "203.0.113.0/24", "240.0.0.0/4",
 )))  # fmt: skip
-# Of IPv6 only global unicast, and not the parts of it that carry an IPv4 address or belong to nobody.
+# IPv6: only global unicast is allowed, except ranges that embed an IPv4 address or are unassigned.
 _GLOBAL_6 = IPv6Network("2000::/3")
 _DENIED_6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _NAT64 = IPv6Network("64:ff9b::/96")
-# Of the rest these have a name of their own; the others are called by their first 16 bits.
+# Known networks outside global unicast. Any other address is reported by its first 16 bits.
 _OTHER_6 = tuple(map(IPv6Network, ("::1/128", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "fc00::/7")))
 _LAST_LABEL_IS_NUMBER = re.compile(r"(?:^|\.)(?:\d+|0[xX][0-9a-fA-F]*)\.?$")
 
 
 class Blocked(OSError):
-    """Requests never go there, whatever is allowed. The words name a network at most, not the address in it."""
+    """The address is always denied. The message names at most a network, never the address."""
 
 
 class NotAllowed(Blocked):
-    """The allow-list does not name the address's network; that of another dispatcher may."""
+    """The address is not in this dispatcher's allow-list; another dispatcher may permit it."""
 
 
 class Connecting:
-    """What the guard said to the addresses of one request."""
+    """The guard's decisions for the addresses of one request."""
 
     def __init__(self) -> None:
         self.allowed = 0
@@ -54,32 +54,32 @@ class Connecting:
 
     @property
     def refusal(self) -> Blocked | None:
-        """Why the request could not be made; None when one of the addresses was allowed: then the receiver failed."""
+        """The reason no address was allowed. None if one was: the failure is then the receiver's."""
         if self.allowed or not self.refused:
             return None
         return next((each for each in self.refused if isinstance(each, NotAllowed)), self.refused[0])
 
 
-# A request may try several addresses, in tasks of their own: they inherit it.
+# A request may try several addresses in separate tasks, which inherit this variable.
 _CONNECTING: ContextVar[Connecting] = ContextVar("trunkline_connecting")
 
 
 def connecting() -> Connecting:
-    """From now on the guard notes here what it says, for this task and those that it starts."""
+    """Record the guard's decisions for this task and its child tasks from now on."""
     noted = Connecting()
     _CONNECTING.set(noted)
     return noted
 
 
 class Guard:
-    """What may be connected to: the public internet, and the networks of the allow-list."""
+    """Allows the public internet and the networks of the allow-list."""
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
         self.allow = tuple(_network(text) for text in allow)
         self._passed: set[str] = set()
 
     def check_address(self, text: str) -> None:
-        """Raise `Blocked` unless requests may go to this address."""
+        """Raise `Blocked` unless requests to this address are allowed."""
         address = ip_address(text.partition("%")[0])
         if self.allows(address):
             return
@@ -99,26 +99,26 @@ class Guard:
         return _network_of(address, self.allow) is not None or _denied(address) is None
 
     def check_url(self, url: str) -> None:
-        """Raise `Blocked` for what needs no resolving to be refused: schemes, credentials, odd spellings, addresses."""
+        """Raise `Blocked` for what can be denied without DNS: scheme, credentials, odd spellings, literal addresses."""
         if url not in self._passed:
             self._read_url(url)
             self._passed.add(url)
 
     def _read_url(self, url: str) -> None:
         if any(c <= " " or c in "\\\x7f" for c in url):
-            raise Blocked("the url has characters that do not belong there")
+            raise Blocked("the url contains spaces, control characters or backslashes")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError:
-            raise Blocked("the url cannot be read") from None
+            raise Blocked("the url is not valid") from None
         if parts.scheme not in ("http", "https"):
-            raise Blocked("only http and https are allowed")
+            raise Blocked("the url scheme must be http or https")
         if not host or "@" in parts.netloc:
-            raise Blocked("the url has no host, or credentials in it")
+            raise Blocked("the url has no host or contains credentials")
         if not host.isascii():
-            # digits and dots of other scripts become plain ones later
-            raise Blocked("the host is not plain ASCII; write it in its xn-- form")
+            # digits and dots of other scripts are normalised to ASCII later
+            raise Blocked("the host is not ASCII; use its xn-- form")
         literal = _literal(host)
         if literal is not None:
             self.check_address(literal)
@@ -126,7 +126,7 @@ class Guard:
             raise Blocked("the host is neither a name nor an address in its usual form")
 
     def open_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for one resolved address, if requests may go there."""
+        """Open a socket for one resolved address. Raise `Blocked` if the address is denied."""
         family, kind, protocol, _, address = info
         noted = _CONNECTING.get(None)
         try:
@@ -141,14 +141,14 @@ class Guard:
 
 
 def _plain(address: Address) -> Address:
-    """An IPv4 address in IPv6 clothes is judged as what it is."""
+    """Unwrap an IPv4-mapped IPv6 address."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
 def _never(address: Address) -> Network | None:
-    """The network that no allow-list opens, also where an IPv6 address only leads to it (NAT64, 6to4)."""
+    """Return the always-denied network of an address, including IPv4 addresses embedded by NAT64 or 6to4."""
     address = _plain(address)
     if isinstance(address, IPv6Address):
         inner = address.sixtofour or (IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None)
@@ -162,7 +162,7 @@ def _network_of(address: Address, networks: Iterable[Network]) -> Network | None
 
 
 def _denied(address: Address) -> Network | None:
-    """The network that is refused unless it is allowed; None: the public internet."""
+    """Return the network that is denied by default, or None for the public internet."""
     if isinstance(address, IPv4Address):
         return _network_of(address, _DENIED_4)
     if address in _GLOBAL_6:
@@ -181,4 +181,4 @@ def _network(text: str) -> Network:
     try:
         return ip_network(text.strip(), strict=False)
     except ValueError:
-        raise SettingsError(f"{text!r} is not a network", hint="write it as 10.1.0.0/16 or fd12::/32") from None
+        raise SettingsError(f"{text!r} is not a network", hint="Write networks as 10.1.0.0/16 or fd12::/32.") from None

@@ -1,4 +1,4 @@
-"""What one endpoint's queues hold, claimed as there is room for it: from many queues in one statement."""
+"""Claims from the queues of one endpoint as capacity allows, from many queues in one statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 _FEW = 4
-"""So many queues are claimed from one by one: that also finds what a claim from many leaves to the poll."""
+"""Up to this many queues are claimed one by one: this finds messages that a claim from many leaves to the poll."""
 _TOGETHER = 250
 _MOST = 1000
 
@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Feed:
-    """Looks at the queues that may have something, in turn, whenever there is room: `room` answers for how many."""
+    """Claims in turn from queues that may have messages. `room` returns how many more deliveries fit."""
 
     def __init__(
         self, post: Post, room: Callable[[], int], accept: Callable[[Source, Sequence[Delivery[Any]]], Awaitable[None]]
@@ -51,13 +51,13 @@ class Feed:
         self._sources: dict[int, Source] = {}
         self._watches: dict[int, Watch] = {}
         self._ready: dict[int, None] = {}
-        """Queues that may have something; the one that waits longest is the first."""
+        """Queues that may have messages, least recently checked first."""
         self._bell = Bell()
         self._stopped = False
         self._task = asyncio.create_task(self._run(), name="trunkline push feed")
 
     def update(self, wanted: Iterable[Source]) -> None:
-        """These queues, from now on."""
+        """Replace the set of queues."""
         found = {source.queue_id: source for source in wanted}
         for queue_id in self._sources.keys() - found.keys():
             self._drop(queue_id)
@@ -71,18 +71,18 @@ class Feed:
         self._bell.ring()
 
     def look(self, queue_id: int) -> None:
-        """This queue may have something."""
+        """Mark a queue as possibly having messages."""
         if queue_id in self._watches:
             self._ready[queue_id] = None
             self._bell.ring()
 
     def go_on(self) -> None:
-        """There may be room."""
+        """Check for capacity again."""
         if self._ready:
             self._bell.ring()
 
     async def stop(self) -> None:
-        """No more claims; one under way comes to its end, so that what it takes can go back."""
+        """Stop claiming. Wait for a claim in flight, so that its deliveries can be released."""
         self._stopped = True
         self._bell.ring()
         await asyncio.wait([self._task], timeout=_PATIENCE_SECONDS)
@@ -110,19 +110,19 @@ class Feed:
             try:
                 await self._look_at(looked_at, want)
             except (Unavailable, OutcomeUnknown) as exc:
-                log.warning("queues cannot be read: %s; trying again", exc)
+                log.warning("claim failed; retrying in %s s: %s", _RETRY_SECONDS, exc)
                 self._look_again(looked_at)
                 await asyncio.sleep(_RETRY_SECONDS)
             except TrunklineError as exc:
-                # a queue is gone, or is being deleted; the next plan knows
-                log.warning("a queue is not read: %s", exc)
+                # a queue was deleted; the next plan omits it
+                log.warning("claim failed; skipping these queues until the next plan: %s", exc)
                 for queue_id in looked_at:
                     self._drop(queue_id)
 
     async def _look_at(self, queue_ids: list[int], want: int) -> None:
         tracer, began = telemetry.tracer(), time.time_ns()
         if len(queue_ids) == 1:
-            # not all of the room for one of several
+            # leave capacity for the other queues
             only = self._sources[queue_ids[0]]
             taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
         else:
@@ -135,7 +135,7 @@ class Feed:
         for queue_id, deliveries in taken.items():
             source = self._sources.get(queue_id)
             if source is None:
-                # unbound meanwhile: the lease ends by itself
+                # unbound during the claim: let the lease expire
                 continue
             if tracer is not None:
                 telemetry.claimed(tracer, source.name, deliveries, began)

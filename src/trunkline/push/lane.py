@@ -1,4 +1,4 @@
-"""One endpoint in one dispatcher: claims from its queues, sends within its limits, and settles by the answers."""
+"""One endpoint in one dispatcher: claims from its queues, sends within its limits, settles by the responses."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 _MOMENT_SECONDS = 5.0
-"""Nothing is sent to a refused address until the database has said for how long."""
+"""Pause after a denied address, until the database has set its length."""
 _WELL = [outcomes.ACKED]
-"""What becomes of most single deliveries."""
+"""The outcome of most single deliveries."""
 
 
 class Run(NamedTuple):
-    """Deliveries of one queue that are sent one after another, in as many requests as the mode needs."""
+    """Deliveries of one queue sent one after another, in as many requests as the mode needs."""
 
     source: Source
     deliveries: list[Delivery[Any]]
 
 
 class Lane:
-    """An endpoint that has queues. Other lanes share nothing with it but the connections to the database."""
+    """Sends to one endpoint. Endpoints share only the database connections."""
 
     def __init__(self, post: Post, planned: Planned) -> None:
         self._post = post
@@ -59,12 +59,12 @@ class Lane:
         self._under_way = 0
         self._held = 0
         self._in_order: Counter[int] = Counter()
-        """Of these, those of ordered queues."""
+        """Deliveries held per ordered queue."""
         self._work: set[asyncio.Task[None]] = set()
         self._starts_at = 0.0
         self._held_until = 0.0
         self._refusal: str | None = None
-        """What the guard said to the last request, if it was refused: the next one is tried alone."""
+        """The guard's reason for denying the last request, if it did. The next request is then sent alone."""
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._telling = 0
@@ -75,7 +75,7 @@ class Lane:
 
     def update(self, planned: Planned, asked_at: float) -> None:
         if self._telling or asked_at < self._told_at:
-            # it may not know yet what this lane has told since; the next one will
+            # this plan may predate a change made here; wait for the next one
             return
         if planned.rate != self._planned.rate:
             self._pace.rate_changed()
@@ -93,7 +93,7 @@ class Lane:
         self._go_on()
 
     async def stop(self, grace: float) -> None:
-        """No more claims; what was not sent goes back, what is under way gets the grace time."""
+        """Stop claiming, release unsent deliveries, and give requests in flight the grace time."""
         self._stopped = True
         await self._feed.stop()
         self._give_back()
@@ -105,7 +105,7 @@ class Lane:
         for task in (cut_off := tuple(self._work)):
             task.cancel()
         if cut_off:
-            # they settle what they had
+            # cancelled tasks still settle their deliveries
             await asyncio.wait(cut_off, timeout=_MOMENT_SECONDS)
 
     def _may_send(self) -> bool:
@@ -120,7 +120,7 @@ class Lane:
     # Claiming
 
     def _limit(self) -> int:
-        """How many deliveries to hold: under way, being settled, and enough more so that claims are for many at once."""
+        """Return the number of deliveries to hold: in flight, being settled, and enough more for claims of useful size."""
         size = self._planned.batch_size if self._planned.mode == "batch" else 1
         limit = 8 * self._window.size * size
         if self._planned.rate is not None:
@@ -159,7 +159,7 @@ class Lane:
             return False
 
     def _go_on(self) -> None:
-        """Something changed: send what can be sent, claim more, look again when a pause ends."""
+        """React to a change: send, claim more, and set a timer for the end of a pause."""
         self._pump()
         self._feed.go_on()
         self._watch_the_time()
@@ -175,20 +175,20 @@ class Lane:
     # Sending
 
     def _may_go_on(self, more: int = 0) -> bool:
-        """Whether so many more requests than now may be under way."""
+        """Check whether `more` additional requests may be in flight."""
         size = self._window.size if self._breaker.closed and self._refusal is None else 1
         return self._under_way + more <= size and (self._may_send() or self._breaker.probing)
 
     def _pump(self) -> None:
         while self._buffer and self._may_go_on(1):
             self._under_way += 1
-            # taken out here: the task begins later
+            # pop now: the task starts later
             task = asyncio.create_task(self._send_runs(self._buffer.popleft()))
             self._work.add(task)
             task.add_done_callback(self._work.discard)
 
     async def _send_runs(self, run: Run) -> None:
-        """This one, and others as long as there are some; the next request does not wait until the last one is settled."""
+        """Send this run, then others from the buffer. The next request does not wait for the last settlement."""
         try:
             while True:
                 await self._send_parts(run)
@@ -205,7 +205,7 @@ class Lane:
         start = 0
         while start < len(run.deliveries):
             permitted = self._planned.rate is None or await self._pace.permit()
-            # looked at after the wait for a permit, and again for each part of an ordered run
+            # check after the wait for a permit, and before each part of an ordered run
             if not (permitted and not self._stopped and (self._may_send() or self._breaker.probing)):
                 self._release(run.source, run.deliveries[start:])
                 return
@@ -214,7 +214,7 @@ class Lane:
             part = run.deliveries[start : start + (planned.batch_size if planned.mode == "batch" else 1)]
             verdicts = await self._send(planned, run.source, part)
             if run.source.ordered and any(verdict.outcome != "acked" for verdict in verdicts):
-                # the database takes back what is behind the one that failed
+                # settling the failed message returns the ones behind it to the queue
                 behind = run.deliveries[start + len(verdicts) :]
                 self._post.held.drop([each.receipt for each in behind])
                 self._drop(run.source, len(behind))
@@ -222,16 +222,16 @@ class Lane:
             start += len(part)
 
     async def _send(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> list[Verdict]:
-        """One request; answers what becomes of its deliveries, in an ordered queue up to the first that failed."""
+        """Send one request. Return the outcomes of its deliveries, for an ordered queue up to the first failure."""
         started = monotonic()
         try:
             answer = await self._request(planned, source, part)
         except asyncio.CancelledError:
-            # not to settle it would leave it leased, and its lease renewed, as long as this process lives
-            answer = outcomes.no_answer("no answer before the dispatcher let go", monotonic() - started)
+            # an unsettled delivery would stay leased, and be renewed, for the life of this process
+            answer = outcomes.no_answer("no response before the dispatcher stopped", monotonic() - started)
         except Exception as exc:
-            log.exception("a request to endpoint %s could not be made", planned.name)
-            answer = outcomes.no_answer(f"the request could not be made ({type(exc).__name__})", monotonic() - started)
+            log.exception("request failed unexpectedly endpoint=%s", planned.name)
+            answer = outcomes.no_answer(f"the request failed unexpectedly ({type(exc).__name__})", monotonic() - started)
         now = self._post.now()
         if planned.mode == "batch":
             verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)
@@ -246,17 +246,17 @@ class Lane:
         ]
         self._settle(source, items)
         if verdicts is _WELL and self._breaker.closed and self._refusal is None:
-            # as most of them: the rest has nothing to add
+            # the common case: nothing else to update
             self._window.went_well()
             self._breaker.reset()
             return verdicts
         if self._stopped and answer.status is None:
-            # cut off, perhaps: that says nothing about the endpoint
+            # probably cancelled by stop(), so not evidence against the endpoint
             return verdicts
         try:
             await self._learn(answer, now)
         except TrunklineError as exc:
-            log.warning("the state of endpoint %s was not written: %s", planned.name, exc)
+            log.warning("could not store endpoint state endpoint=%s error=%s", planned.name, exc)
         return verdicts
 
     async def _request(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> Answer:
@@ -267,10 +267,10 @@ class Lane:
         return await self._post.request(planned, prepared, limit)
 
     async def _learn(self, answer: Answer, now: float) -> None:
-        """What the answer says about the endpoint."""
+        """Update the endpoint's state from a response."""
         state = outcomes.health(answer)
         if state == "unknown":
-            await self._leave_to_others(answer.error or "the address is refused")
+            await self._leave_to_others(answer.error or "egress denied")
             return
         if self._refusal is not None:
             self._refusal = None
@@ -279,23 +279,23 @@ class Lane:
         if state == "good":
             self._window.went_well()
             if not self._breaker.closed:
-                log.info("endpoint %s answers again", self._planned.name)
+                log.info("endpoint recovered endpoint=%s", self._planned.name)
             await self._breaker.good()
             return
         self._window.went_badly(monotonic())
         if state == "gone":
-            log.warning("endpoint %s answered 410 and is disabled", self._planned.name)
-            # here at once, then for all
+            log.warning("endpoint disabled after 410 Gone endpoint=%s", self._planned.name)
+            # locally first, then for all dispatchers
             self._planned = msgspec.structs.replace(self._planned, enabled=False)
             self._give_back()
             async with self._tell() as conn:
-                await push.disable_endpoint(conn, self._planned.name, reason="the receiver answered 410 Gone")
+                await push.disable_endpoint(conn, self._planned.name, reason="the receiver replied 410 Gone")
         elif state == "busy":
-            # it answers: a probe that gets this closes the breaker
+            # the receiver is alive: a probe with this response closes the breaker
             await self._breaker.good()
             await self._hold(outcomes.pause_asked_for(answer, now))
         elif await self._breaker.failed():
-            log.warning("endpoint %s fails; its breaker is open", self._planned.name)
+            log.warning("circuit breaker opened endpoint=%s", self._planned.name)
             self._give_back()
 
     async def _hold(self, pause: timedelta | None) -> None:
@@ -307,12 +307,12 @@ class Lane:
         self._give_back()
 
     async def _leave_to_others(self, refusal: str) -> None:
-        """This dispatcher may not send there; another may. For a while it does not claim for this endpoint."""
+        """Stop claiming for this endpoint for a while: only another dispatcher may be allowed to send to it."""
         if monotonic() < self._held_until:
-            # of several requests under way one tells it
+            # one report is enough for several requests in flight
             return
         if refusal != self._refusal:
-            log.warning("nothing is sent to endpoint %s from here, its messages wait: %s", self._planned.name, refusal)
+            log.warning("egress denied; leaving messages to other dispatchers endpoint=%s: %s", self._planned.name, refusal)
         self._refusal = refusal
         self._held_until = monotonic() + _MOMENT_SECONDS
         probing, self._breaker.probing = self._breaker.probing, False
@@ -322,7 +322,7 @@ class Lane:
         self._held_until = monotonic() + pause
 
     def _give_back(self, queue_ids: set[int] | None = None) -> None:
-        """What was claimed and not sent goes back, without an attempt: all of it, or that of some queues."""
+        """Release claimed, unsent deliveries without counting an attempt: all, or those of some queues."""
         if queue_ids is not None and not queue_ids:
             return
         runs, self._buffer = self._buffer, deque()
@@ -348,14 +348,14 @@ class Lane:
         if source.ordered:
             self._in_order[source.queue_id] -= count
             if self._in_order[source.queue_id] <= 0:
-                # what is behind can be claimed now
+                # messages behind these are claimable now
                 self._feed.look(source.queue_id)
 
     # The database
 
     @asynccontextmanager
     async def _tell(self) -> AsyncIterator[Connection]:
-        """A connection to tell all dispatchers something about the endpoint. Plans asked for before are out of date."""
+        """Yield a connection for changing endpoint state. Plans requested before the change are ignored."""
         self._telling += 1
         try:
             async with self._post.runtime.connection(writing=True) as conn:
@@ -382,7 +382,7 @@ class Lane:
 
 
 def _upto_first_failure(verdicts: list[Verdict]) -> list[Verdict]:
-    """In an ordered queue nothing behind a message that failed counts: the database sends all of it again."""
+    """Cut off after the first failure: the database returns the messages behind it to the ordered queue."""
     for number, verdict in enumerate(verdicts):
         if verdict.outcome != "acked":
             return verdicts[: number + 1]
@@ -393,7 +393,7 @@ def _settlement(
     planned: Planned, source: Source, delivery: Delivery[Any], verdict: Verdict, answer: Answer | None, started: float
 ) -> Settlement:
     seconds, status, text = (None, None, None) if answer is None else (answer.seconds, answer.status, snippet(answer))
-    # by place, which costs half of what names do
+    # positional arguments take half the time of keywords
     return Settlement(
         planned.endpoint_id,
         source.queue_id,
@@ -428,7 +428,7 @@ def trial_settlement(planned: Planned, id: UUID, answer: Answer, started: float)
 
 
 def snippet(answer: Answer) -> str | None:
-    """The start of the answer as text that Postgres can store."""
+    """The start of the response body as text that Postgres can store."""
     if not answer.body:
         return None
     return answer.body[: requests.SNIPPET].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""How many requests to one endpoint are under way at once: more while it goes well, half when it does not (AIMD)."""
+"""Adaptive limit of concurrent requests to one endpoint: grows on success, halves on failure (AIMD)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _CALM_SECONDS = 1.0
 
 
 class Window:
-    """Starts small, grows by one for each full window that went well, and is halved at most once a second."""
+    """Starts small, grows by one per full window of successes, halves at most once a second."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -22,7 +22,7 @@ class Window:
         self._size = min(self._size + 1 / self._size, max(1.0, float(self.most)))
 
     def went_badly(self, now: float) -> None:
-        """What is under way together fails together: that is one sign, not many."""
+        """Record a failure. Concurrent requests fail together, so they count as one signal."""
         if now - self._halved >= _CALM_SECONDS:
             self._halved = now
             self._size = max(1.0, self._size / 2)

@@ -1,4 +1,4 @@
-"""What an answer means for a delivery and for its endpoint. Pure: no clock, no I/O; `now` is in seconds since 1970."""
+"""Maps a response to the outcome of a delivery and the endpoint's health. No clock, no I/O; `now` is Unix time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BURY = "trunkline-outcome"
 
 
 class Answer(NamedTuple):
-    """What came back; `status` is None when nothing did, and then `error` says why."""
+    """A response, or its absence: then `status` is None and `error` has the reason."""
 
     status: int | None
     headers: Mapping[str, str]
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     error: str | None
     seconds: float
     refused: bool = False
-    """Nothing was sent: the guard of this dispatcher does not let requests go there."""
+    """Egress was denied; nothing was sent."""
 
 
 def no_answer(error: str, seconds: float) -> Answer:
@@ -31,7 +31,7 @@ def no_answer(error: str, seconds: float) -> Answer:
 
 
 class Verdict(NamedTuple):
-    """What happens to one delivery. `delay` None: the queue's backoff."""
+    """The outcome of one delivery. `delay` None: use the queue's backoff."""
 
     outcome: Literal["acked", "nacked", "buried", "released"]
     delay: timedelta | None = None
@@ -41,12 +41,12 @@ class Verdict(NamedTuple):
 ACKED = Verdict("acked")
 
 Health = Literal["good", "busy", "failing", "gone", "unknown"]
-"""Of the endpoint: good answers raise its window, busy ones lower it, failing ones open its breaker, gone disables it.
-Unknown: it was not asked."""
+"""Endpoint health. Good responses raise the window, busy ones lower it, failing ones count towards the breaker, gone
+disables the endpoint. Unknown: no request was made."""
 
 
 class Item(msgspec.Struct):
-    """What the receiver says about one message of a batch."""
+    """The receiver's result for one message of a batch."""
 
     id: UUID
     outcome: Literal["ack", "retry", "bury"] = "ack"
@@ -69,7 +69,7 @@ def health(answer: Answer) -> Health:
 
 
 def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
-    """`Retry-After` of a 429 or 503: seconds, or a date."""
+    """Parse `Retry-After` of a 429 or 503: seconds, or a date."""
     text = answer.headers.get("retry-after", "").strip()
     if answer.status not in (429, 503) or not text:
         return None
@@ -83,32 +83,32 @@ def pause_asked_for(answer: Answer, now: float) -> timedelta | None:
     return min(timedelta(seconds=max(0.0, pause)), LONGEST_PAUSE)
 
 
-def judge(answer: Answer, now: float) -> Verdict:
-    """One delivery by the status of its answer."""
-    if answer.refused:
-        # not the receiver's failure: another dispatcher may send it
-        return Verdict("released", None, answer.error)
-    if answer.status is None:
-        return Verdict("nacked", None, answer.error)
-    if answer.error is not None:
-        # a status came, the rest of the answer did not: nobody knows whether it was meant
-        return Verdict("nacked", None, f"HTTP {answer.status}, {answer.error}")
-    if 200 <= answer.status < 300:
+def judge(response: Answer, now: float) -> Verdict:
+    """Return the outcome of one delivery from the response status."""
+    if response.refused:
+        # egress denied is not the receiver's failure: another dispatcher may send it
+        return Verdict("released", None, response.error)
+    if response.status is None:
+        return Verdict("nacked", None, response.error)
+    if response.error is not None:
+        # the response broke off after the status, so the status cannot be trusted
+        return Verdict("nacked", None, f"HTTP {response.status}, {response.error}")
+    if 200 <= response.status < 300:
         return ACKED
-    words = f"HTTP {answer.status}"
-    if answer.status == 410:
-        # not the fault of this message: it waits for the endpoint
+    words = f"HTTP {response.status}"
+    if response.status == 410:
+        # the endpoint is gone, which is not the message's fault
         return Verdict("released", None, words)
-    if 300 <= answer.status < 400:
+    if 300 <= response.status < 400:
         return Verdict("nacked", None, f"{words}: redirects are not followed")
-    if answer.headers.get(_BURY, "").lower() == "bury":
+    if response.headers.get(_BURY, "").lower() == "bury":
         return Verdict("buried", None, words)
-    return Verdict("nacked", pause_asked_for(answer, now), words)
+    return Verdict("nacked", pause_asked_for(response, now), words)
 
 
 def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict]:
-    """Each delivery of a batch: by what the answer says about it, else by the status. What a list leaves out is retried,
-    and so is all of it if the list cannot be read."""
+    """Return the outcome of each delivery of a batch: from its item in the response, else from the status. Messages
+    missing from the list are retried. If the list is invalid, all are."""
     whole = judge(answer, now)
     if whole.outcome != "acked" or not answer.body.strip():
         return [whole] * len(ids)
@@ -116,8 +116,8 @@ def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict
         said = msgspec.json.decode(answer.body, type=Results)
     except (msgspec.DecodeError, RecursionError):
         if b'"results"' in answer.body:
-            # it says something about messages, and not to know what must not lose any of them
-            whole = Verdict("nacked", None, "the results in the answer cannot be read")
+            # results were sent but are invalid: retry all rather than lose one
+            whole = Verdict("nacked", None, "the results in the response are not valid")
         return [whole] * len(ids)
     items = {item.id: item for item in said.results}
     return [_judge_item(items.get(id)) for id in ids]
@@ -125,10 +125,10 @@ def judge_batch(answer: Answer, ids: Sequence[UUID], now: float) -> list[Verdict
 
 def _judge_item(item: Item | None) -> Verdict:
     if item is None:
-        return Verdict("nacked", None, "the answer does not name this message")
+        return Verdict("nacked", None, "the response has no result for this message")
     if item.outcome == "ack":
         return ACKED
-    error = (item.error or "the receiver said so")[:1000]
+    error = (item.error or "the receiver gave no reason")[:1000]
     if item.outcome == "bury":
         return Verdict("buried", None, error)
     pause = None

@@ -1,4 +1,4 @@
-"""The rate of an endpoint, shared by all dispatchers: permits to start a request, asked for in batches."""
+"""The endpoint's rate limit, shared by all dispatchers: permits to start a request, acquired in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Pace:
-    """Lets requests start when the endpoint's rate allows it. One question to the database at a time."""
+    """Delays requests to fit the endpoint's rate. At most one database call is in flight."""
 
     def __init__(self, take: Callable[[int], Awaitable[Permits]]) -> None:
         self._take = take
@@ -26,7 +26,7 @@ class Pace:
         self._changed = asyncio.Event()
 
     async def permit(self) -> bool:
-        """True at a moment at which a request may start, in this very turn of the event loop. False: it was closed."""
+        """Wait for a permit. True: start the request before the event loop yields. False: the limiter was closed."""
         first = False
         while not self._closed:
             place: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -40,16 +40,16 @@ class Pace:
                     place.cancel()
             if monotonic() <= until and not self._closed:
                 return True
-            # this loop was held up and the permit is void
+            # the event loop was blocked and the permit expired
             first = True
         return False
 
     def rate_changed(self) -> None:
-        """Ask the database again at once: a wait at the old rate may be far too long."""
+        """Acquire again now: the current wait was computed from the old rate."""
         self._changed.set()
 
     async def close(self) -> None:
-        """Nobody gets a permit any more; who waits for one need not."""
+        """Refuse further permits and release all waiters."""
         self._closed = True
         for place in self._waiting:
             if not place.done():
@@ -61,13 +61,13 @@ class Pace:
     async def _run(self) -> None:
         try:
             while self._skip_gone():
-                # the moment of the grant lies between the two: start no earlier than by the one, no later than by the other
+                # the grant happened between `before` and `after`: count delays from the later, expiry from the earlier
                 before = monotonic()
                 self._changed.clear()
                 try:
                     granted = await self._take(min(len(self._waiting), 1000))
                 except TrunklineError as exc:
-                    log.warning("no permits: %s; trying again", exc)
+                    log.warning("could not acquire permits; retrying in %s s: %s", _RETRY_SECONDS, exc)
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 after = monotonic()

@@ -1,6 +1,6 @@
-"""For receivers: verify a delivery, refuse old ones, and take each one once.
+"""For receivers: verify deliveries, reject old ones, and process each one once.
 
-Needs no more than the core (public keys: `cryptography`): `verify` works on the bytes and headers of any framework.
+Needs only the core package; public keys also need `cryptography`. `verify` works with any web framework.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from trunkline.push.signing import HMAC_PREFIX, PUBLIC_PREFIX, content, decode_k
 
 TOLERANCE_SECONDS = 300
 MIN_SECRET = 24
-"""Bytes, as for endpoints. Anyone can sign with an empty key, such as that of a variable which is not set."""
+"""In bytes, as for endpoints. An empty key, such as from an unset variable, would let anyone sign."""
 
 
 class Refused(Exception):
-    """The delivery is not genuine, or too old or too new: answer 400 or 401, and do nothing."""
+    """The delivery is not genuine, too old or too new. Reply with 400 or 401 and do nothing."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
     """A genuine delivery.
 
-    The signature covers `id`, `timestamp` and `body`. The other fields come from headers that are not signed: a proxy on
-    the way could have changed them, so do not decide by them what a delivery may do.
+    The signature covers `id`, `timestamp` and `body`. The other fields come from unsigned headers, which a proxy can
+    change: do not base security decisions on them.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body)
 
     async def first(self, conn: Connection, receiver: str) -> bool:
-        """Whether this receiver sees it for the first time. Call it in the transaction of the effects: they happen once."""
+        """Return True on the first delivery to this receiver. Call it in the transaction of your effects."""
         return await push.receive(conn, receiver, self.id)
 
 
 class Verifier:
-    """Knows the secrets (`whsec_...`) or public keys (`whpk_...`) of an endpoint; while they are rotated, both."""
+    """Verifies with the secrets (`whsec_...`) or public keys (`whpk_...`) of an endpoint. Takes both during rotation."""
 
     def __init__(self, secrets: str | Sequence[str], *, tolerance: int = TOLERANCE_SECONDS) -> None:
         given = [secrets] if isinstance(secrets, str) else list(secrets)
@@ -65,20 +65,20 @@ class Verifier:
         self._tolerance = tolerance
 
     def verify(self, headers: Mapping[str, str], body: bytes, *, now: float | None = None) -> Received:
-        """The delivery, or `Refused`. `body` is what came over the wire, before any parsing."""
+        """Return the verified delivery or raise `Refused`. `body` is the raw request body, before any parsing."""
         found = {name.lower(): value for name, value in headers.items()}
         try:
             id, stamp, signatures = (found[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
         except KeyError:
-            raise Refused("a webhook header is missing") from None
+            raise Refused("webhook-id, webhook-timestamp or webhook-signature is missing") from None
         if not id or "." in id:
-            # a dot would let the parts of a signed text be cut elsewhere: an old body as a new timestamp
-            raise Refused("webhook-id is empty or has a dot")
+            # a dot would allow the signed text to be split elsewhere, turning an old body into a new timestamp
+            raise Refused("webhook-id is empty or contains a dot")
         if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16):
             raise Refused("webhook-timestamp is not a number")
-        # not the other way round: no comparison with NaN is true
+        # not inverted: every comparison with NaN is false
         if not abs((time.time() if now is None else now) - int(stamp)) <= self._tolerance:
-            raise Refused(f"the delivery is more than {self._tolerance} s away from now")
+            raise Refused(f"the webhook timestamp differs from now by more than {self._tolerance} s")
         signed = content(id, int(stamp), body)
         if not any(self._matches(part, signed) for part in signatures.split(" ")[:20]):
             raise Refused("no signature matches")
@@ -102,7 +102,7 @@ def _read_secret(text: str) -> bytes:
     if len(key) < MIN_SECRET:
         raise InvalidArgument(
             f"a webhook secret must have at least {MIN_SECRET} bytes, got {len(key)}",
-            hint="Check that the variable with the secret is set, and copy all of whsec_...",
+            hint="Check that the secret's variable is set, and copy the whole whsec_... value.",
         )
     return key
 

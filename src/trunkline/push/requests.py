@@ -1,4 +1,4 @@
-"""A delivery as an HTTP request, and the one place that makes requests."""
+"""Builds HTTP requests from deliveries, and sends them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trunkline.push.signing import sign_all
 from trunkline.push.wire import NotHttp, Wire
 from trunkline.types import Delivery
 
-# Everything a header value may hold, but for %: so that it can be read back.
+# Characters that header values keep as they are. % is escaped, so that values can be decoded.
 _PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~ "
 _ALL_PLAIN = re.compile(r"[\x20-\x24\x26-\x7e]*")
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,198}")
 _MAX_HEADERS = 8000
-# What receivers expect of any request; an endpoint may set others.
+# Defaults that an endpoint's own headers override.
 _OURS = {"user-agent": "trunkline", "accept": "*/*", "accept-encoding": "identity"}
 SNIPPET = 1000
 READ_LIMIT = 64 * 1024
@@ -37,7 +37,7 @@ BATCH_READ_LIMIT = 1024 * 1024
 
 
 class Prepared(NamedTuple):
-    """A request ready to be sent, all but its time and signature."""
+    """A request without its timestamp and signature."""
 
     id: str
     body: bytes
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
 
 
 def single(queue: str, delivery: Delivery[Any]) -> Prepared:
-    """One message: its bytes are the body."""
+    """Prepare one message: the payload is the body."""
     headers = {
         "content-type": _media(delivery.content_type),
         "trunkline-queue": queue,
@@ -82,7 +82,7 @@ def _quoted(value: str) -> str:
 
 
 def batch(items: Sequence[tuple[str, Delivery[Any]]]) -> Prepared:
-    """Several messages as a JSON array. The id of the request follows from those of the messages and their attempts."""
+    """Prepare several messages as a JSON array. The request id is derived from the message ids and attempts."""
     parts = []
     for queue, delivery in items:
         part: dict[str, Any] = {
@@ -109,13 +109,13 @@ def batch(items: Sequence[tuple[str, Delivery[Any]]]) -> Prepared:
 
 
 def trial(id: UUID) -> Prepared:
-    """What `test` sends."""
+    """Prepare a test request."""
     body = msgspec.json.encode({"type": "trunkline.test", "id": str(id)})
     return Prepared(str(id), body, {"content-type": "application/json", "trunkline-test": "true", "trunkline-attempt": "1"})
 
 
 def _is_json(payload: bytes) -> bool:
-    """Whether it is what it says: one that is not must not spoil the array."""
+    """Check the payload before embedding it: invalid JSON would break the array."""
     try:
         msgspec.json.decode(payload)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -129,32 +129,32 @@ def _ascii_json(value: Any) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """JSON leaves one control character as it is, which no header may hold."""
+    """JSON leaves DEL unescaped, but headers must not contain it."""
     return text.isascii() and text.isprintable()
 
 
 def _escaped(char: str) -> str:
-    """The character as JSON escapes it."""
+    """Return the JSON escape of a character."""
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[n] << 8 | units[n + 1]:04x}" for n in range(0, len(units), 2))
 
 
 @lru_cache(maxsize=256)
 def _fixed(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """The headers that all requests to an endpoint have: its own, and those of ours that it does not set."""
+    """Return the headers common to all requests to an endpoint: its own, over our defaults."""
     set_there = {name.lower() for name, _ in headers}
     return {**{name: value for name, value in _OURS.items() if name not in set_there}, **dict(headers)}
 
 
 class Sender:
-    """Makes requests: no redirects, no proxies, no cookies, no compression, and nothing past the guard."""
+    """Sends requests: no redirects, proxies, cookies or compression, and only to addresses the guard allows."""
 
     def __init__(self, guard: Guard, *, resolver: aiohttp.abc.AbstractResolver | None = None) -> None:
         self._guard = guard
         self._connector = aiohttp.TCPConnector(
             limit=0,
             ttl_dns_cache=10,
-            # shorter than what receivers keep idle connections for: a request on one that they close is lost
+            # below the idle timeout of common receivers: a request on a connection they are closing is lost
             keepalive_timeout=3,
             socket_factory=guard.open_socket,
             resolver=resolver,
@@ -175,7 +175,7 @@ class Sender:
         stamp: int,
         limit: int = READ_LIMIT,
     ) -> Answer:
-        """POST it; an answer in any case, never an exception."""
+        """Send a POST request. Failures are returned as an `Answer`, not raised."""
         start = monotonic()
         sent = {
             **(_fixed(tuple(headers.items())) if headers else _OURS),
@@ -198,7 +198,7 @@ class Sender:
                 found = reply.headers
                 body = await reply.read(limit)
         except TimeoutError:
-            error = f"no whole answer in {timeout:g} s"
+            error = f"no complete response in {timeout:g} s"
         except asyncio.CancelledError:
             raise
         except (aiohttp.ClientError, OSError, ValueError) as exc:
@@ -209,21 +209,21 @@ class Sender:
 
 
 def _words(exc: BaseException) -> str:
-    """What went wrong, without addresses and ports: the words must not map a network for who chose the url."""
+    """Describe a failure without addresses and ports, which would let an endpoint's owner scan the network."""
     if isinstance(exc, Blocked):
         return str(exc)
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
-        return "the name of the host was not found"
+        return "the host name could not be resolved"
     if isinstance(exc, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        return "TLS failed: the certificate or the protocol was refused"
+        return "the TLS handshake failed: certificate or protocol rejected"
     if isinstance(exc, aiohttp.ClientConnectorError):
         return "could not connect"
     if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError):
         return "the connection was lost"
     if isinstance(exc, aiohttp.ClientPayloadError):
-        return "the answer was cut off"
+        return "the response was incomplete"
     if isinstance(exc, NotHttp):
-        return "the answer is not HTTP"
+        return "the response is not valid HTTP"
     if isinstance(exc, aiohttp.InvalidURL):
-        return "the url cannot be read"
+        return "the url is not valid"
     return f"the request failed ({type(exc).__name__})"

@@ -1,4 +1,4 @@
-"""What became of deliveries, told to the database in batches: settling and the record of the request are one transaction."""
+"""Settles deliveries in batches. Settling and recording the attempt are one transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 1000
 
 
 class Held:
-    """The receipts this dispatcher has, renewed together until they are settled; each length of lease has a rhythm."""
+    """The receipts of this dispatcher. Renews them until they are settled, together per lease duration."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -47,7 +47,7 @@ class Held:
 
 
 class Settlements:
-    """Collects settlements; the next statement starts when the last one is done. Nobody waits for it but who drains."""
+    """Collects settlements. One statement runs at a time; callers do not wait, except in `drain`."""
 
     def __init__(self, runtime: Runtime, dispatcher: str, held: Held) -> None:
         self._runtime = runtime
@@ -57,7 +57,7 @@ class Settlements:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, items: Sequence[Settlement], settled: Callable[[int], None] | None = None) -> None:
-        """`settled` is told their number when they need no more care: they are settled, or given up and come again."""
+        """Queue settlements. `settled` is called with their count when they are settled or abandoned."""
         self._waiting.append(_Entry(items, settled))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="trunkline push settling")
@@ -74,7 +74,7 @@ class Settlements:
                 try:
                     await self._flush(items)
                 except TrunklineError as exc:
-                    log.warning("deliveries were not settled and come again: %s", exc)
+                    log.warning("could not settle deliveries; they will be redelivered: %s", exc)
                 finally:
                     self._held.drop([item.receipt for item in items if item.receipt is not None])
                     for each in part:
@@ -84,7 +84,7 @@ class Settlements:
             self._task = None
 
     def _next(self) -> list[_Entry]:
-        """As many entries as one statement takes: a batch has many items."""
+        """Take as many entries as fit one statement; a batch has many items."""
         count = size = 0
         while count < len(self._waiting) and size < _MOST:
             size += len(self._waiting[count].items)
@@ -100,14 +100,14 @@ class Settlements:
                     answers = await push.settle_attempts(conn, self._dispatcher, items, now=monotonic())
                 break
             except (Unavailable, OutcomeUnknown) as exc:
-                # a repeat is harmless: what was settled stays as it is
+                # repeating is safe: settled deliveries stay settled
                 if monotonic() > until:
                     raise
-                log.warning("%s deliveries could not be settled: %s; trying again", len(items), exc)
+                log.warning("could not settle %s deliveries; retrying in %s s: %s", len(items), _RETRY_SECONDS, exc)
                 await asyncio.sleep(_RETRY_SECONDS)
         lost = len(answers) - answers.count("done")
         if lost:
-            log.warning("%s deliveries had lost their lease when they were settled; they come again", lost)
+            log.warning("lease expired before settling; they will be redelivered deliveries=%s", lost)
 
 
 class _Entry(NamedTuple):

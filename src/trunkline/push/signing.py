@@ -1,4 +1,4 @@
-"""Signatures by Standard Webhooks: HMAC-SHA256 (`whsec_` secrets, `v1`) and Ed25519 (`whsk_` keys, `v1a`)."""
+"""Standard Webhooks signatures: HMAC-SHA256 (`whsec_` secrets, `v1`) and Ed25519 (`whsk_` keys, `v1a`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PUBLIC_PREFIX = "whpk_"
 
 
 def content(id: str, timestamp: int, body: bytes) -> bytes:
-    """The bytes that are signed."""
+    """Return the bytes to sign."""
     return f"{id}.{timestamp}.".encode() + body
 
 
 def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
-    """The signature of one delivery with one secret, with its version in front."""
+    """Sign one delivery with one secret. The result starts with the signature version."""
     key = _signing_key(secret)
     signed = content(id, timestamp, body)
     if isinstance(key, bytes):
@@ -36,35 +36,35 @@ def sign(secret: str, id: str, timestamp: int, body: bytes) -> str:
 
 
 def sign_all(secrets: Sequence[str], id: str, timestamp: int, body: bytes) -> str:
-    """The header `webhook-signature`: one signature per secret, so that a receiver can know either."""
+    """Return the `webhook-signature` header: one signature per secret, so that either verifies during rotation."""
     return " ".join(sign(secret, id, timestamp, body) for secret in secrets)
 
 
 def new_private_key() -> str:
-    """A new Ed25519 key, to be given to an endpoint as its secret."""
+    """Generate an Ed25519 key for use as an endpoint's secret."""
     return PRIVATE_PREFIX + base64.b64encode(_ed25519().Ed25519PrivateKey.generate().private_bytes_raw()).decode()
 
 
 def public_key(private: str) -> str:
-    """What receivers need to verify deliveries that were signed with a `whsk_` key."""
+    """Return the public key with which receivers verify signatures of a `whsk_` key."""
     return PUBLIC_PREFIX + base64.b64encode(_private_key(private).public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> Ed25519PublicKey:
     raw = decode_key(text, PUBLIC_PREFIX)
     if len(raw) != 32:
-        raise InvalidArgument("the public key does not have 32 bytes", hint="copy all of whpk_...")
+        raise InvalidArgument(f"the public key must have 32 bytes, got {len(raw)}", hint="Copy the whole whpk_... value.")
     key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
     return key
 
 
 def decode_key(text: str, prefix: str) -> bytes:
-    """The bytes of a key, with or without its prefix."""
+    """Decode a key, with or without its prefix."""
     try:
         return base64.b64decode(text.removeprefix(prefix), validate=True)
     except (binascii.Error, ValueError):
-        # the value is not repeated
-        raise InvalidArgument("a webhook secret is not base64", hint=f"copy all of {prefix}...") from None
+        # never echo the secret
+        raise InvalidArgument("a webhook secret is not base64", hint=f"Copy the whole {prefix}... value.") from None
 
 
 @lru_cache(maxsize=256)
@@ -75,13 +75,15 @@ def _signing_key(secret: str) -> bytes | Ed25519PrivateKey:
 def _private_key(secret: str) -> Ed25519PrivateKey:
     raw = decode_key(secret, PRIVATE_PREFIX)
     if len(raw) not in (32, 64):
-        raise InvalidArgument("the Ed25519 key has neither 32 nor 64 bytes", hint="copy all of whsk_...")
+        raise InvalidArgument(
+            f"the Ed25519 key must have 32 or 64 bytes, got {len(raw)}", hint="Copy the whole whsk_... value."
+        )
     key: Ed25519PrivateKey = _ed25519().Ed25519PrivateKey.from_private_bytes(raw[:32])
     return key
 
 
 def _ed25519() -> ModuleType:
-    """Imported at the first key of this kind: a receiver with HMAC secrets needs only the core."""
+    """Import lazily: receivers with HMAC secrets need only the core package."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ModuleNotFoundError as exc:

@@ -1,7 +1,7 @@
-"""One POST on a connection of aiohttp's pool, without its session: that costs more than all the rest of a delivery.
+"""One POST over aiohttp's connection pool, bypassing its session, which costs more than the rest of a delivery.
 
-Of aiohttp are the connector (names, TLS, connections that are kept), its protocol and its parser. Cookies, redirects,
-proxies, compression and retries do not exist here.
+aiohttp provides the connector (DNS, TLS, keep-alive), the protocol and the parser. There are no cookies, redirects,
+proxies, compression or retries.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from aiohttp.streams import StreamReader
 from yarl import URL
 
 _AT_ONCE = 64 * 1024
-"""Bodies up to this size go out together with their head."""
+"""Bodies up to this size are sent in one write with the head."""
 _MOST_TARGETS = 1000
 _MOST_INTERIM = 8
-"""Interim responses (1xx) before the response. A receiver that sends them without end would keep the event loop busy."""
+"""Limit of interim responses (1xx). An endless stream of them would keep the event loop busy."""
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f]")
-# the whole exchange has a time limit, so that its parts need none
+# the caller limits the time of the whole exchange
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 
 
 class NotHttp(aiohttp.ClientError):
-    """What came back cannot be read."""
+    """The response is not valid HTTP."""
 
 
 class Reply:
-    """The head of an answer. Its body must be read: that ends the use of the connection."""
+    """The head of a response. Read its body to release the connection."""
 
     __slots__ = ("_connection", "_content", "_protocol", "headers", "status")
 
@@ -53,7 +53,7 @@ class Reply:
         self._protocol = protocol
 
     async def read(self, limit: int) -> bytes:
-        """The start of the body; of a longer one the rest is not read and its connection is given up."""
+        """Read up to `limit` bytes of the body. If more remains, close the connection."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -68,16 +68,16 @@ class Reply:
             raise
         transport = self._protocol.transport
         if transport is None or transport.get_write_buffer_size():
-            # it answered without reading all of the request
+            # the receiver replied before reading the whole request
             _give_up(self._connection, self._protocol)
         else:
-            # kept for the next request, unless there is more of the answer
+            # keep-alive, unless unread data remains
             self._connection.release()
         return b"".join(parts)[:limit] if parts else b""
 
 
 class Wire:
-    """Makes requests with the connections of a connector."""
+    """Sends requests over a connector's connections."""
 
     def __init__(self, connector: aiohttp.TCPConnector) -> None:
         self._connector = connector
@@ -85,11 +85,11 @@ class Wire:
         self._used: WeakSet[ResponseHandler] = WeakSet()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Send it and answer the head of what comes back."""
+        """Send a request and return the head of the response."""
         request, start = self._targets.get(url) or self._read(url)
         values = "".join(headers.values())
         if _FORBIDDEN.search(values) is not None:
-            raise ValueError("a header has characters that do not belong there")
+            raise ValueError("a header value contains control characters")
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = f"{start}{lines}content-length: {len(body)}\r\n\r\n".encode()
         connection, protocol = await self._connect(request)
@@ -98,7 +98,7 @@ class Wire:
             _write(protocol.transport, head, body)
             for _ in range(1 + _MOST_INTERIM):
                 message, content = await protocol.read()
-                # before the response there may be others that only say that it takes a while
+                # skip interim responses
                 if not 100 <= message.code < 200 or message.code == 101:
                     return Reply(message.code, message.headers, content, connection, protocol)
             raise NotHttp(f"more than {_MOST_INTERIM} interim responses")
@@ -110,7 +110,7 @@ class Wire:
             raise
 
     async def _connect(self, request: aiohttp.ClientRequest) -> tuple[Connection, ResponseHandler]:
-        """A connection on which nothing has arrived: what did would be taken for the response to the next request."""
+        """Return a connection without unread data, which would be taken for the response to the next request."""
         while True:
             connection = await self._connector.connect(request, [], _NO_TIMEOUT)
             protocol = connection.protocol
@@ -123,7 +123,7 @@ class Wire:
             connection.close()
 
     def _read(self, url: str) -> tuple[aiohttp.ClientRequest, str]:
-        """What all requests to this url have in common."""
+        """Prepare the parts common to all requests to this url."""
         try:
             request = aiohttp.ClientRequest("POST", URL(url), loop=asyncio.get_running_loop())
         except ValueError:
@@ -136,7 +136,7 @@ class Wire:
 
 
 def _has_unread(protocol: ResponseHandler) -> bool:
-    """Whether something has arrived on a kept connection, or its end: in the protocol, or in the socket."""
+    """Check a kept connection for unread data or a close, in the protocol or the socket."""
     transport = protocol.transport
     if protocol.should_close or transport is None:
         return True
@@ -147,7 +147,7 @@ def _has_unread(protocol: ResponseHandler) -> bool:
 
 def _write(transport: asyncio.Transport | None, head: bytes, body: bytes) -> None:
     if transport is None or transport.is_closing():
-        raise aiohttp.ClientConnectionResetError("the connection was closed meanwhile")
+        raise aiohttp.ClientConnectionResetError("the connection was closed before the request was sent")
     if len(body) <= _AT_ONCE:
         transport.write(head + body)
     else:
@@ -158,6 +158,6 @@ def _write(transport: asyncio.Transport | None, head: bytes, body: bytes) -> Non
 def _give_up(connection: Connection, protocol: ResponseHandler) -> None:
     transport = protocol.transport
     if transport is not None and transport.get_write_buffer_size():
-        # else it would stay open until the receiver takes the rest
+        # otherwise it would stay open until the receiver reads the rest
         transport.abort()
     connection.close()

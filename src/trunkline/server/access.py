@@ -1,4 +1,4 @@
-"""Access control: tokens, their scopes, the rate they are allowed, and the audit log of what administrators do."""
+"""Access control: tokens, scopes, rate limits, and the audit log of administrative calls."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ _FRESH_SECONDS = 2.0
 _STALE_SECONDS = 5.0
 """Age of the token list after which a request waits for a new one."""
 _PAUSE_SECONDS = 0.25
-"""Between two reads of the token list, however many unknown tokens are shown."""
+"""Minimum time between two reads of the token list, regardless of the number of unknown tokens."""
 _FAILURES_PER_SECOND = 5.0
 _FAILURES_AT_ONCE = 20.0
 _AUDIT_SECONDS = 60.0
 _AUDIT_MOST = 30
-"""Refused tokens in the audit log: one entry per address in this time, and this many in all."""
+"""Limits of rejected tokens in the audit log: one entry per address in this time, and this many in all."""
 _TOKEN = re.compile(r"tl_([0-9a-f]{16})_([0-9a-f]{64})")
 _NOBODY = "0" * 64
 _MOST_BUCKETS = 10_000
 _HIDDEN = "<queue of the receipt>"
 IN_BODY = "@body"
-"""The route finds out itself which topic or queue it is about."""
+"""The topic or queue is named in the body; the route checks it."""
 
 
 class Credential(NamedTuple):
-    """What a request showed: the id of a token, None if there is none in it, and the digest of its secret."""
+    """The token of a request: its id (None if malformed) and the digest of its secret."""
 
     token_id: str | None
     digest: bytes
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. Without a token: somebody on this machine, who may do everything."""
+    """An authenticated caller. Without tokens: a local caller with all rights."""
 
     name: str
     scopes: tuple[str, ...] | None
 
     def may(self, scope: str, name: str | None) -> bool:
-        """Whether this is allowed on a topic or queue; None: on all of them; IN_BODY: on one that is not known yet."""
+        """Return whether the scope is granted on a topic or queue. None: on all. IN_BODY: on any, checked later."""
         if self.scopes is None:
             return True
         for entry in self.scopes:
@@ -74,7 +74,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def _matches(pattern: str, name: str) -> bool:
-    """`*` stands for any characters. Greedy from left to right: linear in the length of the name for each part."""
+    """Match a pattern in which `*` stands for any characters. Greedy from left to right, so linear per part."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == name
@@ -93,7 +93,7 @@ _LOCAL = Caller("local", None)
 
 
 class Access:
-    """Admits the requests of a worker. A revoked token is refused within seconds, a new one is accepted at once."""
+    """Admits the requests of a worker. A revoked token is rejected within seconds; a new one works immediately."""
 
     def __init__(self, config: Config, mq: Client, refused: Callable[[str], None] = lambda reason: None) -> None:
         self._config = config
@@ -101,7 +101,7 @@ class Access:
         self._count_refused = refused
         self._known: dict[str, Token] = {}
         self._read_at = float("-inf")
-        """When the last read of the token list that succeeded has started."""
+        """Start time of the last successful read of the token list."""
         self._tried_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._skew = timedelta(0)
@@ -113,19 +113,19 @@ class Access:
 
     @property
     def open(self) -> bool:
-        """Requests need no token. The first token ends that, unless the server was started with --no-require-token."""
+        """True if requests need no token. The first token ends that, unless the server runs with --no-require-token."""
         required = self._config.require_token
         return not self._known if required is None else not required
 
     async def admit(self, scope: Any, doc: Doc) -> None:
-        """Let the request of this ASGI scope pass, or raise 401, 403 or 429."""
+        """Admit the request of this ASGI scope, or raise 401, 403 or 429."""
         if doc.scope == "public":
             return
         if self._config.require_token is not False:
             await self._refresh()
         if self.open and doc.scope == "consume" and scope["method"] == "GET" and hides_its_origin(scope["headers"]):
-            # some of these take messages, for clients of other systems
-            raise Problem(403, "cross_origin", "without tokens a browser must say where its requests come from")
+            # some GET routes claim messages, for compatibility with other systems
+            raise Problem(403, "cross_origin", "without tokens, browsers must send an Origin or Sec-Fetch-Site header")
         caller = _LOCAL if self.open else await self._caller(scope)
         scope["trunkline_caller"] = caller
         self._check_rate(caller.name if caller.scopes is not None else _address(scope))
@@ -136,20 +136,20 @@ class Access:
             await self._record(scope, caller, name or _object(scope))
 
     async def allow(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> None:
-        """For routes whose body names the topic or queue: the second half of `admit`.
+        """Complete `admit` for routes whose body names the topic or queue.
 
-        `hide`: the caller has not named it, so a refusal does not name it either.
+        `hide`: the caller did not name it, so the error must not either.
         """
         caller = self.check(scope, verb, name, hide=hide)
         if scope["route_handler"].opt["doc"].audit:
             await self._record(scope, caller, name)
 
     async def record(self, scope: Any, name: str) -> None:
-        """For routes whose body names neither a topic nor a queue: write what they are about to do into the audit log."""
+        """Write an audit entry for routes whose body names something other than a topic or queue."""
         await self._record(scope, scope.get("trunkline_caller", _LOCAL), name)
 
     def check(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> Caller:
-        """Raise 403 unless the caller may do this to a topic, queue or endpoint."""
+        """Raise 403 unless the caller has this scope on a topic, queue or endpoint."""
         caller: Caller = scope.get("trunkline_caller", _LOCAL)
         if not caller.may(verb, name):
             raise _denied(verb, _HIDDEN if hide else name)
@@ -157,7 +157,7 @@ class Access:
 
     @contextmanager
     def watch(self, scope: Any) -> Iterator[asyncio.Future[Problem]]:
-        """For requests that last: a future that is done when their token is revoked or expires, with the reason."""
+        """Yield a future for long requests that resolves with the reason when their token is revoked or expires."""
         ended: asyncio.Future[Problem] = asyncio.get_running_loop().create_future()
         self._watches[ended] = scope.get("trunkline_credential")
         if self._watcher is None and self._config.require_token is not False:
@@ -169,13 +169,13 @@ class Access:
             ended.cancel()
 
     def close(self) -> None:
-        """End the tasks; the worker stops."""
+        """Cancel the background tasks when the worker stops."""
         for task in (self._watcher, self._reading):
             if task is not None:
                 task.cancel()
 
     async def _keep_watch(self) -> None:
-        """Check the tokens of lasting requests again and again, while there are any."""
+        """Check the tokens of long requests periodically while there are any."""
         try:
             while self._watches:
                 await asyncio.sleep(_FRESH_SECONDS)
@@ -199,7 +199,7 @@ class Access:
         return None
 
     async def _caller(self, scope: Any) -> Caller:
-        """The caller that the request's token stands for, or 401. A token that is not in our list may be a new one."""
+        """Return the caller of the request's token or raise 401. For an unknown token, read the list again."""
         arrived = time.monotonic()
         credential = _shown(scope)
         try:
@@ -220,22 +220,22 @@ class Access:
 
     def _check(self, credential: Credential | None) -> Caller:
         if credential is None:
-            raise _unknown("unauthenticated", "this needs a token: Authorization: Bearer <token>")
+            raise _unknown("unauthenticated", "authentication required: send Authorization: Bearer <token>")
         token = None if credential.token_id is None else self._known.get(credential.token_id)
         now = datetime.now(tz=None).astimezone() + self._skew
-        # the same work whether the token is known or not
+        # constant time, whether or not the token is known
         good = hmac.compare_digest(credential.digest, token.hash if token else tokens.digest(_NOBODY))
         old = hmac.compare_digest(credential.digest, (token.old_hash if token else None) or tokens.digest(_NOBODY))
         if token is None or not (good or (old and token.old_until is not None and token.old_until > now)):
-            raise _unknown("unauthenticated", "this token is not known")
+            raise _unknown("unauthenticated", "unknown token")
         if token.revoked_at is not None:
-            raise _unknown("token_revoked", "this token was revoked")
+            raise _unknown("token_revoked", "the token was revoked")
         if token.expires_at is not None and token.expires_at <= now:
-            raise _unknown("token_expired", "this token has expired")
+            raise _unknown("token_expired", "the token has expired")
         return Caller(token.name, tuple(token.scopes))
 
     async def _refresh(self) -> None:
-        """Read the token list if it is old; wait for it only if it is very old, or the first one."""
+        """Read the token list if it is old. Wait for the read only if the list is stale or missing."""
         age = time.monotonic() - self._read_at
         if age > _STALE_SECONDS:
             await self._read()
@@ -243,13 +243,13 @@ class Access:
             self._start_reading()
 
     async def _read(self) -> None:
-        """Read the token list, or wait for a read that has started. Raises if the database does not respond."""
+        """Read the token list, or join a read in progress. Raises if the database does not respond."""
         await asyncio.shield(self._start_reading())
 
     def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_tokens(), name="trunkline tokens")
-            # a read that fails is reported to the requests that wait for it, if any
+            # retrieve the exception: a failed read is reported to the requests that wait for it
             self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._reading
 
@@ -263,14 +263,14 @@ class Access:
         self._known, self._read_at = known, started
 
     def _limit_failures(self, scope: Any) -> None:
-        """Raise 429 for an address that shows wrong tokens all the time. Right ones are never refused for that."""
+        """Raise 429 for an address that keeps sending wrong tokens. Valid tokens are never limited here."""
         after = _take(self._failures, _address(scope), _FAILURES_PER_SECOND, _FAILURES_AT_ONCE, 0.0)
         if after is not None:
             self._count_refused("wrong_tokens")
-            raise busy("too many requests with a wrong token, or none", status=429, error="rate_limited", after=after)
+            raise busy("too many requests with a missing or wrong token", status=429, error="rate_limited", after=after)
 
     async def _report(self, scope: Any, error: str, credential: Credential) -> None:
-        """Count and log a wrong token; the first of an address in a while goes into the audit log too."""
+        """Count and log a wrong token, and audit the first per address and minute."""
         self._count_refused(error)
         address, now = _address(scope), time.monotonic()
         token = self._known.get(credential.token_id or "")
@@ -290,13 +290,13 @@ class Access:
             )
 
     def _check_rate(self, who: str) -> None:
-        """A bucket per caller that holds one second's worth of requests."""
+        """Apply a token bucket per caller that holds one second's worth of requests."""
         rate = self._config.rate
         if rate is None:
             return
         after = _take(self._buckets, who, rate, max(rate, 1.0))
         if after is not None:
-            raise busy(f"more than {rate:g} requests per second", status=429, error="rate_limited", after=after)
+            raise busy(f"rate limit of {rate:g} requests per second exceeded", status=429, error="rate_limited", after=after)
 
     async def _record(self, scope: Any, caller: Caller, name: str | None) -> None:
         address = _address(scope) or None
@@ -306,7 +306,7 @@ class Access:
 
 
 def _take(buckets: dict[str, tuple[float, float]], who: str, rate: float, most: float, n: float = 1.0) -> float | None:
-    """Take n from a bucket that refills at `rate` up to `most`; returns the seconds to wait if it is empty."""
+    """Take n from a bucket that refills at `rate` up to `most`. Return the seconds to wait if it is empty."""
     now = time.monotonic()
     left, at = buckets.get(who, (most, now))
     left = min(most, left + (now - at) * rate)
@@ -320,7 +320,7 @@ def _take(buckets: dict[str, tuple[float, float]], who: str, rate: float, most: 
 
 
 def _shown(scope: Any) -> Credential | None:
-    """The token of a request; None if it has none."""
+    """Return the token of a request, or None if it has none."""
     found = [value for key, value in scope["headers"] if key == b"authorization"]
     if len(found) != 1 or found[0][:7].lower() != b"bearer ":
         return None
@@ -334,7 +334,7 @@ def _address(scope: Any) -> str:
 
 
 def _object(scope: Any) -> str | None:
-    """What the path names, where it is neither a topic nor a queue."""
+    """Return the path parameters, for paths that name neither a topic nor a queue."""
     return ", ".join(str(value) for value in scope["path_params"].values()) or None
 
 
@@ -343,4 +343,4 @@ def _unknown(error: str, detail: str) -> Problem:
 
 
 def _denied(scope: str, name: str | None) -> Problem:
-    return Problem(403, "missing_scope", f"this needs the scope {scope}:{name or '*'}")
+    return Problem(403, "missing_scope", f"missing scope {scope}:{name or '*'}")

@@ -1,4 +1,4 @@
-"""Addresses to listen on."""
+"""Checks of listen addresses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(host: str, *, tokens: bool) -> None:
-    """Without tokens whoever reaches the port may do everything: so only this machine may reach it."""
+    """Refuse any address but loopback when the server has no tokens: everyone who can connect has all rights."""
     if not tokens and not is_loopback(host):
         raise SettingsError(
-            f"refusing to listen on {host} without tokens: whoever reaches it could read and delete everything",
-            hint="make one with `trunkline token create`, or listen on 127.0.0.1",
+            f"refusing to listen on {host} without tokens: every client could read and delete everything",
+            hint="Create a token with `trunkline token create`, or listen on 127.0.0.1.",
         )

@@ -44,7 +44,7 @@ _MAX_HEADER = 8192
 _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
 _MAX_DRAIN_TOO_LARGE = 16 * 1024 * 1024
-"""How much of a body that is too large is read, so that clients that write before they read get the response."""
+"""Bytes to read of a body that is too large, so that clients that write before they read get the response."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -80,14 +80,14 @@ def create_app(config: Config) -> ASGIApp:
 
 
 async def _guard(request: Any) -> Response[bytes] | None:
-    """Before each route: count it, and check whether the caller may."""
+    """Run before each route: count the request and check the caller's rights."""
     scope = request.scope
     doc = scope["route_handler"].opt.get("doc")
     if doc is None:  # OPTIONS; Litestar would name the methods of one handler of the path only
         allowed = _allowed(scope["litestar_app"])[scope["path_template"]]
         return Response(b"", status_code=204, headers={**_SAFE, "allow": ", ".join(allowed)})
     if "trunkline_head" in scope and doc.scope == "consume":
-        # a GET that claims messages: nobody would see them
+        # a HEAD on a GET that claims messages would lose them
         raise MethodNotAllowedException(
             headers={"allow": ", ".join(_allowed(scope["litestar_app"])[scope["path_template"]])}
         )
@@ -102,7 +102,7 @@ async def _guard(request: Any) -> Response[bytes] | None:
 
 @lru_cache(maxsize=4)
 def _allowed(app: Litestar) -> dict[str, list[str]]:
-    """The methods of each path template."""
+    """Return the allowed methods of each path template."""
     methods: dict[str, set[str]] = {}
     for path in app.routes:
         for handler in getattr(path, "route_handlers", ()):
@@ -132,24 +132,24 @@ def _problem(request: Any, exc: Exception) -> Response[bytes]:
 
 def _translate(exc: Exception) -> Problem:
     if isinstance(exc, ClientGone):
-        return Problem(499, "client_gone", "the client has closed the connection")
+        return Problem(499, "client_gone", "the client closed the connection")
     if isinstance(exc, MethodNotAllowedException):
-        return Problem(405, "method_not_allowed", "this path does not know that method", headers=dict(exc.headers or {}))
+        return Problem(405, "method_not_allowed", "method not allowed for this path", headers=dict(exc.headers or {}))
     if isinstance(exc, NotFoundException):
-        return Problem(404, "no_route", "there is nothing at this path", hint="see /docs")
+        return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
     if isinstance(exc, HTTPException):
         return Problem(
-            exc.status_code, "bad_request", exc.detail or "the request cannot be read", headers=dict(exc.headers or {})
+            exc.status_code, "bad_request", exc.detail or "the request is not valid", headers=dict(exc.headers or {})
         )
     return from_any(exc)
 
 
 class _HeadSent(BaseException):
-    """The head of a response to HEAD is sent; there is no body. Not an Exception, so that no handler makes one of it."""
+    """Ends a HEAD request after the response head. Not an Exception, so that no handler responds to it."""
 
 
 class Frontier:
-    """What every request passes before and after its route: limits, counters, the log."""
+    """ASGI middleware around every request: limits, counters, access log."""
 
     def __init__(self, app: Litestar, config: Config) -> None:
         self.app = app
@@ -174,7 +174,7 @@ class Frontier:
             if event["type"] == "http.response.start":
                 status = event["status"]
                 too_large, closes = status == 413, _CLOSE in event["headers"]
-                # a body that stopped coming closes too, and is not waited for again
+                # after a body timeout (which also closes), do not wait for the body again
                 if not scope.get("trunkline_body_read") and (too_large or not closes):
                     drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
                     if not drained and not closes:
@@ -218,23 +218,23 @@ class Frontier:
         headers = scope["headers"]
         if len(headers) > _MAX_HEADERS or max([len(name) + len(value) for name, value in headers], default=0) > _MAX_HEADER:
             return Problem(
-                431, "headers_too_large", f"more than {_MAX_HEADERS} headers, or one of more than {_MAX_HEADER} bytes"
+                431, "headers_too_large", f"more than {_MAX_HEADERS} headers, or a header longer than {_MAX_HEADER} bytes"
             )
         if len(scope["path"]) + len(scope["query_string"]) > _MAX_TARGET:
-            return Problem(414, "uri_too_long", f"the target has more than {_MAX_TARGET} bytes")
+            return Problem(414, "uri_too_long", f"the request target is longer than {_MAX_TARGET} bytes")
         if "\x00" in scope["path"] or "//" in scope["path"] or "\ufffd" in scope["path"] or _hides_a_slash(scope):
-            return Problem(400, "bad_path", "the path cannot be read")
+            return Problem(400, "bad_path", "the path is not valid")
         if engine.access.open and (refused := foreign(headers, self._config.host)) is not None:
             return refused
         if engine.under_way > self._config.max_requests:
-            return busy("too many requests are under way")
+            return busy("too many concurrent requests")
         return None
 
 
 async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
-    """Read a body that the route did not need, unless it is large. Return whether the connection can be used again.
+    """Read an unused body, unless it is large. Return whether the connection can be reused.
 
-    The HTTP server closes a connection with an unread body and does not say so; the next request on it would fail.
+    The HTTP server silently closes a connection with an unread body, so the next request on it would fail.
     """
     length = 0
     for name, value in scope["headers"]:
@@ -249,7 +249,7 @@ async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
     if length > limit:
         return False
     try:
-        # as any body: it must keep coming and has an end
+        # with the usual size and time limits
         async for _ in Call(scope, receive).parts(limit):
             pass
     except (Problem, ClientGone):
@@ -262,7 +262,7 @@ def _trace(headers: Any) -> dict[str, str]:
 
 
 def _hides_a_slash(scope: Any) -> bool:
-    """Whether the path has an encoded slash: who stands in front of us and decides by paths would read another one."""
+    """Detect an encoded slash: a proxy that authorises by path would see a different one."""
     raw = scope.get("raw_path") or b""
     return b"%" in raw and b"%2f" in raw.lower()
 
@@ -273,7 +273,7 @@ async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> N
 
 
 def from_environment() -> ASGIApp:
-    """What a worker process starts with."""
+    """Create the application in a worker process."""
     main = multiprocessing.parent_process()
     if main is not None and main.pid is not None:
         end_with(main.pid)

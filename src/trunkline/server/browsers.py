@@ -1,4 +1,4 @@
-"""Web pages in a browser on this machine must not reach a port that needs no token."""
+"""Protects servers without tokens from web pages in a local browser (CSRF, DNS rebinding)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trunkline.server.problems import Problem
 
 
 def foreign(headers: Any, host: str) -> Problem | None:
-    """Without tokens no web page in a browser on this machine may reach us: not by another name, not across origins."""
+    """Return the error for a request with a foreign Host or Origin, or None if it is local."""
     hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
     if len(hosts) > 1:
-        return Problem(400, "bad_host", "the header host is there twice")
+        return Problem(400, "bad_host", "header host must occur only once")
     asked = hosts[0] if hosts else host
     if not _is_here(asked, host):
-        return Problem(421, "wrong_host", "without tokens this server only answers to the names of this machine")
+        return Problem(421, "wrong_host", "without tokens, the Host header must name this machine")
     for name, value in headers:
         if name == b"origin" and value.partition(b"://")[2].decode("latin-1").lower() != asked:
-            return Problem(403, "cross_origin", "without tokens requests from other origins are refused")
+            return Problem(403, "cross_origin", "without tokens, cross-origin requests are refused")
         if name == b"sec-fetch-site" and value in (b"cross-site", b"same-site"):
-            return Problem(403, "cross_origin", "without tokens requests from other sites are refused")
+            return Problem(403, "cross_origin", "without tokens, cross-site requests are refused")
     return None
 
 
@@ -33,7 +33,7 @@ def _is_here(asked: str, host: str) -> bool:
 
 
 def hides_its_origin(headers: Any) -> bool:
-    """Whether a request is from a browser too old to say which page it is for: its GETs could come from any."""
+    """Detect browsers too old to send Origin or Sec-Fetch-Site: their GET requests may come from any page."""
     names = {name for name, _ in headers}
     agents = [value for name, value in headers if name == b"user-agent"]
     return any(agent.startswith(b"Mozilla/") for agent in agents) and not names & {b"origin", b"sec-fetch-site"}

@@ -1,4 +1,4 @@
-"""Byte budgets: no page of messages fills the memory of a worker, whatever its limit by count and the size of payloads."""
+"""Byte budgets for pages of messages. They bound a worker's memory, whatever the page's limit and payload sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sized(Protocol):
 
 
 def fitting(rows: Iterable[Sized], max_bytes: int) -> int:
-    """The number of first rows whose payloads fit into a budget; at least one, if there is one."""
+    """Return how many of the first rows fit into the byte budget, at least one if there is any."""
     count = size = 0
     for row in rows:
         size += len(row.payload)
@@ -29,13 +29,13 @@ def fitting(rows: Iterable[Sized], max_bytes: int) -> int:
 async def read_topic(
     mq: Client, topic: str, partition: int, *, start: int, limit: int, max_bytes: int
 ) -> list[Message[Any]]:
-    """Messages of a topic from an offset on."""
+    """Read messages of a topic from an offset."""
     async with mq._runtime().reading(topic=topic) as conn:
         return await calls.read(conn, topic, partition, start=start, limit=limit, max_bytes=max_bytes)
 
 
 async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> list[Waiting[Any]]:
-    """The next messages of a queue, which are not claimed."""
+    """Return the next messages of a queue without claiming them."""
     async with mq._runtime().reading(queue=queue) as conn:
         return await calls.peek_queue(conn, queue, limit=limit, max_bytes=max_bytes)
 
@@ -43,10 +43,10 @@ async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> l
 async def dead_letters(
     mq: Client, queue: str, *, after: int, limit: int, max_bytes: int
 ) -> tuple[list[DeadLetter[Any]], bool]:
-    """A page of dead letters, and whether there are more."""
+    """Return a page of dead letters, and whether there are more."""
     async with mq.connection() as conn:
         rows = await calls.list_dead_letters(conn, queue, after=after, limit=limit, max_bytes=max_bytes)
         if not rows or len(rows) == limit:
             return rows, bool(rows)
-        # cut by the budget, or the last page
+        # either cut by the byte budget or the last page
         return rows, bool(await calls.list_dead_letters(conn, queue, after=rows[-1].dead_id, limit=1))

@@ -1,4 +1,4 @@
-"""A request, with what the routes need of it: a body within limits, parameters, the engine."""
+"""The request class: body limits, parameters, access to the engine. And the response class."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 JSON = "application/json"
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class ClientGone(Exception):
-    """The client has closed its connection; nobody reads the answer."""
+    """The client closed its connection; no response is possible."""
 
 
 class Call(Request[Any, Any, Any]):
@@ -46,7 +46,7 @@ class Call(Request[Any, Any, Any]):
         return self.engine.mq
 
     def writing(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection for a change: one that is lost meanwhile means that nobody knows whether it happened."""
+        """A connection for writes. If it is lost, the error is `OutcomeUnknown`."""
         return self.mq._runtime().connection(writing=True)
 
     @property
@@ -55,23 +55,23 @@ class Call(Request[Any, Any, Any]):
         return doc
 
     async def allow(self, name: str, scope: str | None = None, *, hide: bool = False) -> None:
-        """Raise 403 unless the caller's token allows this route (or another scope) on a topic or queue that the body names.
+        """Raise 403 unless the token allows this route (or another scope) on a topic or queue named in the body.
 
-        `hide`: the caller has not named it itself, so the refusal does not either.
+        `hide`: the caller did not name it, so the error must not either.
         """
         await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide)
 
     async def audit(self, name: str) -> None:
-        """Write this call into the audit log with a name that its body gave."""
+        """Write an audit entry with a name from the body."""
         await self.engine.access.record(self.scope, name)
 
     def header(self, name: str) -> str | None:
-        """A header that may be there once."""
+        """Return a header that may occur at most once."""
         found = self._by_name().get(name.encode())
         if found is None:
             return None
         if isinstance(found, list):
-            raise Problem(400, "bad_header", f"the header {name} is there {len(found)} times", code=3)
+            raise Problem(400, "bad_header", f"header {name} must occur at most once, got {len(found)}", code=3)
         return found.decode("latin-1")
 
     def _by_name(self) -> dict[bytes, bytes | list[bytes]]:
@@ -87,11 +87,11 @@ class Call(Request[Any, Any, Any]):
         return found
 
     def trace(self) -> str | None:
-        """The W3C trace that messages of this request carry: of our own span where there is one, else as it was sent."""
+        """Return the W3C trace context for published messages: our own span's, else the request's."""
         return telemetry.traceparent().get("traceparent") or self.header("traceparent")
 
     def query(self) -> dict[str, Any]:
-        """The declared parameters of this route."""
+        """Parse the declared query parameters of this route."""
         doc = self.doc
         values = read_query(self.scope["query_string"], doc.params, strict=doc.strict)
         if values.get("wait"):
@@ -99,31 +99,31 @@ class Call(Request[Any, Any, Any]):
         return values
 
     async def bytes(self, limit: int | None = None) -> bytes:
-        """The body, as long as it is within the limit and keeps coming."""
+        """Read the body within the size and time limits."""
         limit = limit or self.engine.config.max_body
         parts = [part async for part in self.parts(limit)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def parts(self, limit: int) -> AsyncIterator[Any]:
-        """The body as it comes."""
+        """Yield the parts of the body as they arrive."""
         self._check_body(limit)
         size, more = 0, True
         end = time.monotonic() + self.engine.config.whole_body_seconds
         while more:
             chunk, more = await self._part()
             if more and time.monotonic() > end:
-                raise body_timeout("the body took too long")
+                raise body_timeout("the request body took too long")
             size += len(chunk)
             if size > limit:
                 raise parsing.too_large(limit)
             yield chunk
 
     async def _part(self) -> tuple[Any, bool]:
-        """The next part of the body, and whether there is more."""
+        """Return the next part of the body, and whether more follow."""
         try:
             event = await self.engine.patience.wait(self.receive)
         except TimeoutError:
-            raise body_timeout("the rest of the body did not come") from None
+            raise body_timeout("timed out waiting for the rest of the body") from None
         if event["type"] == "http.disconnect":
             raise ClientGone
         chunk: Any = event.get("body", b"")
@@ -135,13 +135,15 @@ class Call(Request[Any, Any, Any]):
     def _check_body(self, limit: int) -> None:
         encoding = self.header("content-encoding")
         if encoding not in (None, "", "identity"):
-            raise Problem(415, "unsupported_encoding", f"bodies in {encoding[:20]} are not read; send it plain")
+            raise Problem(
+                415, "unsupported_encoding", f"content-encoding {encoding[:20]} is not supported; send the body uncompressed"
+            )
         length = self.header("content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise parsing.too_large(limit)
 
     async def read(self, kind: type[T], *, optional: bool = False) -> T:
-        """The JSON body as a value of this type; `optional`: an empty body is an empty object."""
+        """Decode the JSON body. `optional`: treat an empty body as an empty object."""
         body = await self.bytes()
         if optional and not body.strip():
             body = b"{}"
@@ -149,7 +151,7 @@ class Call(Request[Any, Any, Any]):
 
 
 class Answer:
-    """An answer, ready to be sent. Litestar's own costs more than most of our routes do."""
+    """A response ready to send. Litestar's own costs more than most of our routes do."""
 
     __slots__ = ("_body", "_headers", "_status")
 
@@ -172,10 +174,10 @@ class Answer:
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """A JSON answer."""
+    """Return a JSON response."""
     return Answer(msgspec.json.encode(value), status, JSON, headers)
 
 
 def nothing(headers: Mapping[str, str] | None = None) -> Answer:
-    """204."""
+    """Return a 204 response."""
     return Answer(b"", 204, None, headers)

@@ -1,4 +1,4 @@
-"""Claims and acks that arrive together share a statement."""
+"""Batches concurrent claims and acks into shared statements."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from trunkline.types import Result
 
 log = logging.getLogger("trunkline.server")
 TOGETHER = 200
-"""Most messages of a shared claim. A request for more has its own claim."""
+"""Maximum messages of a shared claim. A request for more has its own claim."""
 _MAX_RECEIPTS = 10_000
 _IDLE_LANES = 1000
 _CONSUMER = "http"
 
 
 class Key(NamedTuple):
-    """What claims must have in common to share a statement."""
+    """Parameters that claims must have in common to share a statement."""
 
     queue: str
     lease: str | None
@@ -38,14 +38,14 @@ class Key(NamedTuple):
 
 
 class Part:
-    """What one request wants of a shared claim."""
+    """One request's share of a claim."""
 
     __slots__ = ("deliveries", "gone", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.gone = False
-        """Set when the request has ended: it gets nothing from then on."""
+        """Set when the request has ended. It must not receive deliveries after that."""
         self.deliveries: Deliveries[Any] | None = None
 
     def give(self, deliveries: Deliveries[Any]) -> None:
@@ -53,7 +53,7 @@ class Part:
 
 
 class _Order(NamedTuple):
-    """Whether a queue is ordered, until when this is believed, and cursors whose messages were claimed since."""
+    """A queue's ordering, cached until a deadline, and the cursors seen since."""
 
     ordered: bool
     until: float
@@ -61,19 +61,19 @@ class _Order(NamedTuple):
 
 
 class Claimer:
-    """Claims for the requests of this process."""
+    """Claims messages for the requests of this process."""
 
     def __init__(self, mq: Client, spawn: Callable[[Coroutine[Any, Any, Any]], None], max_bytes: int) -> None:
         self._mq = mq
         self._spawn = spawn
         self._max_bytes = max_bytes
         self._most: dict[str, int] = {}
-        """Queues with large messages: how many fit into two responses, by the last claim."""
+        """For queues with large messages: how many fit into two responses, from the last claim."""
         self._lanes: dict[Key, Coalescer[Part, Deliveries[Any]]] = {}
         self._ordered: dict[str, _Order] = {}
 
     def offer(self, key: Key, part: Part) -> asyncio.Future[Deliveries[Any]]:
-        """Claim for this request, together with equal ones. Call `withdraw` if it ends before the result is used."""
+        """Claim for this request, batched with equal ones. Call `withdraw` if it ends before using the result."""
         lane = self._lanes.get(key)
         if lane is None:
             _drop_idle(self._lanes)
@@ -81,7 +81,7 @@ class Claimer:
         return lane.offer(part, part.limit)
 
     def withdraw(self, part: Part, future: asyncio.Future[Deliveries[Any]]) -> None:
-        """The request has ended without using its deliveries: release what it got, and give it nothing more."""
+        """Release the deliveries of a request that ended without using them."""
         part.gone = True
         future.cancel()
         if part.deliveries:
@@ -96,7 +96,7 @@ class Claimer:
         return [_outcome(part, error) for part in parts]
 
     async def claim(self, key: Key, parts: Sequence[Part]) -> bool:
-        """Claim once and deal the messages out in the order of the requests; returns whether there may be more."""
+        """Claim once and distribute the messages in request order. Return whether more may be available."""
         runtime = self._mq._runtime()
         with limited(Limits(resource=("claim", key.queue), reads=True)):
             async with runtime.connection() as conn:
@@ -105,7 +105,7 @@ class Claimer:
     async def _claim(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
         open = [part for part in parts if not part.gone and part.deliveries is None]
         if len(open) > 1 and await self._is_ordered(conn, key.queue):
-            # the messages of one lease must be handled one after the other, so each request has its own lease
+            # messages of one lease are handled in order, so each request needs its own lease
             more = True
             for part in open:
                 more = more and await self._share(conn, key, [part])
@@ -128,15 +128,15 @@ class Claimer:
         )
         rows = await take(max_messages=total)
         if len(rows) < total:
-            # what was committed or sent back may not be deliverable yet
+            # committed or returned messages may not be claimable yet
             await self._mq._runtime().wakeup.sequence("queue", key.queue)
             rows = _oldest_first(rows, await take(max_messages=total - len(rows)))
-        # the queue may have been made again under the same name, and its messages in one lease are for one request
+        # the queue may have been recreated as ordered; then one lease must go to one request
         first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
         self._note_size(key.queue, rows)
         start = 0
         for part in parts:
-            # some may have left while we claimed
+            # requests may have ended during the claim
             if not part.gone and not (first_only and start):
                 count = fitting(rows[start : start + part.limit], self._max_bytes)
                 part.give(Deliveries.of(rows[start : start + count], settler))
@@ -146,7 +146,7 @@ class Claimer:
         return len(rows) >= total or start < len(rows)
 
     def _note_size(self, queue: str, rows: Sequence[Delivery[Any]]) -> None:
-        """Claim fewer messages next time, if these were large: what does not fit is released, but was in memory."""
+        """Adjust the next claim's size to the message size: what does not fit is released, but used memory."""
         if not rows:
             return
         most = max(1, 2 * self._max_bytes * len(rows) // max(1, sum(len(row.payload) for row in rows)))
@@ -156,7 +156,7 @@ class Claimer:
             self._most.pop(queue, None)
 
     async def _is_ordered(self, conn: Connection, queue: str, cursor: int | None = None) -> bool:
-        """Looked up again after a second, and for a cursor that the queue did not have then."""
+        """Return whether the queue is ordered. Cached for a second, and looked up again for an unseen cursor."""
         known = self._ordered.get(queue)
         if known is None or monotonic() > known.until or cursor not in (None, *known.cursors):
             try:
@@ -170,7 +170,7 @@ class Claimer:
 
 
 def _oldest_first(rows: list[Delivery[Any]], more: list[Delivery[Any]]) -> list[Delivery[Any]]:
-    """The messages of two claims; by offset, if they are of one log."""
+    """Merge two claims, by offset if both are from one partition."""
     both = [*rows, *more]
     if rows and more and len({(row.topic, row.partition) for row in both}) == 1:
         both.sort(key=lambda row: row.offset)
@@ -178,14 +178,14 @@ def _oldest_first(rows: list[Delivery[Any]], more: list[Delivery[Any]]) -> list[
 
 
 class Acker:
-    """Acks for the requests of this process: one statement at a time for each queue."""
+    """Acks for the requests of this process, one statement at a time per queue."""
 
     def __init__(self, mq: Client) -> None:
         self._mq = mq
         self._lanes: dict[str, Coalescer[Sequence[str], list[Result]]] = {}
 
     async def ack(self, queue: str, receipts: Sequence[str]) -> list[Result]:
-        """Ack receipts of a queue; `unknown` for those of another. Raises QueueNotFound when there is no such queue."""
+        """Ack receipts of a queue. Receipts of other queues get `unknown`. Raises QueueNotFound."""
         lane = self._lanes.get(queue)
         if lane is None:
             _drop_idle(self._lanes)
@@ -194,7 +194,7 @@ class Acker:
         return await lane.submit(receipts, len(receipts))
 
     async def _flush(self, queue: str, batch: list[Sequence[str]]) -> list[list[Result] | BaseException]:
-        """One statement for all. If one request is refused, halves are tried until it is alone."""
+        """Ack everything in one statement. If it fails, bisect to isolate the failing request."""
         try:
             results = iter(await self._ack(queue, [receipt for receipts in batch for receipt in receipts]))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
@@ -215,7 +215,7 @@ class Acker:
 async def settle(
     conn: Connection, queue: str, receipts: Sequence[str], verb: Callable[[list[str]], Awaitable[list[Result]]]
 ) -> list[Result]:
-    """Settle those receipts that belong to a queue which exists; the others are `unknown`."""
+    """Settle the receipts that belong to this queue; the others get `unknown`."""
     numbers = [cursor_of(receipt) for receipt in receipts]
     owners = await doors.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
     ours = [number is not None and owners.get(number) == queue for number in numbers]
@@ -227,7 +227,7 @@ async def settle(
 
 
 def cursor_of(receipt: str) -> int | None:
-    """The number in a receipt that tells its queue; None for a text that is not a receipt."""
+    """Return the cursor number in a receipt, or None if the text is not a receipt."""
     parts = receipt.split(".")
     if len(parts) == 5 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10:
         return int(parts[1])
@@ -238,7 +238,7 @@ async def _release(deliveries: Deliveries[Any]) -> None:
     try:
         await deliveries.release()
     except TrunklineError as exc:
-        log.warning("could not release deliveries of a request that ended; their lease will end: %s", exc)
+        log.warning("could not release deliveries of an ended request; their lease will expire: %s", exc)
 
 
 def _outcome(part: Part, error: Exception | None) -> Deliveries[Any] | BaseException:
@@ -248,14 +248,14 @@ def _outcome(part: Part, error: Exception | None) -> Deliveries[Any] | BaseExcep
 
 
 def own_copy(exc: Exception) -> Exception:
-    """An exception for each caller: a shared one would collect all their tracebacks."""
+    """Copy an exception for each caller: a shared one would accumulate their tracebacks."""
     twin = copy.copy(exc)
     twin.__cause__ = exc.__cause__
     return twin
 
 
 def _drop_idle(lanes: dict[Any, Coalescer[Any, Any]]) -> None:
-    """Forget targets without traffic: their names come from clients."""
+    """Drop idle entries: queue names come from clients, so the map must stay bounded."""
     if len(lanes) >= _IDLE_LANES:
         for key in [key for key, lane in lanes.items() if lane.idle]:
             del lanes[key]

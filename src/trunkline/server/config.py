@@ -1,4 +1,4 @@
-"""What a server is told when it starts. Workers are processes of their own: they read it from one variable."""
+"""Server configuration. Passed to the worker processes in one environment variable."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ import msgspec
 
 VARIABLE = "TRUNKLINE_SERVER"
 STOP_SIGNAL = signal.SIGUSR1
-"""What a worker gets before it is stopped."""
+"""Sent to workers before they are stopped."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server listens, which database it serves, and its limits."""
+    """Listen address, database and limits."""
 
     database_url: str
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
     upkeep_seconds: float | None = 0.5
-    """How often upkeep runs; None: another process runs it."""
+    """Upkeep interval; None: another process runs upkeep."""
     max_connections: int = 10
-    """Database connections of each worker."""
+    """Database connections per worker."""
     connection_seconds: float = 30.0
-    """How long a request may wait for a database connection."""
+    """Maximum wait for a database connection."""
     lock_seconds: float = 10.0
-    """How long a request may wait for earlier requests on the same resource, and a change of settings for a lock."""
+    """Maximum wait for earlier requests on the same resource, and of a settings change for a lock."""
     statement_seconds: float = 30.0
-    """How long a request may use a database connection."""
+    """Maximum use of a database connection per request."""
     admin_seconds: float = 120.0
-    """The same for routes that need the scope admin, such as seek, purge and delete."""
+    """The same for routes with the scope admin, such as seek, purge and delete."""
     max_body: int = 1024 * 1024
     max_batch_body: int = 8 * 1024 * 1024
     max_stream: int = 100_000
-    """Most messages of a stream of lines, which is one transaction."""
+    """Maximum messages of an NDJSON stream, which is one transaction."""
     max_stream_body: int = 256 * 1024 * 1024
     stream_seconds: float = 60.0
-    """How long a stream of more than one batch may take."""
+    """Maximum duration of a stream of more than one batch."""
     max_response_bytes: int = 8 * 1024 * 1024
-    """Payload bytes of a response with messages, and of what is kept of a topic that clients follow. A response has fewer
-    messages than its limit then, but at least one."""
+    """Payload bytes of a response with messages, and of the cached end of a followed topic. A response is cut short to
+    fit, but has at least one message."""
     max_depth: int = 64
     body_seconds: float = 10.0
-    """How long the next part of a body may take."""
+    """Maximum wait for the next part of a body."""
     whole_body_seconds: float = 120.0
-    """How long a whole body may take."""
+    """Maximum duration of a whole body."""
     max_pull: int = 10
-    """Most messages of `GET /v1/queues/{id}/messages`."""
+    """Maximum messages of `GET /v1/queues/{id}/messages`."""
     max_wait: float = 30.0
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """A port for metrics alone."""
+    """A separate port for metrics."""
     max_publishing: int = 2000
-    """Publishes under way in a worker; more get 503 with Retry-After."""
+    """Concurrent publishes per worker; more get 503 with Retry-After."""
     max_publishing_bytes: int = 64 * 1024 * 1024
     max_requests: int = 10_000
-    """Requests under way in a worker, waiting ones included."""
+    """Concurrent requests per worker, including those waiting for messages."""
     rate: float | None = None
-    """Requests per second of one token (or of one address without tokens) and worker; more get 429."""
+    """Requests per second per worker and token (without tokens: per address); more get 429."""
     require_token: bool | None = None
-    """Refuse requests without a token; None: as soon as there is a token. Without tokens every request may do everything,
-    so the server only listens on loopback."""
+    """Reject requests without a token. None: once a token exists. Without tokens every request has all rights, so the
+    server listens on loopback only."""
     access_log: bool = False
     drain_seconds: float = 10.0
 

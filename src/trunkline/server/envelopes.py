@@ -1,4 +1,4 @@
-"""Messages in requests: one, a JSON array, lines of JSON, or bytes as they are."""
+"""Parses messages in requests: one, a JSON array, NDJSON, or raw bytes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from trunkline.types import NewMessage
 MAX_MESSAGES = 1000
 JSON = "application/json"
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
-# as psqlqueue, which looks at no content type: what programs send who think of none
+# like psqlqueue, which ignores the content type: sent by clients that set none
 _TEXT = "text/plain"
 _ENVELOPES = (JSON, "", "application/x-www-form-urlencoded", _TEXT)
-"""Content types of messages in JSON. Clients that name none send a form (curl) or text (fetch)."""
+"""Content types of JSON messages. Without an explicit one, curl sends a form and fetch sends text."""
 _LONGEST_DELAY = 365 * 86400
 
 
 class Envelope(msgspec.Struct, kw_only=True, frozen=True):
-    """A message: `payload` any JSON, or `payload_base64` bytes, or `body` text as psqlqueue has it."""
+    """A message with `payload` (any JSON), `payload_base64` (bytes) or `body` (text, as in psqlqueue)."""
 
     body: str | UnsetType | None = UNSET
     payload: Raw | UnsetType = UNSET
@@ -57,23 +57,23 @@ _PAYLOAD = re.compile(rb'"payload"\s*:\s*')
 _lines = msgspec.json.Decoder(list[Raw])
 
 RAW_PARAMS = (
-    Param(name="raw", kind=bool, default=False, words="The body is the payload, whatever its content type."),
-    Param(name="key", words="For raw bodies: the key."),
-    Param(name="routing_key", words="For raw bodies: the routing key."),
-    Param(name="label", words="For raw bodies: the label."),
-    Param(name="delay_seconds", kind=float, low=0, high=_LONGEST_DELAY, words="For raw bodies: deliver so much later."),
-    Param(name="deliver_at", kind=datetime, words="For raw bodies: deliver not before."),
+    Param(name="raw", kind=bool, default=False, words="Treat the body as the payload, regardless of its content type."),
+    Param(name="key", words="Key, for raw bodies."),
+    Param(name="routing_key", words="Routing key, for raw bodies."),
+    Param(name="label", words="Label, for raw bodies."),
+    Param(name="delay_seconds", kind=float, low=0, high=_LONGEST_DELAY, words="Delay in seconds, for raw bodies."),
+    Param(name="deliver_at", kind=datetime, words="Earliest delivery time, for raw bodies."),
 )
-PRIORITY = Param(name="priority", kind=int, low=0, high=9, words="For raw bodies: the priority, 0 is the lowest.")
+PRIORITY = Param(name="priority", kind=int, low=0, high=9, words="Priority from 0 (lowest), for raw bodies.")
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What a request carried."""
+    """The parsed content of a publish request."""
 
     messages: list[NewMessage]
     single: bool
     plain: bool
-    """A message of psqlqueue, which expects no content in the answer."""
+    """A psqlqueue message; its client expects a 204 response."""
 
 
 def media_type(call: Call) -> str:
@@ -88,12 +88,12 @@ def _media_type(text: str) -> str:
 def idempotency_key(call: Call) -> str | None:
     key = call.header("idempotency-key")
     if key is not None and not 1 <= len(key) <= 255:
-        raise invalid("the header idempotency-key has no characters, or more than 255", "bad_idempotency_key")
+        raise invalid(f"header idempotency-key must have 1 to 255 characters, got {len(key)}", "bad_idempotency_key")
     return key
 
 
 async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
-    """The messages of a publish request that is no stream."""
+    """Read the messages of a publish request that is not a stream."""
     kind = media_type(call)
     key = idempotency_key(call)
     trace = call.trace()
@@ -128,12 +128,12 @@ def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, t
     if not parts:
         raise invalid("the batch is empty", "empty_batch")
     if len(parts) > MAX_MESSAGES:
-        raise Problem(413, "batch_too_large", f"the batch has {len(parts)} messages, the limit is {MAX_MESSAGES}")
+        raise Problem(413, "batch_too_large", f"a batch must have at most {MAX_MESSAGES} messages, got {len(parts)}")
     messages = []
     for number, part in enumerate(parts):
         try:
             if len(part) > max_body:
-                raise Problem(413, "body_too_large", f"it has more than {max_body} bytes")
+                raise Problem(413, "body_too_large", f"larger than {max_body} bytes")
             messages.append(message_of(part, max_depth, None if key is None else f"{key}:{number}", trace)[0])
         except Problem as exc:
             exc.detail = f"message {number}: {exc.detail}"
@@ -142,7 +142,7 @@ def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, t
 
 
 def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) -> tuple[NewMessage, bool]:
-    """A message of an envelope, and whether it is one of psqlqueue."""
+    """Parse a message from an envelope. Return it, and whether it has the psqlqueue form."""
     check_depth(body, max_depth)
     try:
         envelope = _decoder.decode(body)
@@ -153,28 +153,28 @@ def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) 
         check_json(body)
         raise malformed(f"the body is not JSON: {exc}", "bad_json") from None
     payload = envelope.payload
-    # the payload is opaque: only what is around it must be unambiguous
+    # the payload is opaque: only the envelope must be unambiguous
     around = body
     if not isinstance(payload, UnsetType):
         value = bytes(payload)
         check_value(value)
         around = _without(body, value)
-    # only one name: nothing to compare
+    # a single key cannot be repeated
     keys = ["payload"] if around.count(b'"') == 2 else check_json(around)
     given = [name for name in ("body", "payload", "payload_base64") if getattr(envelope, name) is not UNSET]
     if len(given) > 1:
-        raise invalid(f"{given[0]} and {given[1]} are both there; a message has one of them")
+        raise invalid(f"a message must have either {given[0]} or {given[1]}, got both")
     plain = given == ["body"] or not given
     if not plain:
         unknown = [name for name in keys if name not in _FIELDS]
         if unknown:
-            raise malformed(f"there is no field {unknown[0][:50]!r} in a message", "unknown_field")
+            raise malformed(f"unknown message field {unknown[0][:50]!r}", "unknown_field")
     content, content_type = _content(envelope)
     headers = envelope.headers if envelope.headers is not None else envelope.attributes
     if envelope.headers is not None and envelope.attributes is not None:
-        raise invalid("attributes and headers are both there; they are the same")
+        raise invalid("a message must have either headers or attributes (an alias), got both")
     if envelope.delay_seconds is not None and envelope.deliver_at is not None:
-        raise invalid("delay_seconds and deliver_at are both there; give one")
+        raise invalid("specify either delay_seconds or deliver_at, got both")
     return (
         NewMessage(
             body=content,
@@ -195,7 +195,7 @@ def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) 
 
 
 def _without(body: bytes, value: bytes) -> bytes:
-    """The body with null in the place of its payload."""
+    """Return the body with its payload replaced by null."""
     for match in _PAYLOAD.finditer(body):
         if body.startswith(value, match.end()):
             return body[: match.end()] + b"null" + body[match.end() + len(value) :]
@@ -218,7 +218,7 @@ def _content(envelope: Envelope) -> tuple[bytes, str]:
     try:
         return envelope.body.encode(), envelope.content_type or TEXT
     except UnicodeEncodeError:
-        raise malformed("body holds text that is not valid Unicode", "bad_utf8") from None
+        raise malformed("body is not valid Unicode", "bad_utf8") from None
 
 
 def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
@@ -228,7 +228,7 @@ def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace:
         if name.startswith(b"trunkline-header-")
     }
     if query["delay_seconds"] is not None and query["deliver_at"] is not None:
-        raise invalid("delay_seconds and deliver_at are both there; give one")
+        raise invalid("specify either delay_seconds or deliver_at, got both")
     return NewMessage(
         body=body,
         content_type=call.header("content-type") or "application/octet-stream",
@@ -248,7 +248,7 @@ def _delay(value: float | None) -> timedelta | None:
 
 
 def _traced(headers: dict[str, Any] | None, trace: str | None) -> dict[str, Any] | None:
-    """The W3C trace of the request goes along with the message, unless it has one of its own."""
+    """Add the request's W3C trace context to the headers, unless they have one."""
     if trace is None or len(trace) > 100 or (headers is not None and "traceparent" in headers):
         return headers
     return {**(headers or {}), "traceparent": trace}

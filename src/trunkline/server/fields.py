@@ -1,4 +1,4 @@
-"""Values of bodies that are checked by hand, in the words of psqlqueue."""
+"""Manual checks of body fields, with psqlqueue's error texts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[A-Za-z0-9._-
 def name_fault(value: str | None) -> str | None:
     if not value:
         return BLANK
-    # a path cannot name a thing that is called as its own directory
+    # . and .. cannot be path segments
     return None if NAME.fullmatch(value) and value not in (".", "..") else FORMAT
 
 
 def refuse(**faults: str | None) -> None:
-    """A 400 that names each field with a fault, sorted, as psqlqueue writes them."""
+    """Raise a 400 that lists each invalid field, sorted, in psqlqueue's format."""
     found = [f"{field}: {fault}" for field, fault in sorted(faults.items()) if fault is not None]
     if found:
         wrong = "invalid_name" if all(FORMAT in words for words in found) else "invalid_argument"

@@ -1,4 +1,4 @@
-"""Limits on database work: a share of the connections for each resource, and an end for each statement."""
+"""Limits on database work: a share of the connections per resource, and a time limit per statement."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from trunkline.server.config import Config
 from trunkline.server.routing import Doc
 
 _GRACE_SECONDS = 5.0
-"""Extra time for a statement that the database should have ended by itself."""
+"""Extra time for the database to enforce the limit itself."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the statements of the current task may use."""
+    """Limits for the statements of the current task."""
 
     resource: tuple[str, ...] = ()
-    """Statements with the same resource share half of the connections; without one there is no such limit."""
+    """Statements of the same resource share half of the connections. Empty: no such limit."""
     reads: bool = False
-    """Reads, claims or counts messages, so an open transaction elsewhere can block it. Such statements leave a quarter of
-    the connections to others."""
+    """Reads, claims or counts messages, so an open transaction elsewhere can block it. Such statements leave a quarter
+    of the connections free."""
     seconds: float | None = None
-    """Longest use of a connection; by default `statement_seconds` of the server's configuration."""
+    """Maximum use of a connection; the default is the configured `statement_seconds`."""
     in_database: bool = False
-    """Let the database enforce the limits, in a transaction: a request that was ended has changed nothing. Costs three
-    round trips."""
+    """Let the database enforce the limits, in a transaction: a timed-out request has no effect. Three more round trips."""
 
 
 _current: ContextVar[Limits] = ContextVar("trunkline_limits", default=Limits())  # noqa: B039  frozen
 
 
 def enter_route(doc: Doc, scope: Any, config: Config) -> None:
-    """Set the limits of a request; called once, in the request's own task."""
+    """Set the limits of a request. Called once, in the request's task."""
     params = scope["path_params"]
     names = (str(params[name]) for name in (doc.object, "group") if name in params)
     _current.set(
@@ -53,7 +52,7 @@ def enter_route(doc: Doc, scope: Any, config: Config) -> None:
 
 @contextmanager
 def limited(limits: Limits) -> Iterator[None]:
-    """Other limits for the statements of a block."""
+    """Apply other limits to the statements of a block."""
     token = _current.set(limits)
     try:
         yield
@@ -62,9 +61,9 @@ def limited(limits: Limits) -> Iterator[None]:
 
 
 class Shares:
-    """Places for statements. A resource that is blocked fills its own places; other requests keep the rest.
+    """Concurrency limits. A blocked resource exhausts only its own share of the connections.
 
-    Waiting for a place is first come, first served, holds no connection, and ends with `Busy`.
+    Waiting is first come, first served, holds no connection, and times out with `Busy`.
     """
 
     def __init__(self, connections: int, seconds: float) -> None:
@@ -109,8 +108,8 @@ class Shares:
                 await places.acquire()
         except TimeoutError:
             raise Busy(
-                f"earlier requests of the same kind did not finish within {self._seconds:g} s: {' '.join(resource)}",
-                hint="try again; trunkline doctor names long transactions",
+                f"earlier requests for the same resource did not finish within {self._seconds:g} s: {' '.join(resource)}",
+                hint="Retry. Run `trunkline doctor` to find long transactions.",
             ) from None
 
 
@@ -142,7 +141,7 @@ class LimitedPool(Pool):
                 raise _ended(backstop, writing=writing) from exc
 
     async def _set_local(self, conn: Connection, seconds: float) -> None:
-        """Limits for this transaction only: a session may be shared through a pooler."""
+        """Set limits for this transaction only: a pooler may share the session."""
         await conn.execute(
             "select set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
             (f"{self._config.lock_seconds * 1000:.0f}", f"{seconds * 1000:.0f}"),
@@ -153,8 +152,8 @@ def _ended(seconds: float, *, writing: bool) -> Exception:
     if writing:
         return OutcomeUnknown(
             f"the database did not finish within {seconds:g} s",
-            hint="check whether it happened, or retry with the same idempotency key",
+            hint="Check whether the change was made, or retry with the same idempotency key.",
         )
     return Timeout(
-        f"the database did not finish within {seconds:g} s", hint="try again; trunkline doctor names long transactions"
+        f"the database did not finish within {seconds:g} s", hint="Retry. Run `trunkline doctor` to find long transactions."
     )

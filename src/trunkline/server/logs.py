@@ -10,7 +10,7 @@ import msgspec
 
 
 class JsonFormatter(logging.Formatter):
-    """Line breaks in values are escaped by JSON, so nobody can forge a line."""
+    """JSON escapes line breaks in values, which prevents log forging."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {

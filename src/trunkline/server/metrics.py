@@ -1,4 +1,4 @@
-"""Prometheus: requests as psqlqueue counts them, and what it does not show: depth, age, lag, rates."""
+"""Prometheus metrics: requests as psqlqueue counts them, plus depth, age, lag and rates."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _SERVICE = "trunkline"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _BYTES = tuple(100 * 10**power for power in range(8))
 _FRESH_SECONDS = 1.0
-# Labels come from fixed sets: each new value is a series that is kept until the worker ends, and clients choose methods.
+# Labels need fixed value sets: each value is a series kept for the life of the worker, and clients choose the method.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _OTHER = "other"
-# Each endpoint is a dozen series; who has more of them looks into the database.
+# Each endpoint has about a dozen series. Read larger installations from the database.
 _MOST_ENDPOINTS = 500
 _MOST_PIPELINES = 500
 
 
 class Metrics:
-    """The counters of a worker; with several workers they are summed through files."""
+    """The counters of a worker. With several workers they are summed through files."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         labels = ("service", "handler", "method", "code")
         self._seconds = Histogram(
             "http_request_duration_seconds",
-            "The latency of the HTTP requests.",
+            "Latency of HTTP requests.",
             labels,
             registry=self.registry,
             buckets=_SECONDS,
         )
         self._bytes = Histogram(
-            "http_response_size_bytes", "The size of the HTTP responses.", labels, registry=self.registry, buckets=_BYTES
+            "http_response_size_bytes", "Size of HTTP responses.", labels, registry=self.registry, buckets=_BYTES
         )
         self._inflight = Gauge(
             "http_requests_inflight",
-            "The number of inflight requests being handled at the same time.",
+            "Number of HTTP requests in flight.",
             ("service", "handler"),
             registry=self.registry,
             multiprocess_mode="livesum",
@@ -91,9 +91,9 @@ class Metrics:
         self._refused.labels(reason).inc()
 
     async def render(self, mq: Client) -> tuple[bytes, str]:
-        """Return all numbers as text; those of the database are at most a second old.
+        """Return all metrics as text. Database values are at most a second old.
 
-        One scrape at a time, in a thread: many series take seconds to write, and requests must not wait for that.
+        Scrapes are serialised and rendered in a thread: many series take seconds, which must not block requests.
         """
         async with self._rendering:
             if self._stats is None or time.monotonic() - self._stats_at > _FRESH_SECONDS:
@@ -118,7 +118,7 @@ class Metrics:
 
 
 class _Database(Collector):
-    """The numbers of topics, groups, queues, endpoints, upkeep tasks and Spark pipelines."""
+    """Metrics of topics, groups, queues, endpoints, upkeep tasks and Spark pipelines."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class _Database(Collector):
 
     def _pipelines(self) -> list[GaugeMetricFamily]:
         labels = ["pipeline"]
-        lag = GaugeMetricFamily("trunkline_pipeline_lag", "Messages that a Spark query has yet to read.", labels=labels)
+        lag = GaugeMetricFamily("trunkline_pipeline_lag", "Messages not yet read by a Spark query.", labels=labels)
         failed = GaugeMetricFamily("trunkline_pipeline_failed", "Whether a Spark pipeline or query failed.", labels=labels)
         age = GaugeMetricFamily(
             "trunkline_pipeline_report_age_seconds", "Time since a running pipeline or query last reported.", labels=labels
@@ -165,7 +165,9 @@ class _Database(Collector):
             "trunkline_upkeep_task_failing", "Whether the last run of an upkeep task failed.", labels=["task"]
         )
         age = GaugeMetricFamily(
-            "trunkline_upkeep_task_age_seconds", "Time since an upkeep task last ran, also if it failed.", labels=["task"]
+            "trunkline_upkeep_task_age_seconds",
+            "Time since the last run of an upkeep task, successful or not.",
+            labels=["task"],
         )
         for row in self._tasks:
             failing.add_metric([row.task], row.state == "failing")
@@ -175,7 +177,7 @@ class _Database(Collector):
 
     def _waits(self) -> list[GaugeMetricFamily]:
         held = "Age of the oldest transaction that holds back vacuum (xmin)."
-        late = "Age of the oldest transaction that has published and is still open."
+        late = "Age of the oldest open transaction that has published messages."
         return [
             GaugeMetricFamily("trunkline_oldest_transaction_age_seconds", held, value=self._ages.transaction),
             GaugeMetricFamily("trunkline_unsequenced_age_seconds", late, value=self._ages.unsequenced),
@@ -184,10 +186,12 @@ class _Database(Collector):
     def _queues(self) -> list[GaugeMetricFamily]:
         depth = GaugeMetricFamily("trunkline_queue_messages", "Messages of a queue by state.", labels=["queue", "state"])
         settled = GaugeMetricFamily(
-            "trunkline_queue_settled_messages", "Messages a queue is done with, ever.", labels=["queue", "state"]
+            "trunkline_queue_settled_messages",
+            "Settled messages of a queue since it was created.",
+            labels=["queue", "state"],
         )
         age = GaugeMetricFamily(
-            "trunkline_queue_oldest_ready_age_seconds", "Age of the oldest message that can be claimed.", labels=["queue"]
+            "trunkline_queue_oldest_ready_age_seconds", "Age of the oldest claimable message.", labels=["queue"]
         )
         paused = GaugeMetricFamily("trunkline_queue_paused", "Whether the queue is paused.", labels=["queue"])
         for row in self._stats.queues:
@@ -202,25 +206,29 @@ class _Database(Collector):
     def _endpoints(self) -> list[GaugeMetricFamily]:
         requests = GaugeMetricFamily(
             "trunkline_endpoint_recent_deliveries",
-            "Of an endpoint's newest thousand deliveries of the last minute, those with this outcome.",
+            "Deliveries by outcome, among an endpoint's newest 1,000 of the last minute.",
             labels=["endpoint", "outcome"],
         )
         rate = GaugeMetricFamily(
-            "trunkline_endpoint_deliveries_per_second", "Deliveries per second, last minute.", labels=["endpoint"]
+            "trunkline_endpoint_deliveries_per_second", "Deliveries per second over the last minute.", labels=["endpoint"]
         )
         seconds = GaugeMetricFamily(
-            "trunkline_endpoint_request_seconds", "Time of its requests, last minute.", labels=["endpoint", "quantile"]
+            "trunkline_endpoint_request_seconds", "Request duration over the last minute.", labels=["endpoint", "quantile"]
         )
         held = GaugeMetricFamily(
-            "trunkline_endpoint_held_messages", "Messages that dispatchers hold for it: sent, or next.", labels=["endpoint"]
+            "trunkline_endpoint_held_messages", "Leased messages of an endpoint's queues.", labels=["endpoint"]
         )
         age = GaugeMetricFamily(
-            "trunkline_endpoint_oldest_ready_age_seconds", "Age of the oldest message for it.", labels=["endpoint"]
+            "trunkline_endpoint_oldest_ready_age_seconds",
+            "Age of the oldest ready message of an endpoint.",
+            labels=["endpoint"],
         )
         breaker = GaugeMetricFamily(
-            "trunkline_endpoint_breaker", "Its breaker: 0 closed, 1 half-open, 2 open.", labels=["endpoint"]
+            "trunkline_endpoint_breaker",
+            "Circuit breaker of an endpoint: 0 closed, 1 half-open, 2 open.",
+            labels=["endpoint"],
         )
-        enabled = GaugeMetricFamily("trunkline_endpoint_enabled", "Whether it is sent to.", labels=["endpoint"])
+        enabled = GaugeMetricFamily("trunkline_endpoint_enabled", "Whether the endpoint is enabled.", labels=["endpoint"])
         queues = {row.queue: row for row in self._stats.queues}
         for row in self._endpoint_stats:
             for outcome in ("acked", "nacked", "buried", "released", "tested"):
@@ -239,12 +247,12 @@ class _Database(Collector):
     def _topics(self) -> list[GaugeMetricFamily]:
         labels = ["topic", "partition"]
         head = GaugeMetricFamily("trunkline_topic_head_offset", "Highest offset.", labels=labels)
-        lowest = GaugeMetricFamily("trunkline_topic_lowest_offset", "Lowest offset that can be read.", labels=labels)
+        lowest = GaugeMetricFamily("trunkline_topic_lowest_offset", "Earliest available offset.", labels=labels)
         size = GaugeMetricFamily("trunkline_topic_bytes", "Bytes on disk.", labels=labels)
-        rate = GaugeMetricFamily("trunkline_topic_messages_per_second", "Messages per second, last minute.", labels=labels)
-        delayed = GaugeMetricFamily(
-            "trunkline_topic_scheduled_messages", "Messages that wait for their time.", labels=["topic"]
+        rate = GaugeMetricFamily(
+            "trunkline_topic_messages_per_second", "Messages per second over the last minute.", labels=labels
         )
+        delayed = GaugeMetricFamily("trunkline_topic_scheduled_messages", "Delayed messages of a topic.", labels=["topic"])
         for row in self._stats.topics:
             names = [row.topic, str(row.partition)]
             head.add_metric(names, row.head)
@@ -257,8 +265,10 @@ class _Database(Collector):
 
     def _groups(self) -> list[GaugeMetricFamily]:
         labels = ["topic", "group", "partition"]
-        lag = GaugeMetricFamily("trunkline_group_lag_messages", "Messages that the group has not committed.", labels=labels)
-        late = GaugeMetricFamily("trunkline_group_lag_seconds", "Age of the first of them.", labels=labels)
+        lag = GaugeMetricFamily("trunkline_group_lag_messages", "Messages not yet committed by a group.", labels=labels)
+        late = GaugeMetricFamily(
+            "trunkline_group_lag_seconds", "Age of the oldest message not yet committed by a group.", labels=labels
+        )
         for row in self._stats.groups:
             names = [row.topic, row.group, str(row.partition)]
             lag.add_metric(names, row.lag)

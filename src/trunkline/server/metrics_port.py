@@ -1,4 +1,4 @@
-"""Metrics on a port of their own, at every path, for scrapers that have no token."""
+"""Metrics on a separate port, at every path, for scrapers without a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_HEAD = 16 * 1024
 
 
 async def serve_metrics(engine: Engine) -> asyncio.Server | None:
-    """Listen; None when another worker of this server does already."""
+    """Listen on the metrics port. Return None if another worker of this server has it."""
     assert engine.config.metrics_port is not None  # noqa: S101
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +35,7 @@ async def serve_metrics(engine: Engine) -> asyncio.Server | None:
             answer, engine.config.metrics_host, engine.config.metrics_port, limit=_LONGEST_HEAD
         )
     except OSError as exc:
-        log.info("the metrics port is served by another process: %s", exc)
+        log.info("metrics port is in use, probably by another worker: %s", exc)
         return None
 
 
@@ -54,6 +54,6 @@ async def _answer(engine: Engine, head: bytes) -> bytes:
 
 
 def _headers(head: bytes) -> list[tuple[bytes, bytes]]:
-    """The headers of a request, as far as they can be read."""
+    """Parse the headers of a request, skipping invalid lines."""
     pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     return [(name.strip().lower(), value.strip()) for name, colon, value in pairs if colon]

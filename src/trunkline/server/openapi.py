@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the declarations of the routes."""
+"""The OpenAPI 3.1 document, generated from the route declarations."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from trunkline.server.problems import MEDIA_TYPE, Details
 from trunkline.server.routing import Doc
 
 _REF = "#/components/schemas/{name}"
-# every route can answer these
+# possible responses of every route
 _ALWAYS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 500, 503)
 _WORDS = {
     200: "Done.",
     201: "Created.",
     204: "Done; no content.",
-    400: "The request is wrong.",
-    401: "No token, or not a valid one.",
-    403: "The token does not allow this.",
+    400: "The request is not valid.",
+    401: "The token is missing or not valid.",
+    403: "The token lacks the required scope.",
     404: "Not found.",
-    405: "This path does not know that method.",
-    408: "The body did not come in time.",
-    409: "In conflict with the present state.",
+    405: "Method not allowed for this path.",
+    408: "Timed out reading the request body.",
+    409: "Conflict with the current state.",
     413: "Too large.",
-    414: "The target is too long.",
-    415: "A body in this form is not read.",
-    416: "The offset is below what retention has kept.",
-    429: "Too many requests; Retry-After says when.",
+    414: "The request target is too long.",
+    415: "Unsupported body encoding.",
+    416: "Retention has removed this offset.",
+    429: "Too many requests; see Retry-After.",
     431: "Too many or too large headers.",
-    500: "Something went wrong here.",
-    503: "Not available now; Retry-After says when.",
+    500: "Internal error.",
+    503: "Unavailable; see Retry-After.",
 }
 _PARAMETER = re.compile(r"\{(\w+):(\w+)\}")
 _KINDS: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ def build(app: Litestar) -> dict[str, Any]:
             "version": __version__,
             "summary": "One Postgres log, every way to consume it.",
             "description": "Errors are problem details (RFC 9457). Their `error` is a stable code; `code` and `message` are "
-            "those of psqlqueue, whose requests work under /v1. /api, /pubsub and /queue speak for two other systems.",
+            "psqlqueue's, whose requests work under /v1. /api, /pubsub and /queue are compatible with two other systems.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -80,7 +80,7 @@ def build(app: Litestar) -> dict[str, Any]:
 
 
 def routes(app: Litestar) -> list[tuple[str, str, HTTPRouteHandler]]:
-    """Path, method and handler of every route."""
+    """Return path, method and handler of every route."""
     found = []
     for route in app.routes:
         if isinstance(route, HTTPRoute):
@@ -137,9 +137,9 @@ def _operation(path: str, handler: HTTPRouteHandler) -> dict[str, Any]:
 
 
 def _id(path: str, handler: HTTPRouteHandler) -> str:
-    door = path.split("/")[1]
+    prefix = path.split("/")[1]
     name = handler.fn.__name__
-    return name if door == "v1" else f"{door.replace('.', '_')}_{name}"
+    return name if prefix == "v1" else f"{prefix.replace('.', '_')}_{name}"
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Query parameters: each is declared once, and the declaration both reads it and documents it."""
+"""Query parameters. One declaration both parses and documents a parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRUE = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Param(msgspec.Struct, frozen=True, kw_only=True):
-    """One parameter. `lenient`: a value that cannot be read counts as not given, as psqlqueue has it."""
+    """A query parameter. `lenient`: ignore an invalid value, as psqlqueue does."""
 
     name: str
     kind: type = str
@@ -32,33 +32,33 @@ class Param(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, text: str) -> Any:
         value = self._convert(text)
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise ValueError(f"is not between {self.low:g} and {self.high or LARGEST:g}")
+            raise ValueError(f"must be between {self.low:g} and {self.high or LARGEST:g}")
         if self.choices and value not in self.choices:
-            raise ValueError(f"is not one of {', '.join(self.choices)}")
+            raise ValueError(f"must be one of {', '.join(self.choices)}")
         return value
 
     def _convert(self, text: str) -> Any:
         if self.kind is bool:
             if text not in _TRUE:
-                raise ValueError("is not true or false")
+                raise ValueError("must be true or false")
             return _TRUE[text]
         if self.kind is int:
-            # int() also reads other scripts, spaces and underscores, and digits without end
+            # int() also accepts other scripts, spaces, underscores and any number of digits
             if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 19):
-                raise ValueError("is not a whole number")
+                raise ValueError("must be a whole number")
             value = int(text)
             if abs(value) > LARGEST:
-                raise ValueError("is too large")
+                raise ValueError("must be at most {LARGEST}")
             return value
         if self.kind is float:
             number = float(text) if text.isascii() else math.nan
             if not math.isfinite(number):
-                raise ValueError("is not a number")
+                raise ValueError("must be a number")
             return number
         if self.kind is datetime:
             return moment(text)
         if "\x00" in text:
-            raise ValueError("holds a NUL character")
+            raise ValueError("must not contain NUL characters")
         return text
 
     def schema(self) -> dict[str, Any]:
@@ -86,18 +86,18 @@ class Param(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def moment(text: str) -> datetime:
-    """A time with a zone."""
+    """Parse a time with a time zone."""
     try:
         value = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError:
-        raise ValueError("is not a time such as 2026-01-31T12:00:00Z") from None
+        raise ValueError("must be a time such as 2026-01-31T12:00:00Z") from None
     if value.tzinfo is None:
-        raise ValueError("has no time zone")
+        raise ValueError("must have a time zone")
     return value
 
 
 def read_query(query: bytes, declared: tuple[Param, ...], *, strict: bool) -> dict[str, Any]:
-    """The values of a query string by name. `strict`: a parameter that nobody declared, or one given twice, is an error."""
+    """Parse a query string. `strict`: reject undeclared and repeated parameters."""
     values: dict[str, Any] = {param.name: [] if param.many else param.default for param in declared}
     if not query:
         _check_required(declared, values)
@@ -107,17 +107,17 @@ def read_query(query: bytes, declared: tuple[Param, ...], *, strict: bool) -> di
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=100, errors="strict")
     except (ValueError, UnicodeDecodeError):
-        raise _bad("the query string cannot be read") from None
+        raise _bad("the query string is not valid") from None
     for name, text in pairs:
         param = known.get(name)
         if param is None:
             if strict:
-                raise _bad(f"there is no parameter {name[:50]!r} here")
+                raise _bad(f"unknown parameter {name[:50]!r}")
             continue
         if name in seen and not param.many:
             if param.lenient:
                 continue
-            raise _bad(f"{name} is given twice")
+            raise _bad(f"{name} must be given once")
         seen.add(name)
         try:
             value = param.read(text)
@@ -143,21 +143,19 @@ def _bad(detail: str) -> Problem:
     return Problem(400, "bad_param", detail, code=3)
 
 
-# Those that several routes have
+# Shared by several routes
 
-AFTER = Param(name="after", words="Only those behind this id.")
-OFFSET = Param(name="offset", kind=int, default=0, low=0, lenient=True, words="How many to skip.")
+AFTER = Param(name="after", words="Only ids after this one.")
+OFFSET = Param(name="offset", kind=int, default=0, low=0, lenient=True, words="Number of items to skip.")
 LIMIT = Param(
     name="limit",
     kind=int,
     default=100,
     low=0,
     lenient=True,
-    words="How many at most; `next_offset` says that there are more.",
+    words="Maximum number of items; `next_offset` indicates more.",
 )
-FORCE = Param(name="force", kind=bool, default=False, words="Also when somebody still uses it.")
-ENSURE = Param(name="ensure", kind=bool, default=False, words="Fine if it is there already: then 200, and nothing changes.")
-WAIT = Param(
-    name="wait", kind=float, default=0.0, low=0, high=30, words="Seconds to wait for something when there is nothing."
-)
+FORCE = Param(name="force", kind=bool, default=False, words="Delete even if it is in use.")
+ENSURE = Param(name="ensure", kind=bool, default=False, words="If it exists, return 200 without changing it.")
+WAIT = Param(name="wait", kind=float, default=0.0, low=0, high=30, words="Seconds to wait if no message is ready.")
 PARTITION = Param(name="partition", kind=int, default=0, low=0, high=63, words="The partition.")

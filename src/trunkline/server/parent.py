@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them, also when that one is killed with -9."""
+"""Ties a process to its parent, even if the parent is killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have the system kill this process when its parent has ended, so that nobody stays behind on the port.
+    """Have the kernel kill this process when its parent ends, so that it does not keep the port.
 
-    Linux only: elsewhere a killed parent leaves its children, and the next start says that the port is taken.
+    Linux only. Elsewhere, children of a killed parent keep the port, and the next start reports that it is in use.
     """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        sys.exit("the process that started this one has ended")
+    if os.getppid() != parent:  # it ended before prctl
+        sys.exit("the parent process has ended")

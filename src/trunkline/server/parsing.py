@@ -1,4 +1,4 @@
-"""Bodies: JSON, read strictly. What readers bend or swallow (duplicate keys, infinite numbers, deep nesting) is refused."""
+"""Strict JSON parsing. Rejects what parsers disagree about: duplicate keys, infinite numbers, deep nesting."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import msgspec
 from trunkline.server.problems import Problem, malformed
 
 T = TypeVar("T")
-# An unclosed string reaches to the end of the body, and nothing is tried twice: one pass, whatever the body holds.
+# Possessive, and an unclosed string extends to the end of the body: one pass without backtracking, whatever the input.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
-"""A pair of surrogates, or one alone, or another escape."""
+"""A surrogate pair, a lone surrogate, or another escape."""
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_depth(body: bytes, limit: int) -> None:
-    """Refuse JSON that is nested deeper than `limit`, in one pass over the body.
+    """Reject JSON that is nested deeper than `limit`, in one pass over the body.
 
-    The depth is right up to the first syntax error, where every reader stops.
+    The depth is exact up to the first syntax error, where parsers stop.
     """
     if body.count(b"[") + body.count(b"{") <= limit:
         return
@@ -37,7 +37,7 @@ def check_depth(body: bytes, limit: int) -> None:
 
 
 def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
-    """A body as a value of this type, or a 400 that says where it is wrong."""
+    """Decode a body as this type, or raise a 400 that says where it is invalid."""
     if not body.strip():
         raise malformed("the body is empty", "missing_body")
     check_depth(body, max_depth)
@@ -51,12 +51,12 @@ def decode(body: bytes, kind: type[T], *, max_depth: int) -> T:
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """Replace escapes such as \\ud800 that are no character, which the reader would refuse."""
+    """Replace escapes of lone surrogates such as \\ud800, which the decoder would reject."""
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], body) if _SURROGATE.search(body) else body
 
 
 def check_json(body: bytes) -> list[str]:
-    """Refuse what is not JSON, and what JSON readers disagree about. Answers the keys of the outermost object."""
+    """Reject invalid JSON, and JSON that parsers disagree about. Return the keys of the outermost object."""
     keys: list[str] = []
 
     def take(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def check_json(body: bytes) -> list[str]:
         keys = [key for key, _ in pairs]
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise malformed(f"the key {_first_repeated(keys)[:50]!r} is there twice", "duplicate_key")
+            raise malformed(f"duplicate key {_first_repeated(keys)[:50]!r}", "duplicate_key")
         return found
 
     try:
@@ -79,7 +79,7 @@ def check_json(body: bytes) -> list[str]:
 
 
 def check_value(raw: bytes) -> None:
-    """Refuse a JSON value that readers disagree about. Text with lone surrogates is kept as it is."""
+    """Reject a JSON value that parsers disagree about. Lone surrogates are allowed and kept."""
     try:
         msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -108,7 +108,7 @@ def _finite(text: str) -> float:
 
 def _int(text: str) -> int:
     if len(text) > 400:
-        raise malformed(f"a number has {len(text)} digits", "bad_number")
+        raise malformed(f"a number must have at most 400 digits, got {len(text)}", "bad_number")
     return int(text)
 
 
@@ -116,7 +116,7 @@ def too_large(limit: int) -> Problem:
     return Problem(
         413,
         "body_too_large",
-        f"the body has more than {limit} bytes, the limit of this request",
-        hint="send large messages through SQL or Python, or many small ones as a stream of lines",
+        f"the body must have at most {limit} bytes",
+        hint="Send large messages through SQL or Python, and many small ones as an NDJSON stream.",
         headers={"connection": "close"},
     )

@@ -1,4 +1,4 @@
-"""One time limit for many short waits. They are checked together: a timer for each costs more than most of the waits."""
+"""One time limit for many short waits. A shared timer is cheaper than one per wait."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PARTS = 10
 
 
 class Patience:
-    """Waits that may take so many seconds, and up to a tenth more."""
+    """Limits waits to this many seconds, with a tolerance of a tenth."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # all have the same length, so the first that began is the first that ends
+        # in order of start, hence of expiry
         self._waits: dict[asyncio.Task[Any], float] = {}
         self._late: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What `call` answers; TimeoutError when that takes too long. One wait at a time in a task."""
+        """Await `call` or raise TimeoutError. A task can have one wait at a time."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
         self._waits[task] = time.monotonic()
@@ -33,7 +33,7 @@ class Patience:
         except asyncio.CancelledError:
             if task not in self._late:
                 raise
-            # it was us: nobody else may see it as cancelled
+            # cancelled by us: hide it from the task
             if task.uncancel() > 0:
                 raise
             raise TimeoutError from None

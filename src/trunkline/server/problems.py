@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: RFC 9457 problem details, with the numbers 1 to 10 that clients of psqlqueue know."""
+"""Errors as HTTP responses: RFC 9457 problem details, with psqlqueue's error numbers 1 to 10."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trunkline.remedies import Words, reword
 
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
-"""A request with this header gets hints as SQL has them; our own client sends it and puts them into its caller's words."""
+"""Requests with this header get hints in SQL terms. Our own client sends it and rewords hints for its caller."""
 MESSAGES = {
     1: "internal server error",
     2: "malformed request body",
@@ -33,7 +33,7 @@ _NUMBERS: dict[type[errors.TrunklineError], int] = {
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong: `error` is the stable code; `code`, `message` and `details` are those of psqlqueue."""
+    """A problem: `error` is the stable code; `code`, `message` and `details` are psqlqueue's."""
 
     type: str
     title: str
@@ -47,7 +47,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(Exception):
-    """An answer other than success."""
+    """An error response."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Problem(Exception):
 
 
 def malformed(detail: str, error: str = "malformed_body") -> Problem:
-    """The body cannot be read, or a value in it has a wrong type."""
+    """The body is not valid JSON, or a value has the wrong type."""
     return Problem(400, error, detail, code=2)
 
 
 def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = None) -> Problem:
-    """The body can be read, but not used."""
+    """The body is well-formed but has an invalid value."""
     return Problem(400, error, detail, code=3, hint=hint)
 
 
@@ -108,17 +108,17 @@ def busy(detail: str, *, status: int = 503, error: str = "overloaded", after: fl
 
 
 def from_error(exc: errors.TrunklineError) -> Problem:
-    """The one table of errors, as an answer."""
+    """Convert an error to a problem."""
     code = next((number for cls, number in _NUMBERS.items() if isinstance(exc, cls)), None)
     if exc.status >= 500:
         code = 1
     headers = {"retry-after": "1"} if exc.status == 503 else {}
     if exc.code == "error" and (exc.sqlstate or "").startswith("22"):
-        # a value that a type of the database cannot hold
+        # the value does not fit its database type
         return invalid(exc.message)
-    # what Postgres reports about itself is for the log, not for whoever asks
+    # internal Postgres errors go to the log, not to the client
     known = exc.code != "error"
-    detail = exc.message if known else "something went wrong here; the log of the server has it"
+    detail = exc.message if known else "internal error; see the server log"
     hint = exc.hint_in("sql")
     return Problem(exc.status, exc.code if known else "internal", detail, code=code, hint=hint, headers=headers)
 
@@ -130,11 +130,11 @@ def from_any(exc: BaseException) -> Problem:
         return from_error(exc)
     if isinstance(exc, (ValueError, TypeError)) and _from_client(exc):
         return invalid(str(exc))
-    return Problem(500, "internal", "something went wrong here; the log of the server has it", code=1)
+    return Problem(500, "internal", "internal error; see the server log", code=1)
 
 
 def _from_client(exc: BaseException) -> bool:
-    """Whether the client refused an argument, which is the caller's mistake, or we made one ourselves."""
+    """Distinguish an argument rejected by the client library (the caller's mistake) from our own errors."""
     last = exc.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

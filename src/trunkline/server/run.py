@@ -1,4 +1,4 @@
-"""Starting the server: one or more worker processes behind one port."""
+"""Runs the server: one or more worker processes on one port."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trunkline.server.config import STOP_SIGNAL, Config
 def serve(
     config: Config, *, tls_cert: Path | None = None, tls_key: Path | None = None, tls_password: str | None = None
 ) -> None:
-    """Run until SIGINT or SIGTERM, then finish what is under way."""
+    """Run until SIGINT or SIGTERM, then finish the requests in flight."""
     from granian.constants import HTTPModes, Interfaces, Loops
     from granian.http import HTTP1Settings
     from granian.server.mp import MPServer
 
     class Drained(MPServer):
-        """Tells the workers before it stops them, so that those who wait for messages get their answer at once."""
+        """Signals workers before stopping them, so that requests waiting for messages return at once."""
 
         def shutdown(self, exit_code: int = 0) -> None:
             for worker in self.wrks:

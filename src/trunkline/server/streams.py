@@ -1,7 +1,7 @@
-"""Streams of lines: published while they come, in one transaction that commits when the stream has ended well.
+"""NDJSON streams: published while they arrive, in one transaction that commits when the stream ends.
 
-So a stream that breaks anywhere (a bad line, a client or a server that dies, a limit) leaves nothing behind, and a long one
-is never in memory as a whole. An open transaction delays nobody, but it holds a connection: few may be open, not for long.
+A stream that fails anywhere (an invalid line, a lost client or server, a limit) therefore stores nothing, and a long one
+is never in memory as a whole. The open transaction delays no reader but holds a connection, so streams are few and short.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Splitter:
-    """Cuts a body into lines while it arrives. Each byte is copied once, however small the parts are."""
+    """Splits a body into lines while it arrives. Each byte is copied once, however small the parts."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
-        """The line that has not ended yet."""
+        """The incomplete last line."""
 
     def feed(self, part: bytes) -> list[bytes]:
         """Return the lines that this part completes, without blank ones."""
@@ -41,7 +41,7 @@ class Splitter:
 
 
 async def lines(call: Call) -> AsyncIterator[bytes]:
-    """The lines of a body as they come, blank ones left out."""
+    """Yield the lines of a body as they arrive, without blank ones."""
     config = call.engine.config
     splitter = Splitter()
     async for part in call.parts(config.max_stream_body):
@@ -54,7 +54,7 @@ async def lines(call: Call) -> AsyncIterator[bytes]:
 
 
 class LineStream:
-    """One request that publishes lines."""
+    """A request that publishes an NDJSON stream."""
 
     def __init__(self, call: Call, kind: str, name: str, key: str | None, trace: str | None) -> None:
         self._call = call
@@ -66,17 +66,17 @@ class LineStream:
         self._size = 0
         self.count = 0
         self.views: list[bytes] = []
-        """What was stored, as it is answered."""
+        """The stored messages, encoded for the response."""
 
     async def publish(self) -> None:
-        """Read everything and store it; any error means that nothing was."""
+        """Read and store all lines. On any error nothing is stored."""
         async with AsyncExitStack() as stack:
             conn: Connection | None = None
             async for line in lines(self._call):
                 message = self._read(line)
                 if len(self._batch) == MAX_MESSAGES or self._size + len(message.body) > MAX_BYTES:
                     if conn is None:
-                        # the first batch is full: only now is a connection worth holding
+                        # hold a connection only once the first batch is full
                         conn = await stack.enter_async_context(self._transaction())
                     await self._flush(conn)
                 self._batch.append(message)
@@ -95,9 +95,9 @@ class LineStream:
         number, self.count = self.count, self.count + 1
         try:
             if number == config.max_stream:
-                raise Problem(413, "batch_too_large", f"a stream has at most {config.max_stream} messages")
+                raise Problem(413, "batch_too_large", f"a stream must have at most {config.max_stream} messages")
             if len(line) > config.max_body:
-                raise Problem(413, "body_too_large", f"it has more than {config.max_body} bytes")
+                raise Problem(413, "body_too_large", f"larger than {config.max_body} bytes")
             return message_of(line, config.max_depth, None if self._key is None else f"{self._key}:{number}", self._trace)[0]
         except Problem as exc:
             exc.detail = f"message {number}: {exc.detail}"
@@ -113,7 +113,7 @@ class LineStream:
                 async with asyncio.timeout(engine.config.stream_seconds), self._call.writing() as conn, conn.transaction():
                     yield conn
         except TimeoutError:
-            raise body_timeout("the stream took too long; nothing of it was stored") from None
+            raise body_timeout("the stream took too long; nothing was stored") from None
 
     async def _flush(self, conn: Connection) -> None:
         with self._call.engine.publishing(self._size):

@@ -1,4 +1,4 @@
-"""Following topics for many HTTP clients: each topic is read once, whoever follows it."""
+"""Follows topics for many HTTP clients. Each topic is read once, for all its followers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A message as it goes to followers; made once for all of them."""
+    """A message encoded for followers, once for all of them."""
 
     partition: int
     offset: int
@@ -32,7 +32,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Tail:
-    """The end of one topic: what came lately, and a bell for what comes."""
+    """The end of a topic: recent messages, and an event for new ones."""
 
     def __init__(self, mq: Client, topic: str, places: list[int], max_bytes: int) -> None:
         self.topic = topic
@@ -50,7 +50,7 @@ class Tail:
         self._task.cancel()
 
     def recent(self, partition: int, offset: int) -> list[Event] | None:
-        """What is known from an offset on; None when that is too long ago."""
+        """Return recent messages from an offset, or None if it is no longer in memory."""
         known = self._recent[partition]
         if not known or known[0].offset > offset:
             return None
@@ -58,11 +58,11 @@ class Tail:
 
     @property
     def news(self) -> asyncio.Event:
-        """Set at the next ring. Read it before you look for events, so that no ring is missed."""
+        """An event set when messages arrive. Get it before checking for messages, so that none is missed."""
         return self._news
 
     async def wait(self, news: asyncio.Event, seconds: float) -> None:
-        """Until something came, or for so long."""
+        """Wait for messages, for at most this time."""
         try:
             async with asyncio.timeout(seconds):
                 await news.wait()
@@ -72,14 +72,14 @@ class Tail:
     async def _run(self) -> None:
         wakeup = self._mq._runtime().wakeup
         watch = wakeup.watch("topic", self.topic)
-        # no length that a topic can have: the first poll rings, also when the topic is gone by then
+        # impossible length: makes the first poll ring even if the topic was deleted meanwhile
         watch.length = -1
         try:
             rung = False
             while True:
                 watch.hush()
                 more = await self._read()
-                # something came, and not where we looked: in a partition that was added
+                # woken but nothing read: a partition may have been added
                 if more or (rung and await self._grow()):
                     continue
                 rung = await watch.wait()
@@ -90,7 +90,7 @@ class Tail:
             self.ring()
 
     async def _read(self) -> bool:
-        """Read what is there; answers whether there was any."""
+        """Read new messages. Return whether there were any."""
         found = False
         for partition, start in enumerate(self.next):
             page = await read_topic(self._mq, self.topic, partition, start=start, limit=_PAGE, max_bytes=self._max_bytes)
@@ -103,7 +103,7 @@ class Tail:
         return found
 
     def _keep(self, partition: int, event: Event) -> None:
-        """Keep an event, and forget the oldest ones beyond the limits by count and by bytes; followers read those again."""
+        """Keep an event and drop the oldest beyond the limits; followers read dropped ones from the database."""
         known = self._recent[partition]
         self._sizes[partition] += len(event.data)
         if len(known) == _RECENT:
@@ -113,7 +113,7 @@ class Tail:
             self._sizes[partition] -= len(known.popleft().data)
 
     async def _grow(self) -> bool:
-        """Take in partitions that were added; answers whether there are any."""
+        """Add new partitions. Return whether there are any."""
         added = (await self._mq.topics.get(self.topic)).partitions - len(self.next)
         for _ in range(added):
             self._recent.append(deque(maxlen=_RECENT))
@@ -127,7 +127,7 @@ class Tail:
 
 
 class Tails:
-    """The tails of a worker; one is there while somebody follows it."""
+    """The tails of a worker. A tail exists while it has followers."""
 
     def __init__(self, mq: Client, max_bytes: int) -> None:
         self._mq = mq
@@ -146,17 +146,17 @@ class Tails:
                 tail.ring()
 
     async def heads(self, topic: str) -> list[int]:
-        """The next offset of each partition."""
+        """Return the next offset of each partition."""
         known = self._tails.get(topic)
         if known is not None and known.failure is None:
             return list(known.next)
         partitions = (await self._mq.topics.get(topic)).partitions
-        # what was committed before is not new
+        # messages committed before the call do not count as new
         await self._mq._runtime().wakeup.sequence("topic", topic)
         return [await self._mq.topics.head(topic, partition) + 1 for partition in range(partitions)]
 
     async def follow(self, topic: str, places: list[int], quiet: float) -> AsyncIterator[list[Event]]:
-        """Events from these places on, as they come; an empty list after so many seconds without any."""
+        """Yield events from these offsets as they arrive, or an empty list after `quiet` seconds without any."""
         tail = self._tails.get(topic)
         if tail is None or tail.failure is not None:
             heads = await self.heads(topic)

@@ -1,4 +1,4 @@
-"""Things as JSON. Names of psqlqueue where it has one, words of the design for the rest."""
+"""JSON representations of resources: psqlqueue's names where it has one, native names otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def seconds(span: timedelta) -> int | float:
-    """A duration as JSON clients like it: whole seconds as a whole number."""
+    """Convert a duration to seconds, as an integer if whole."""
     value = span.total_seconds()
     return int(value) if value.is_integer() else value
 
@@ -43,7 +43,7 @@ def maybe_seconds(span: timedelta | None) -> int | float | None:
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A payload inside JSON: as itself if it is JSON, as text if it is text, else in base64."""
+    """Represent a payload in JSON: as itself if it is JSON, as a string if it is text, else in base64."""
 
     payload: Any
     encoding: str
@@ -67,7 +67,7 @@ def render(payload: bytes, content_type: str) -> Rendered:
 
 
 def as_text(payload: bytes) -> tuple[str, bool]:
-    """A payload as one text; the flag says that it is base64 because it is not UTF-8."""
+    """Represent a payload as a string. The flag is set if it is base64, because the payload is not UTF-8."""
     try:
         return payload.decode(), False
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def as_text(payload: bytes) -> tuple[str, bool]:
 
 
 def attributes(headers: dict[str, Any] | None) -> dict[str, str] | None:
-    """Headers as texts."""
+    """Convert header values to strings."""
     if headers is None:
         return None
     return {key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in headers.items()}
@@ -274,7 +274,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str
     payload: Any
     encoding: str
-    """How `payload` is written here: json, text or base64."""
+    """Encoding of `payload`: json, text or base64."""
     occurred_at: datetime | None
     created_at: datetime
 
@@ -321,7 +321,7 @@ def delivery_view(queue: str, delivery: Delivery[Any]) -> DeliveryView:
 
 
 class TextDeliveryView(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery as psqlqueue shows it, and what settles it safely."""
+    """A delivery in psqlqueue's form, plus its receipt."""
 
     id: UUID
     queue_id: str
@@ -392,7 +392,7 @@ class StatsView(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`offset` is left out when it is 0. `next_offset` is the `offset` of the next page; without it there is none."""
+    """A page of a list. `offset` is omitted when 0. `next_offset` is the `offset` of the next page; omitted at the end."""
 
     data: list[Any]
     limit: int

@@ -1,4 +1,4 @@
-"""Waiting for messages on behalf of HTTP clients: cheap while nothing comes, and nothing stays leased when they go away."""
+"""Long polling: idle waits cost little, and no message stays leased to a client that disconnected."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trunkline.server.problems import Problem, busy
 T = TypeVar("T")
 _TURN_SECONDS = 5.0
 _LOOK_TURNS = 60
-"""A line claims after so many turns anyway: the queue may have been deleted."""
+"""A line claims after this many turns regardless: the queue may have been deleted."""
 _BRIEF_SECONDS = 0.5
-"""How long a claim may take before we check whether its client is still connected."""
+"""Duration of a claim after which the client's connection is checked."""
 
 
 class Waiter(Part):
-    """A client that waits for deliveries of a queue."""
+    """A client waiting for deliveries of a queue."""
 
     __slots__ = ("answer",)
 
@@ -41,12 +41,12 @@ class Waiter(Part):
 
 
 class Line:
-    """Clients that wait for the same: one claim at a time serves all of them."""
+    """Clients waiting with the same parameters. One claim at a time serves all of them."""
 
     def __init__(self, mq: Client, claimer: Claimer, key: Key) -> None:
         self.queue = key.queue
         self.quiet = False
-        """Set while the last claim found nothing and nothing may have come since: a new client need not claim first."""
+        """Set while the last claim was empty and no wake-up followed: a new client can wait without claiming first."""
         self._mq = mq
         self._claimer = claimer
         self._key = key
@@ -67,12 +67,12 @@ class Line:
         self._waiters.pop(waiter, None)
 
     def look(self) -> None:
-        """Claim once more: something about the queue has changed."""
+        """Claim once more, because the queue has changed."""
         if self._watch is not None:
             self._watch.ring()
 
     def dismiss(self) -> None:
-        """End the wait of all clients; they get what they would get when their time is over."""
+        """End the wait of all clients, as if it had timed out."""
         while self._waiters:
             waiter = self._waiters.popitem()[0]
             waiter.gone = True
@@ -105,7 +105,7 @@ class Line:
                 self._start()
 
     def _first(self) -> list[Waiter]:
-        """The first clients that one claim can serve."""
+        """Return the first clients that one claim can serve."""
         first: list[Waiter] = []
         size = 0
         for waiter in self._waiters:
@@ -118,7 +118,7 @@ class Line:
         return first
 
     async def _wait(self, watch: Watch) -> None:
-        """Until something may have come, or all clients have left for a while: most of them return at once."""
+        """Wait for a wake-up, or until no client is left for one turn. Clients often reconnect at once."""
         self.quiet = True
         try:
             for _ in range(_LOOK_TURNS):
@@ -139,7 +139,7 @@ class Lines:
     async def claim(
         self, call: Call, queue: str, *, limit: int, lease: str | None, labels: Sequence[str] | None, wait: float
     ) -> Deliveries[Any]:
-        """Deliveries, after at most `wait` seconds; none when the client is gone."""
+        """Return deliveries after at most `wait` seconds. Raises ClientGone if the client disconnects."""
         tracer, began = telemetry.tracer(), time.time_ns()
         key = Key(queue, lease, None if labels is None else tuple(labels))
         line = self._lines.get(key)
@@ -153,7 +153,7 @@ class Lines:
         return deliveries
 
     async def _claim(self, call: Call, key: Key, part: Part, seconds: float) -> Deliveries[Any]:
-        """Claim now, together with other requests. Nothing stays leased to a request that ends before its claim does."""
+        """Claim now, batched with other requests. If the request ends first, its deliveries are released."""
         future = self._claimer.offer(key, part)
         used = False
         try:
@@ -167,7 +167,7 @@ class Lines:
                 self._claimer.withdraw(part, future)
 
     async def _claim_slowly(self, call: Call, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
-        """The queue is busy: from here on, notice a client that leaves, a token that ends and a server that stops."""
+        """Wait for a slow claim, while watching for a disconnect, an ended token and a stopping server."""
         gone = asyncio.create_task(disconnected(call))
         stop = asyncio.create_task(call.engine.stopping.wait())
         try:
@@ -180,8 +180,8 @@ class Lines:
             if stop.done():
                 raise busy("the server is stopping", error="stopping")
             raise Busy(
-                f"queue {key.queue} is busy: earlier claims wait for a lock",
-                hint="try again; trunkline doctor names long transactions",
+                f"queue {key.queue} is busy: earlier claims are waiting for a lock",
+                hint="Retry. Run `trunkline doctor` to find long transactions.",
             )
         finally:
             gone.cancel()
@@ -202,7 +202,7 @@ class Lines:
                     await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 _check_still_there(gone, ended)
             used = True
-            # cancelled: the server stops
+            # cancelled: the server is stopping
             over = waiter.answer.cancelled() or not waiter.answer.done()
             return Deliveries[Any]() if over else waiter.answer.result()
         finally:
@@ -213,19 +213,19 @@ class Lines:
                 self._claimer.withdraw(waiter, waiter.answer)
 
     def look(self, queue: str) -> None:
-        """The queue was changed or deleted: those who wait for it look again."""
+        """Wake the waiters of a queue that was changed or deleted."""
         for line in self._lines.values():
             if line.queue == queue:
                 line.look()
 
     def dismiss(self) -> None:
-        """The server stops."""
+        """Dismiss all waiters, because the server is stopping."""
         for line in self._lines.values():
             line.dismiss()
 
 
 async def disconnected(call: Call) -> None:
-    """Until the client has closed its connection. The body must have been read before."""
+    """Return when the client closes its connection. The body must have been read before."""
     while True:
         event = await call.receive()
         if event["type"] == "http.disconnect":
@@ -233,7 +233,7 @@ async def disconnected(call: Call) -> None:
 
 
 def _check_still_there(gone: asyncio.Future[None], ended: asyncio.Future[Problem]) -> None:
-    """Raise if the client has left or its token has ended."""
+    """Raise if the client has disconnected or its token has ended."""
     if gone.done():
         raise ClientGone
     if ended.done():
@@ -241,7 +241,7 @@ def _check_still_there(gone: asyncio.Future[None], ended: asyncio.Future[Problem
 
 
 async def until_gone(call: Call, work: Awaitable[T]) -> T:
-    """Run `work` while the client is connected and its token is valid; else cancel it and raise `ClientGone` or 401."""
+    """Run `work` while the client is connected and its token valid. Else cancel it and raise `ClientGone` or 401."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(disconnected(call))
     stop = asyncio.create_task(call.engine.stopping.wait())
@@ -273,12 +273,12 @@ async def retry_until(
     group: str = "",
     member: str = "",
 ) -> T | None:
-    """What `look` finds, looking again whenever something may have come, for at most `wait` seconds."""
+    """Call `look` until it returns a result, after each wake-up, for at most `wait` seconds."""
     wakeup = mq._runtime().wakeup
     if wait <= 0:
         found = await look()
         if found is None:
-            # what was committed may have no offset yet
+            # committed messages may have no offset yet
             await wakeup.sequence("topic", name)
             found = await look()
         return found

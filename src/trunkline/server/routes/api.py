@@ -1,4 +1,4 @@
-"""The four routes of postgres-backed-pubsub-queue, under `/api`: a log with groups. Ids are offsets of one partition."""
+"""The four routes of postgres-backed-pubsub-queue, under `/api`: a log with groups. Ids are offsets in partition 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ApiTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NewApiTopic(msgspec.Struct, kw_only=True):
-    """A topic to create, or to leave as it is."""
+    """A topic to create if it does not exist."""
 
     name: str | None = None
 
@@ -57,26 +57,26 @@ class NewApiTopic(msgspec.Struct, kw_only=True):
     ),
 )
 async def ensure_topic(request: Call) -> Answer:
-    """Create a topic (201), or ensure that it is there (200)."""
-    asked = await request.read(NewApiTopic)
-    refuse(name=name_fault(asked.name))
-    assert asked.name is not None  # noqa: S101
-    await request.allow(asked.name)
+    """Create a topic (201) unless it exists (200)."""
+    body = await request.read(NewApiTopic)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.allow(body.name)
     try:
-        return answer(ApiTopic.of(await request.mq.topics.create(asked.name)), 201)
+        return answer(ApiTopic.of(await request.mq.topics.create(body.name)), 201)
     except AlreadyExists:
-        return answer(ApiTopic.of(await request.mq.topics.get(asked.name)))
+        return answer(ApiTopic.of(await request.mq.topics.get(body.name)))
 
 
 class ApiPublish(msgspec.Struct, kw_only=True):
-    """Any JSON."""
+    """Any JSON value."""
 
     payload: Raw | UnsetType = UNSET
 
 
 class ApiPublished(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     id: int | None
-    """The offset; null when a transaction of somebody else delays it, or the database went away just now."""
+    """The offset. Null while an open transaction delays it, or if the database connection was just lost."""
     message_id: UUID
     topic: str
 
@@ -95,11 +95,11 @@ class ApiPublished(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ),
 )
 async def publish(request: Call, topic: FromPath[str]) -> Answer:
-    """Append a message."""
-    asked = await request.read(ApiPublish)
-    if isinstance(asked.payload, UnsetType):
+    """Publish a message."""
+    body = await request.read(ApiPublish)
+    if isinstance(body.payload, UnsetType):
         raise invalid("payload: cannot be blank.")
-    payload = bytes(asked.payload)
+    payload = bytes(body.payload)
     check_value(payload)
     with request.engine.publishing(len(payload)):
         published = await request.mq.publish(
@@ -107,7 +107,7 @@ async def publish(request: Call, topic: FromPath[str]) -> Answer:
         )
     request.engine.metrics.published(1)
     offset: int | None = None
-    # it is stored: whatever happens now, the answer must not be that it failed
+    # the message is stored: a failure from here on must not fail the request
     with contextlib.suppress(TrunklineError):
         async with request.mq.connection() as conn:
             offset = await doors.offset_of(conn, topic, published.id)
@@ -138,10 +138,10 @@ def _shown(message: Message[Any]) -> ApiMessage:
         tag=TAG,
         scope="consume",
         params=(
-            Param(name="group", required=True, words="The group; it begins with the oldest message."),
-            Param(name="batch", kind=int, default=10, low=1, high=1000, words="How many at most."),
-            Param(name="member", words="Who pulls: the same member gets again what it has not acked."),
-            Param(name="lease", kind=float, default=30.0, low=1, high=43_200, words="Seconds before others get them."),
+            Param(name="group", required=True, words="The group. A new group starts at the oldest message."),
+            Param(name="batch", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),
+            Param(name="member", words="Name of the member. Pulling again returns its unacked messages."),
+            Param(name="lease", kind=float, default=30.0, low=1, high=43_200, words="Lease in seconds."),
             WAIT,
         ),
         strict=False,
@@ -152,7 +152,7 @@ def _shown(message: Message[Any]) -> ApiMessage:
     ),
 )
 async def pull(request: Call, topic: FromPath[str]) -> Answer:
-    """The next messages after the last ack, leased: until acked, or the end of the lease, nobody else gets any."""
+    """Lease the next messages after the last ack. No other member gets any until they are acked or the lease ends."""
     query = request.query()
     group = query["group"]
     member = query["member"] or f"api-{uuid4().hex[:16]}"
@@ -178,10 +178,10 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
 
 
 class ApiAck(msgspec.Struct, kw_only=True, rename="camel"):
-    """Everything up to `lastAckedId` is done."""
+    """Acknowledge everything up to `lastAckedId`."""
 
     group: str | None = None
-    last_acked_id: Annotated[Offset, Meta(description="An id of a pull.")] | None = None
+    last_acked_id: Annotated[Offset, Meta(description="An id returned by a pull.")] | None = None
 
 
 class ApiAcked(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -203,14 +203,14 @@ class ApiAcked(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ),
 )
 async def ack(request: Call, topic: FromPath[str]) -> Answer:
-    """Cumulative, idempotent, never goes back; 409 beyond the last message of the topic."""
-    asked = await request.read(ApiAck)
-    refuse(group=name_fault(asked.group), lastAckedId="cannot be blank" if asked.last_acked_id is None else None)
-    assert asked.group is not None and asked.last_acked_id is not None  # noqa: S101
+    """Acknowledge messages. Cumulative and idempotent; 409 beyond the last message of the topic."""
+    body = await request.read(ApiAck)
+    refuse(group=name_fault(body.group), lastAckedId="cannot be blank" if body.last_acked_id is None else None)
+    assert body.group is not None and body.last_acked_id is not None  # noqa: S101
     async with request.writing() as conn:
-        acked = await doors.ack_upto(conn, topic, asked.group, asked.last_acked_id)
+        acked = await doors.ack_upto(conn, topic, body.group, body.last_acked_id)
     request.mq.wake()
-    return answer(ApiAcked(group=asked.group, last_acked_id=acked))
+    return answer(ApiAcked(group=body.group, last_acked_id=acked))
 
 
 ROUTES = [ensure_topic, publish, pull, ack]

@@ -1,4 +1,4 @@
-"""Claims and settlements: the native way to consume a queue."""
+"""Claims and settlements: the native API for consuming a queue."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Lease = Annotated[float, Meta(ge=1, le=43_200)]
 
 
 class Claim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to take, for how long, and how long to wait for it."""
+    """Which messages to claim, for how long, and how long to wait for them."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1
     lease_seconds: Lease | None = None
-    """By default the acknowledgement deadline of the queue."""
+    """Defaults to the queue's lease, its `ack_deadline_seconds`."""
     labels: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=100)] | None = None
     wait: Annotated[float, Meta(ge=0, le=30)] = 0.0
-    """Seconds."""
+    """Seconds to wait if no message is ready."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -57,16 +57,16 @@ class Claimed(msgspec.Struct, frozen=True):
     ),
 )
 async def claim(request: Call, queue: FromPath[str]) -> Answer:
-    """Take messages for a time; none, at once or after `wait`, when there are none. Who disconnects waiting holds none."""
+    """Claim messages, waiting up to `wait` seconds. If the client disconnects while waiting, no message is leased."""
     request.query()
-    asked = await request.read(Claim, optional=True)
+    body = await request.read(Claim, optional=True)
     taken = await request.engine.lines.claim(
         request,
         queue,
-        limit=asked.limit,
-        lease=None if asked.lease_seconds is None else f"{asked.lease_seconds:.3f}s",
-        labels=asked.labels,
-        wait=min(asked.wait, request.engine.config.max_wait),
+        limit=body.limit,
+        lease=None if body.lease_seconds is None else f"{body.lease_seconds:.3f}s",
+        labels=body.labels,
+        wait=min(body.wait, request.engine.config.max_wait),
     )
     return answer(Claimed([delivery_view(queue, delivery) for delivery in taken]))
 
@@ -83,20 +83,20 @@ class Settle(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SettleError(Settle, kw_only=True, forbid_unknown_fields=True):
-    """Receipts, and why."""
+    """Receipts, and the reason."""
 
     error: str | None = None
-    """Stored with the message, cut after 10,000 characters; characters that cannot be stored are replaced."""
+    """Stored with the message, truncated to 10,000 characters. Characters that cannot be stored are replaced."""
 
 
 class Retry(SettleError, kw_only=True, forbid_unknown_fields=True):
-    """Receipts, why, and when to deliver again; by default after the queue's backoff."""
+    """Receipts, the reason, and the delay before redelivery. The default delay is the queue's backoff."""
 
     delay_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] | None = None
 
 
 class Extend(Settle, kw_only=True, forbid_unknown_fields=True):
-    """Receipts, and for how long from now to keep them."""
+    """Receipts, and their new lease, counted from now."""
 
     lease_seconds: Lease
 
@@ -104,11 +104,11 @@ class Extend(Settle, kw_only=True, forbid_unknown_fields=True):
 class Settled(msgspec.Struct, frozen=True):
     receipt: str
     result: Result
-    """done; lost: the lease has ended or was replaced, nothing changed; unknown: no receipt of this queue."""
+    """done; lost: the lease ended or was replaced, no effect; unknown: not a receipt of this queue."""
 
 
 class Settlements(msgspec.Struct, frozen=True):
-    """In the order of the receipts."""
+    """Results in the order of the receipts."""
 
     results: list[Settled]
 
@@ -117,7 +117,7 @@ E = TypeVar("E", bound=SettleError)
 
 
 async def _read(call: Call, kind: type[E]) -> E:
-    """Read a settlement. An error text that is no valid Unicode must not keep a message from being settled."""
+    """Read a settlement. Invalid Unicode in the error text must not prevent it."""
     return parsing.decode(parsing.without_lone_surrogates(await call.bytes()), kind, max_depth=call.engine.config.max_depth)
 
 
@@ -128,7 +128,7 @@ def _doc(body: Any) -> Doc:
 
 
 Verb = Callable[[str, list[str]], Awaitable[list[Result]]]
-"""Settles receipts of a queue, in their order."""
+"""Settles receipts of a queue and returns the results in order."""
 
 
 def _on_connection(call: Call, function: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]]) -> Verb:
@@ -139,21 +139,21 @@ def _on_connection(call: Call, function: Callable[[Connection, Sequence[str]], A
     return verb
 
 
-def _nack(call: Call, asked: Retry) -> Verb:
-    delay = None if asked.delay_seconds is None else duration(f"{asked.delay_seconds:.3f}s")
-    return _on_connection(call, partial(calls.nack, delay=delay, error=asked.error))
+def _nack(call: Call, body: Retry) -> Verb:
+    delay = None if body.delay_seconds is None else duration(f"{body.delay_seconds:.3f}s")
+    return _on_connection(call, partial(calls.nack, delay=delay, error=body.error))
 
 
-def _bury(call: Call, asked: SettleError) -> Verb:
-    return _on_connection(call, partial(calls.bury, error=asked.error))
+def _bury(call: Call, body: SettleError) -> Verb:
+    return _on_connection(call, partial(calls.bury, error=body.error))
 
 
-def _extend(call: Call, asked: Extend) -> Verb:
-    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=asked.lease_seconds)))
+def _extend(call: Call, body: Extend) -> Verb:
+    return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=body.lease_seconds)))
 
 
 async def _settle(call: Call, queue: str, receipts: list[str], verb: Verb) -> Answer:
-    """Settle those receipts that belong to the queue; the others are unknown here."""
+    """Settle the receipts that belong to the queue; the others are unknown."""
     call.query()
     return _settlements(receipts, await verb(queue, receipts))
 
@@ -164,40 +164,40 @@ def _settlements(receipts: list[str], results: list[Result]) -> Answer:
 
 @route("POST", "/queues/{queue:str}/ack", _doc(Settle))
 async def ack_many(request: Call, queue: FromPath[str]) -> Answer:
-    """These are done and never delivered again."""
-    asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, request.engine.acker.ack)
+    """Ack messages: they are done and are never delivered again."""
+    body = await request.read(Settle)
+    return await _settle(request, queue, body.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/queues/{queue:str}/nack", _doc(Retry))
 async def nack_many(request: Call, queue: FromPath[str]) -> Answer:
-    """Deliver these again after a delay, or never after their last attempt."""
-    asked = await _read(request, Retry)
-    return await _settle(request, queue, asked.receipts, _nack(request, asked))
+    """Nack messages: redeliver them after a delay, or bury them after their last attempt."""
+    body = await _read(request, Retry)
+    return await _settle(request, queue, body.receipts, _nack(request, body))
 
 
 @route("POST", "/queues/{queue:str}/bury", _doc(SettleError))
 async def bury_many(request: Call, queue: FromPath[str]) -> Answer:
-    """These go to the dead letters at once."""
-    asked = await _read(request, SettleError)
-    return await _settle(request, queue, asked.receipts, _bury(request, asked))
+    """Move messages to the dead letters now."""
+    body = await _read(request, SettleError)
+    return await _settle(request, queue, body.receipts, _bury(request, body))
 
 
 @route("POST", "/queues/{queue:str}/release", _doc(Settle))
 async def release_many(request: Call, queue: FromPath[str]) -> Answer:
-    """These go back at once, as if they had not been delivered."""
-    asked = await request.read(Settle)
-    return await _settle(request, queue, asked.receipts, _on_connection(request, calls.release))
+    """Return messages to the queue without counting an attempt."""
+    body = await request.read(Settle)
+    return await _settle(request, queue, body.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/queues/{queue:str}/extend", _doc(Extend))
 async def extend_many(request: Call, queue: FromPath[str]) -> Answer:
-    """Keep these for so long from now."""
-    asked = await request.read(Extend)
-    return await _settle(request, queue, asked.receipts, _extend(request, asked))
+    """Extend leases, counted from now."""
+    body = await request.read(Extend)
+    return await _settle(request, queue, body.receipts, _extend(request, body))
 
 
-# Settlements by receipts alone: a receipt knows its queue
+# Settlements without a queue: the receipt identifies it
 
 
 def _any_queue(body: Any) -> Doc:
@@ -207,7 +207,7 @@ def _any_queue(body: Any) -> Doc:
 
 
 async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
-    """Settle receipts of any queues that the caller's token is for."""
+    """Settle receipts of any queue that the caller's token allows."""
     call.query()
     owners = await call.engine.queue_of(receipts)
     queues = sorted({owner for owner in owners if owner is not None})
@@ -216,7 +216,7 @@ async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
     results: list[Result] = ["unknown"] * len(receipts)
     for queue in queues:
         places = [place for place, owner in enumerate(owners) if owner == queue]
-        # deleted meanwhile: its receipts are unknown
+        # if the queue was just deleted, its receipts are unknown
         with suppress(QueueNotFound):
             settled = await verb(queue, [receipts[place] for place in places])
             for place, result in zip(places, settled, strict=True):
@@ -226,37 +226,37 @@ async def _settle_any(call: Call, receipts: list[str], verb: Verb) -> Answer:
 
 @route("POST", "/receipts/ack", _any_queue(Settle))
 async def ack_any(request: Call) -> Answer:
-    """These are done and never delivered again, of whatever queue."""
-    asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, request.engine.acker.ack)
+    """Ack messages of any queue: they are done and are never delivered again."""
+    body = await request.read(Settle)
+    return await _settle_any(request, body.receipts, request.engine.acker.ack)
 
 
 @route("POST", "/receipts/nack", _any_queue(Retry))
 async def nack_any(request: Call) -> Answer:
-    """Deliver these again after a delay, or never after their last attempt."""
-    asked = await _read(request, Retry)
-    return await _settle_any(request, asked.receipts, _nack(request, asked))
+    """Nack messages of any queue: redeliver them after a delay, or bury them after their last attempt."""
+    body = await _read(request, Retry)
+    return await _settle_any(request, body.receipts, _nack(request, body))
 
 
 @route("POST", "/receipts/bury", _any_queue(SettleError))
 async def bury_any(request: Call) -> Answer:
-    """These go to the dead letters at once."""
-    asked = await _read(request, SettleError)
-    return await _settle_any(request, asked.receipts, _bury(request, asked))
+    """Move messages of any queue to the dead letters now."""
+    body = await _read(request, SettleError)
+    return await _settle_any(request, body.receipts, _bury(request, body))
 
 
 @route("POST", "/receipts/release", _any_queue(Settle))
 async def release_any(request: Call) -> Answer:
-    """These go back at once, as if they had not been delivered."""
-    asked = await request.read(Settle)
-    return await _settle_any(request, asked.receipts, _on_connection(request, calls.release))
+    """Return messages of any queue to it without counting an attempt."""
+    body = await request.read(Settle)
+    return await _settle_any(request, body.receipts, _on_connection(request, calls.release))
 
 
 @route("POST", "/receipts/extend", _any_queue(Extend))
 async def extend_any(request: Call) -> Answer:
-    """Keep these for so long from now."""
-    asked = await request.read(Extend)
-    return await _settle_any(request, asked.receipts, _extend(request, asked))
+    """Extend leases of any queue, counted from now."""
+    body = await request.read(Extend)
+    return await _settle_any(request, body.receipts, _extend(request, body))
 
 
 ROUTES = [

@@ -22,7 +22,7 @@ TAG = "dead letters"
 class DeadLetters(msgspec.Struct, frozen=True):
     dead_letters: list[DeadLetterView]
     next_after: int | None
-    """For the next page, as `after`; null when this was the last one."""
+    """Pass as `after` to get the next page; null on the last."""
 
 
 @route(
@@ -32,8 +32,8 @@ class DeadLetters(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(
-            Param(name="after", kind=int, default=0, low=0, words="`next_after` of the page before."),
-            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many at most."),
+            Param(name="after", kind=int, default=0, low=0, words="`next_after` of the previous page."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of dead letters."),
         ),
         answers={200: DeadLetters},
         problems=(404,),
@@ -41,7 +41,7 @@ class DeadLetters(msgspec.Struct, frozen=True):
     ),
 )
 async def list_dead(request: Call, queue: FromPath[str]) -> Answer:
-    """Messages that failed for good, the oldest first."""
+    """List dead letters, oldest first."""
     query = request.query()
     budget = request.engine.config.max_response_bytes
     rows, more = await dead_letters(request.mq, queue, after=query["after"], limit=query["limit"], max_bytes=budget)
@@ -55,7 +55,7 @@ async def list_dead(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="read", answers={200: DeadLetterView}, problems=(404,), object="queue"),
 )
 async def get_dead(request: Call, queue: FromPath[str], message: FromPath[UUID]) -> Answer:
-    """One dead letter, by the id of its message."""
+    """Get one dead letter by message id."""
     request.query()
     return answer(dead_view(queue, await request.mq.dead.get(queue, message)))
 
@@ -64,7 +64,7 @@ Ids = Annotated[list[UUID], Meta(min_length=1, max_length=1000)]
 
 
 class Redrive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which: those named, the oldest `limit`, or all; and to which queue, by default their own."""
+    """Redrive these ids, the oldest `limit`, or all; to another queue or back to their own."""
 
     ids: Ids | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -90,17 +90,17 @@ class Redriven(msgspec.Struct, frozen=True):
     ),
 )
 async def redrive(request: Call, queue: FromPath[str]) -> Answer:
-    """Deliver dead letters again, with a fresh count of attempts."""
+    """Move dead letters back to the queue. Their attempts start again from 1."""
     request.query()
-    asked = await request.read(Redrive, optional=True)
-    if asked.to is not None:
-        request.engine.access.check(request.scope, "admin", asked.to)
+    body = await request.read(Redrive, optional=True)
+    if body.to is not None:
+        request.engine.access.check(request.scope, "admin", body.to)
     await request.mq.queues.get(queue)
-    return answer(Redriven(await request.mq.dead.redrive(queue, ids=asked.ids, to=asked.to, limit=asked.limit)))
+    return answer(Redriven(await request.mq.dead.redrive(queue, ids=body.ids, to=body.to, limit=body.limit)))
 
 
 class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which: those named, the oldest `limit`, or all."""
+    """Purge these ids, the oldest `limit`, or all."""
 
     ids: Ids | None = None
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -125,11 +125,11 @@ class Purged(msgspec.Struct, frozen=True):
     ),
 )
 async def purge_dead(request: Call, queue: FromPath[str]) -> Answer:
-    """Remove dead letters for good."""
+    """Delete dead letters permanently."""
     request.query()
-    asked = await request.read(Purge, optional=True)
+    body = await request.read(Purge, optional=True)
     await request.mq.queues.get(queue)
-    return answer(Purged(await request.mq.dead.purge(queue, ids=asked.ids, limit=asked.limit)))
+    return answer(Purged(await request.mq.dead.purge(queue, ids=body.ids, limit=body.limit)))
 
 
 ROUTES = [list_dead, get_dead, redrive, purge_dead]

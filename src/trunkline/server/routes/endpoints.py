@@ -1,4 +1,4 @@
-"""Endpoints: HTTP receivers of push deliveries."""
+"""Endpoints: receivers of webhooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     url: Url
     rate: Rate | None = None
-    """Requests per second over all dispatchers: 0.001 to 100,000; null or 0: no limit."""
+    """Requests per second across all dispatchers, 0.001 to 100,000. Null or 0: no limit."""
     burst: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     max_in_flight: Small | None = None
     timeout_seconds: Seconds | None = None
@@ -42,7 +42,7 @@ class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class EndpointChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays; a rate of 0 takes the limit away, headers replace all there were."""
+    """Omitted fields stay unchanged. A rate of 0 removes the limit. Headers replace all existing ones."""
 
     url: Url | None = None
     rate: Rate | None = None
@@ -61,13 +61,13 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     rate: float | None
     burst: int | None
-    """Null without a rate."""
+    """Null if there is no rate."""
     max_in_flight: int
     timeout_seconds: float
     mode: str
     batch_size: int
     headers: list[str]
-    """Names only."""
+    """Header names only."""
     secrets: int
     queues: list[str]
     breaker: str
@@ -76,7 +76,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     needs_allow: str | None
-    """The private network of its address: only dispatchers that are allowed to (`--push-allow`) send there."""
+    """The private network of the address. Only dispatchers started with `--push-allow` for it can send there."""
 
     @classmethod
     def of(cls, row: Endpoint) -> EndpointView:
@@ -91,11 +91,11 @@ class MadeEndpoint(msgspec.Struct, frozen=True):
     """As in `EndpointView`."""
 
 
-def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
+def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
     fields = {
-        name: getattr(asked, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
+        name: getattr(body, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
     }
-    span = asked.timeout_seconds
+    span = body.timeout_seconds
     return fields | {"timeout": None if span is None else timedelta(seconds=span)}
 
 
@@ -105,22 +105,22 @@ def _settings(asked: NewEndpoint | EndpointChange) -> dict[str, Any]:
     Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
 )
 async def create_endpoint(request: Call) -> Answer:
-    """Create an endpoint; answers the secret that signs its deliveries."""
+    """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
-    asked = await request.read(NewEndpoint)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.audit(asked.id)
-    settings = _settings(asked)
+    body = await request.read(NewEndpoint)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.audit(body.id)
+    settings = _settings(body)
     if settings["rate"] == 0:
         settings["rate"] = None
-    made = await request.mq.endpoints.create(asked.id, secret=asked.secret, **settings)
+    made = await request.mq.endpoints.create(body.id, secret=body.secret, **settings)
     return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
 @route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_endpoints(request: Call) -> Answer:
-    """Endpoints by id, 100 at a time unless `limit` says otherwise."""
+    """List endpoints by id, 100 per page by default."""
     query = request.query()
     return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 
@@ -131,7 +131,7 @@ async def list_endpoints(request: Call) -> Answer:
     Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,)),
 )
 async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """One endpoint."""
+    """Get one endpoint."""
     request.query()
     return answer(EndpointView.of(await request.mq.endpoints.get(endpoint)))
 
@@ -149,10 +149,10 @@ async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     ),
 )
 async def alter_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Change what is given."""
+    """Change the given settings."""
     request.query()
-    asked = await request.read(EndpointChange)
-    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(asked))))
+    body = await request.read(EndpointChange)
+    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
 
 
 _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404, 409), "audit": True}
@@ -164,18 +164,18 @@ _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None},
     Doc(
         **_CHANGE,
         object="endpoint",
-        params=(Param(name="force", kind=bool, default=False, words="Also when queues are bound to it."),),
+        params=(Param(name="force", kind=bool, default=False, words="Delete even if queues are bound to it."),),
     ),
 )
 async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Delete an endpoint; its queues stay."""
+    """Delete an endpoint. Its queues remain."""
     await request.mq.endpoints.delete(endpoint, force=request.query()["force"])
     return nothing()
 
 
 @route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint"))
 async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Send nothing until `resume`."""
+    """Pause the endpoint until `resume`."""
     request.query()
     await request.mq.endpoints.pause(endpoint)
     return nothing()
@@ -183,7 +183,7 @@ async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 @route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint"))
 async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
+    """Resume sending after a pause, a 410 response or an open circuit breaker."""
     request.query()
     await request.mq.endpoints.resume(endpoint)
     return nothing()
@@ -191,7 +191,7 @@ async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 @route("PUT", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
 async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
-    """Send everything of a queue to the endpoint. Needs the scope admin on both: deliveries carry its signature."""
+    """Send a queue's messages to the endpoint. Requires admin scope on both: the endpoint signs deliveries."""
     request.query()
     _check_endpoint(request, endpoint)
     await request.mq.endpoints.bind(queue, endpoint)
@@ -200,7 +200,7 @@ async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str
 
 @route("DELETE", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
 async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
-    """Send nothing of a queue any more. Needs the scope admin on the queue and on the endpoint."""
+    """Stop sending a queue's messages. Requires admin scope on the queue and the endpoint."""
     request.query()
     _check_endpoint(request, endpoint)
     await request.mq.endpoints.get(endpoint)
@@ -209,7 +209,7 @@ async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[s
 
 
 def _check_endpoint(call: Call, endpoint: str) -> None:
-    """The second object of a binding; the route's scope has checked the queue."""
+    """Check the scope for the endpoint of a binding; the route has checked the queue."""
     call.engine.access.check(call.scope, "admin", endpoint)
 
 
@@ -223,7 +223,7 @@ class Rotated(msgspec.Struct, frozen=True):
     Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True),
 )
 async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
-    """A new secret; the former one signs too, until the next rotation."""
+    """Create a new secret. The previous one also signs until the next rotation."""
     request.query()
     return answer(Rotated(await request.mq.endpoints.rotate(endpoint)))
 
@@ -238,7 +238,7 @@ class Attempts(msgspec.Struct, frozen=True):
     Doc(
         tag=TAG,
         scope="admin",
-        params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for what came of it."),),
+        params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for the outcome."),),
         object="endpoint",
         answers={200: Attempts},
         problems=(404,),
@@ -246,7 +246,7 @@ class Attempts(msgspec.Struct, frozen=True):
     ),
 )
 async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Have a dispatcher send a test request; no attempt in the answer when none did in time."""
+    """Send a test request through a dispatcher and return its outcome, or none if it did not finish in time."""
     wait = request.query()["wait"] or 0
     found = await request.mq.endpoints.test(endpoint, timeout=timedelta(seconds=wait))
     return answer(Attempts([] if found is None else [found]))
@@ -259,9 +259,9 @@ async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
         tag=TAG,
         scope="read",
         params=(
-            Param(name="message_id", words="Only of this message."),
-            Param(name="since", kind=float, default=86400, low=1, high=2_592_000, words="Seconds back."),
-            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many."),
+            Param(name="message_id", words="Only attempts of this message."),
+            Param(name="since", kind=float, default=86400, low=1, high=2_592_000, words="Age limit in seconds."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of attempts."),
         ),
         object="endpoint",
         answers={200: Attempts},
@@ -269,13 +269,13 @@ async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
     ),
 )
 async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
-    """Requests, newest first: status, time, outcome and the start of the answer."""
+    """List requests, newest first, with status, time, outcome and the start of the response."""
     query = request.query()
     id = query["message_id"]
     try:
         message = None if id is None else UUID(id)
     except ValueError:
-        raise invalid("message_id: is not a UUID.") from None
+        raise invalid("message_id: must be a UUID.") from None
     rows = await request.mq.endpoints.attempts(
         endpoint, id=message, since=timedelta(seconds=query["since"]), limit=query["limit"]
     )
@@ -283,7 +283,7 @@ async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 class Replay(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Messages by id, or those acked from `start` to `end`."""
+    """Messages by id, or those acked between `start` and `end`."""
 
     ids: Annotated[list[UUID], Meta(min_length=1, max_length=1000)] | None = None
     start: datetime | None = None
@@ -309,13 +309,13 @@ class Replayed(msgspec.Struct, frozen=True):
     ),
 )
 async def replay(request: Call, queue: FromPath[str]) -> Answer:
-    """Deliver again what was delivered."""
+    """Deliver messages again that were already delivered."""
     request.query()
-    asked = await request.read(Replay)
-    for at in (asked.start, asked.end):
+    body = await request.read(Replay)
+    for at in (body.start, body.end):
         if at is not None and at.tzinfo is None:
-            raise invalid("start, end: need a time zone.")
-    count = await request.mq.endpoints.replay(queue, ids=asked.ids, start=asked.start, end=asked.end, limit=asked.limit)
+            raise invalid("start, end: must have a time zone.")
+    count = await request.mq.endpoints.replay(queue, ids=body.ids, start=body.start, end=body.end, limit=body.limit)
     return answer(Replayed(count))
 
 

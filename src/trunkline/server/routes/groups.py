@@ -1,4 +1,4 @@
-"""Groups: fetch, commit, seek, lag."""
+"""Consumer groups: fetch, commit, seek, lag."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     start: Place = "earliest"
     """earliest, latest, an offset or a time."""
     pattern: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
-    """With it, or with `message_filters`, the group reads only what matches, as in subscriptions."""
+    """With a pattern or `message_filters`, the group reads only matching messages, as subscriptions do."""
     message_filters: dict[str, list[str]] | None = None
 
 
@@ -54,18 +54,18 @@ class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ),
 )
 async def create_group(request: Call, topic: FromPath[str]) -> Answer:
-    """Create a group; a fetch does it too, from the earliest message on."""
+    """Create a group. A fetch also creates it, from the earliest message."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewGroup)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    reads: dict[str, Any] = {"start": asked.start, "pattern": asked.pattern, "headers": asked.message_filters}
+    body = await request.read(NewGroup)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.message_filters}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, asked.id, **reads)), 201)
+        return answer(GroupView.of(await request.mq.groups.create(topic, body.id, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, asked.id, **reads)))
+    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.id, **reads)))
 
 
 @route(
@@ -82,7 +82,7 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     ),
 )
 async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
-    """The groups of a topic by id, 100 at a time unless `limit` says otherwise."""
+    """List the groups of a topic by id, 100 per page by default."""
     query = request.query()
     await request.mq.topics.get(topic)
     return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
@@ -102,7 +102,7 @@ class GroupStatsView(msgspec.Struct, frozen=True):
     Doc(tag=TAG, scope="read", answers={200: GroupStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def group_stats(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """How far a group is: position and lag of each partition, and who holds it."""
+    """Get a group's position and lag per partition, and the members that hold the partitions."""
     request.query()
     rows = await request.mq.groups.stats(topic, group)
     if not rows:
@@ -123,7 +123,7 @@ async def delete_group(request: Call, topic: FromPath[str], group: FromPath[str]
 
 
 class Fetch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Who fetches how much, for how long. `generation`: of an earlier fetch, to get again what was not committed."""
+    """Options of a fetch. With the `generation` of an earlier fetch, its uncommitted messages are returned again."""
 
     member: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
@@ -133,8 +133,8 @@ class Fetch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of one partition. Commit the last offset with the generation; until then, or until the deadline, nobody else
-    gets the partition. Without messages the other fields are null."""
+    """Messages of one partition. Commit the last offset with the generation. Until then, or until the deadline, no
+    other member gets the partition. Without messages the other fields are null."""
 
     member: str
     partition: int | None = None
@@ -159,12 +159,12 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
     ),
 )
 async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """The next messages of the group, leased to the member. The group is created if it is not there."""
+    """Lease the next messages of the group to the member. Creates the group if it does not exist."""
     request.query()
-    asked = await request.read(Fetch, optional=True)
-    member = asked.member or consumer_name()
-    wait = min(asked.wait, request.engine.config.max_wait)
-    lease = timedelta(seconds=asked.lease_seconds)
+    body = await request.read(Fetch, optional=True)
+    member = body.member or consumer_name()
+    wait = min(body.wait, request.engine.config.max_wait)
+    lease = timedelta(seconds=body.lease_seconds)
 
     async def look() -> Batch[Any] | None:
         runtime = request.mq._runtime()
@@ -175,9 +175,9 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
                 topic,
                 group,
                 member=member,
-                max_messages=asked.limit,
+                max_messages=body.limit,
                 lease=lease,
-                generation=asked.generation,
+                generation=body.generation,
             )
 
     work = retry_until(request.mq, "group", topic, look, wait=wait, group=group, member=member)
@@ -188,8 +188,8 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
             await request.mq.leave(topic, group, member=member)
         raise
     if batch is None:
-        if asked.member is None:
-            # nobody will come back under a name that we made up
+        if body.member is None:
+            # a generated member name is never used again
             await request.mq.leave(topic, group, member=member)
         return answer(Fetched(member=member, messages=[]))
     return answer(
@@ -205,7 +205,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
 
 
 class Commit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Everything up to `offset` is done; `generation` as the fetch answered it."""
+    """Commit everything up to `offset`, with the `generation` of the fetch."""
 
     partition: Annotated[int, Meta(ge=0, le=63)] = 0
     generation: UUID
@@ -230,23 +230,25 @@ class Committed(msgspec.Struct, frozen=True):
     ),
 )
 async def commit(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """Cumulative and idempotent; what was committed already changes nothing. 409 when another member has the partition."""
+    """Commit offsets. Cumulative and idempotent. 409 if another member holds the partition."""
     request.query()
-    asked = await request.read(Commit)
+    body = await request.read(Commit)
     async with request.writing() as conn:
         result, _ = await calls.commit(
-            conn, topic, group, partition=asked.partition, generation=asked.generation, offset=asked.offset
+            conn, topic, group, partition=body.partition, generation=body.generation, offset=body.offset
         )
         if result != "done":
-            raise Problem(409, "lease_lost", "this generation no longer holds the partition; what it fetched comes again")
-        # on the same connection: when it is lost here, the answer must not be that nothing happened
+            raise Problem(
+                409, "lease_lost", "this generation no longer holds the partition; its messages will be redelivered"
+            )
+        # on the same connection: if it is lost here, the error must be that the outcome is unknown
         rows = await calls.group_stats(conn, topic, group)
-    position = next(row.next_offset for row in rows if row.partition == asked.partition)
-    return answer(Committed(asked.partition, position))
+    position = next(row.next_offset for row in rows if row.partition == body.partition)
+    return answer(Committed(body.partition, position))
 
 
 class Seek(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where to go: earliest, latest, an offset or a time; in one partition or in all."""
+    """The new position: earliest, latest, an offset or a time; for one partition or all."""
 
     to: str | int
     partition: Annotated[int, Meta(ge=0, le=63)] | None = None
@@ -270,17 +272,17 @@ class Positions(msgspec.Struct, frozen=True):
     ),
 )
 async def seek(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """Move a group; members lose what they hold."""
+    """Move a group's position. Members lose their current batch."""
     request.query()
-    asked = await request.read(Seek)
-    if not 1 <= len(str(asked.to)) <= 100:
-        raise invalid("to: has no characters, or more than 100.")
-    moved = await request.mq.groups.seek(topic, group, asked.to, partition=asked.partition)
+    body = await request.read(Seek)
+    if not 1 <= len(str(body.to)) <= 100:
+        raise invalid("to: must have 1 to 100 characters.")
+    moved = await request.mq.groups.seek(topic, group, body.to, partition=body.partition)
     return answer(Positions({str(partition): offset for partition, offset in moved.items()}))
 
 
 class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A member, and for how long it keeps its partitions."""
+    """A member and its lease."""
 
     member: Name
     lease_seconds: Lease = 30.0
@@ -302,19 +304,19 @@ _MEMBER: dict[str, Any] = {
 
 @route("POST", "/topics/{topic:str}/groups/{group:str}/heartbeat", Doc(**_MEMBER))
 async def heartbeat(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """Keep the member's partitions; answers how many it still has."""
+    """Renew the member's lease on its partitions. Returns how many it holds."""
     request.query()
-    asked = await request.read(Member)
-    lease = f"{asked.lease_seconds:.3f}s"
-    return answer(Partitions(await request.mq.heartbeat(topic, group, member=asked.member, lease=lease)))
+    body = await request.read(Member)
+    lease = f"{body.lease_seconds:.3f}s"
+    return answer(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
 
 
 @route("POST", "/topics/{topic:str}/groups/{group:str}/leave", Doc(**_MEMBER))
 async def leave(request: Call, topic: FromPath[str], group: FromPath[str]) -> Answer:
-    """Give the member's partitions back, so that others need not wait."""
+    """Release the member's partitions."""
     request.query()
-    asked = await request.read(Member)
-    return answer(Partitions(await request.mq.leave(topic, group, member=asked.member)))
+    body = await request.read(Member)
+    return answer(Partitions(await request.mq.leave(topic, group, member=body.member)))
 
 
 ROUTES = [create_group, list_groups, group_stats, delete_group, fetch, commit, seek, heartbeat, leave]

@@ -51,9 +51,9 @@ _PUBLISH: dict[str, Any] = {
     "answers": {201: (PublishedView, Stored), 204: None},
     "problems": (400, 404, 408, 409, 413, 415),
     "headers": {
-        "Idempotency-Key": "A repeat with the same key adds nothing and answers the first id.",
-        "Prefer": "return=representation: answer 201 with the id also for a message with `body`.",
-        "traceparent": "Goes along with the message as a header.",
+        "Idempotency-Key": "A repeated publish with the same key stores nothing and returns the first id.",
+        "Prefer": "return=representation: respond 201 with the id even to a message with `body`.",
+        "traceparent": "W3C trace context, stored as a message header.",
     },
 }
 
@@ -80,7 +80,7 @@ async def _publish_lines(call: Call, kind: str, name: str) -> Answer:
 
 
 async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Answer:
-    """Publishes of the same moment share one statement."""
+    """Publish messages; concurrent publishes share a statement."""
     engine, message = call.engine, sent.messages[0]
     with engine.publishing(len(message.body)):
         stored = await engine.mq._living().publisher.publish(kind, name, message)
@@ -93,17 +93,18 @@ async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Answer:
 
 @route("POST", "/topics/{topic:str}/messages", Doc(**_PUBLISH, params=RAW_PARAMS, strict=False, object="topic"))
 async def publish(request: Call, topic: FromPath[str]) -> Answer:
-    """Publish one message, a JSON array or lines of JSON (all or none), or the body as it is.
+    """Publish one message, an array or NDJSON (all or none), or a raw body.
 
-    A message with `body` is answered 204 with its id in the header Message-Id, one with `payload` 201. Other content types
-    than JSON, and every body with `raw=true`, are stored byte for byte; headers named Trunkline-Header-X become headers.
+    The response to a message with `body` is 204 with the id in the header Message-Id, with `payload` 201. Bodies of
+    other content types than JSON, or with `raw=true`, are stored unchanged; headers
+    named Trunkline-Header-X become message headers.
     """
     return await _publish(request, "topic", topic)
 
 
 @route("POST", "/queues/{queue:str}/messages", Doc(**_PUBLISH, params=(*RAW_PARAMS, PRIORITY), strict=False, object="queue"))
 async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
-    """Publish straight into a queue; the same forms as for a topic."""
+    """Enqueue messages directly into a queue, in the same forms as for a topic."""
     return await _publish(request, "inbox", queue)
 
 
@@ -113,7 +114,7 @@ async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
 class Messages(msgspec.Struct, frozen=True):
     messages: list[MessageView]
     next_offset: int
-    """Where to go on."""
+    """The `start` of the next page."""
 
 
 @route(
@@ -124,8 +125,8 @@ class Messages(msgspec.Struct, frozen=True):
         scope="consume",
         params=(
             PARTITION,
-            Param(name="start", kind=int, default=1, low=1, words="The first offset."),
-            Param(name="limit", kind=int, default=100, low=1, high=1000, words="How many at most."),
+            Param(name="start", kind=int, default=1, low=1, words="First offset to return."),
+            Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of messages."),
             WAIT,
         ),
         answers={200: Messages},
@@ -135,7 +136,7 @@ class Messages(msgspec.Struct, frozen=True):
     ),
 )
 async def read(request: Call, topic: FromPath[str]) -> Answer:
-    """Messages from an offset on, whoever consumed them; changes nothing for any reader."""
+    """Read messages from an offset, consumed or not. Has no effect on any reader."""
     query = request.query()
 
     async def look() -> list[Any] | None:
@@ -155,7 +156,7 @@ async def read(request: Call, topic: FromPath[str]) -> Answer:
     return answer(Messages(shown, shown[-1].offset + 1 if shown else query["start"]))
 
 
-# Consuming in the manner of psqlqueue
+# psqlqueue's way of consuming
 
 
 class TextDeliveries(msgspec.Struct, frozen=True):
@@ -171,9 +172,15 @@ class TextDeliveries(msgspec.Struct, frozen=True):
         scope="consume",
         params=(
             Param(name="label", words="Only messages with this label."),
-            Param(name="limit", kind=int, default=10, low=0, lenient=True, words="How many at most."),
+            Param(name="limit", kind=int, default=10, low=0, lenient=True, words="Maximum number of messages."),
             Param(
-                name="wait", kind=float, default=0.0, low=0, high=30, lenient=True, words="Seconds to wait for something."
+                name="wait",
+                kind=float,
+                default=0.0,
+                low=0,
+                high=30,
+                lenient=True,
+                words="Seconds to wait if no message is ready.",
             ),
         ),
         strict=False,
@@ -183,7 +190,7 @@ class TextDeliveries(msgspec.Struct, frozen=True):
     ),
 )
 async def consume(request: Call, queue: FromPath[str]) -> Answer:
-    """Take messages for the acknowledgement deadline of the queue. Settle them by id, or better by receipt."""
+    """Lease messages for the queue's acknowledgement deadline. Settle them by id, or preferably by receipt."""
     query = request.query()
     limit = min(query["limit"], request.engine.config.max_pull)
     if limit == 0:
@@ -199,7 +206,7 @@ async def consume(request: Call, queue: FromPath[str]) -> Answer:
 
 
 class Again(msgspec.Struct, kw_only=True):
-    """When a message is to be delivered again."""
+    """The delay before redelivery."""
 
     visibility_timeout_seconds: Annotated[int, Meta(ge=0, le=31_536_000)] = 0
 
@@ -216,7 +223,7 @@ _BY_ID: dict[str, Any] = {
 
 @route("PUT", "/queues/{queue:str}/messages/{message:str}/ack", Doc(**_BY_ID))
 async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
-    """The message is done. By receipt: only if that delivery still holds it. By id: for whoever holds it."""
+    """Ack a message. By receipt: only if that delivery still holds it. By id: whichever delivery holds it."""
     await _settle_one(request, queue, message, None)
     return nothing()
 
@@ -233,7 +240,7 @@ async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> An
                 low=0,
                 high=31_536_000,
                 lenient=True,
-                words="The same as in the body.",
+                words="Same as in the body.",
             ),
         ),
         body=Again,
@@ -241,15 +248,15 @@ async def ack(request: Call, queue: FromPath[str], message: FromPath[str]) -> An
     ),
 )
 async def nack(request: Call, queue: FromPath[str], message: FromPath[str]) -> Answer:
-    """Deliver the message again after so many seconds, at once by default."""
+    """Redeliver the message after a delay, by default immediately."""
     given = request.query()["visibility_timeout_seconds"]
-    asked = await request.read(Again, optional=True)
-    await _settle_one(request, queue, message, asked.visibility_timeout_seconds if given is None else given)
+    body = await request.read(Again, optional=True)
+    await _settle_one(request, queue, message, body.visibility_timeout_seconds if given is None else given)
     return nothing()
 
 
 async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -> None:
-    """Ack, or nack after `delay`. What was acked stays so, and that is no error."""
+    """Ack, or nack with `delay`. Settling an acked message has no effect and is not an error."""
     if "." in message:
         await _settle_receipt(call, queue, message, delay)
         return
@@ -257,11 +264,11 @@ async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -
         id = UUID(message)
     except ValueError:
         await call.mq.queues.get(queue)
-        raise message_not_found(f"{message[:100]!r} is no id of a message") from None
+        raise message_not_found(f"{message[:100]!r} is not a message id") from None
     receipt = call.engine.receipts.take(queue, id)
     if receipt is not None and await _settle(call, queue, receipt, delay) == "done":
         return
-    # given out by another worker, or lost: the database knows
+    # delivered by another worker, or evicted from memory: ask the database
     for _ in range(3):
         async with call.mq.connection() as conn:
             held = await doors.delivery_of(conn, queue, id)
@@ -269,19 +276,19 @@ async def _settle_one(call: Call, queue: str, message: str, delay: int | None) -
             state = await _not_readable_yet(call, queue, id)
             if state is None:
                 raise message_not_found(f"queue {queue} has no message {id}")
-            raise message_not_found(f"nobody holds message {id} now: it is {state}")
+            raise message_not_found(f"message {id} is not leased: it is {state}")
         if held.state == "acked":
             return
         if held.receipt is None:
-            raise message_not_found(f"nobody holds message {id} now: it is {held.state}")
+            raise message_not_found(f"message {id} is not leased: it is {held.state}")
         if await _settle(call, queue, held.receipt, delay) == "done":
             return
         await asyncio.sleep(0.01)
-    raise message_not_found(f"the delivery of message {id} changes hands")
+    raise message_not_found(f"the delivery of message {id} keeps changing")
 
 
 async def _not_readable_yet(call: Call, queue: str, id: UUID) -> str | None:
-    """Return the state of a message of the queue that has no offset yet; None when the queue has no such message."""
+    """Return the state of a message that has no offset yet, or None if the queue has no such message."""
     found = await call.mq.explain(id)
     state = {"not_sequenced": "waiting", "scheduled": "delayed"}.get(found.state)
     if state is None or found.get("queue") == queue:
@@ -293,9 +300,9 @@ async def _not_readable_yet(call: Call, queue: str, id: UUID) -> str | None:
 async def _settle_receipt(call: Call, queue: str, receipt: str, delay: int | None) -> None:
     result = await _settle(call, queue, receipt, delay)
     if result == "unknown":
-        raise message_not_found(f"this is not a receipt of queue {queue}")
+        raise message_not_found(f"not a receipt of queue {queue}")
     if result != "done":
-        raise message_not_found(f"the delivery is {result}: its deadline has passed, or it was settled otherwise")
+        raise message_not_found(f"the delivery is {result}: its lease expired or it was already settled")
 
 
 async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Result:
@@ -306,7 +313,7 @@ async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Re
         return (await settle(conn, queue, [receipt], nack))[0]
 
 
-# Reasons
+# Explanations
 
 
 @route(
@@ -315,11 +322,11 @@ async def _settle(call: Call, queue: str, receipt: str, delay: int | None) -> Re
     Doc(tag=TAG, scope="read", answers={200: dict[str, Any]}, problems=(404,), reads=True),
 )
 async def explain(request: Call, message: FromPath[UUID]) -> Answer:
-    """Where a message is, who holds it, why it is not delivered now, and what happened so far."""
+    """Explain where a message is, who holds it, why it is not delivered, and what happened to it."""
     request.query()
     found = await request.mq.explain(message)
     if found.state == "unknown":
-        raise message_not_found(found.reason or f"there is no message {message}")
+        raise message_not_found(found.reason or f"message {message} does not exist")
     return answer(dict(found))
 
 
@@ -337,7 +344,7 @@ async def explain(request: Call, message: FromPath[UUID]) -> Answer:
     ),
 )
 async def explain_offset(request: Call, topic: FromPath[str], offset: FromPath[int]) -> Answer:
-    """The same for an offset of a topic."""
+    """Explain the message at an offset of a topic."""
     if offset > LARGEST:
         raise invalid("the offset is too large")
     return answer(dict(await request.mq.explain_offset(topic, request.query()["partition"], offset=offset)))

@@ -1,4 +1,4 @@
-"""The four routes that the pg-messaging recipes sketch, under `/pubsub` and `/queue`, and two that finish their work."""
+"""The four routes sketched in pg-messaging's recipes, under `/pubsub` and `/queue`, plus two to settle messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trunkline.server.waiting import retry_until, until_gone
 from trunkline.types import NewMessage
 
 TAG = "pubsub"
-# the recipes begin with topic 0 and with one queue; only these are made when first used
+# the recipes start with topic 0 and one queue: only these are created on first use
 FIRST_TOPIC = "0"
 FIRST_QUEUE = "queue"
 
@@ -48,7 +48,7 @@ def _bytes(text: str) -> NewMessage:
 
 
 class Publish(msgspec.Struct, kw_only=True):
-    """A batch of payloads, or one; topics go by number or by name."""
+    """A payload or a batch of payloads. Topics are named by number or name."""
 
     topic_id: str | int | None = None
     payloads: Annotated[list[Raw], Meta(min_length=1, max_length=1000)] | UnsetType = UNSET
@@ -76,11 +76,11 @@ class Ids(msgspec.Struct, frozen=True):
     Doc(tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, answers={201: Ids}, problems=(400, 404, 413)),
 )
 async def publish(request: Call) -> Answer:
-    """Publish payloads, all or none; answers their ids."""
-    asked = await request.read(Publish)
-    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
+    """Publish payloads, all or none. Returns their ids."""
+    body = await request.read(Publish)
+    topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
     await request.allow(topic)
-    messages = asked.messages()
+    messages = body.messages()
     if topic == FIRST_TOPIC:
         await request.mq.topics.ensure(topic)
     with request.engine.publishing(sum(len(message.body) for message in messages)):
@@ -97,7 +97,7 @@ class LogMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets first to last; the end is one below the start when there is nothing."""
+    """First and last offset. If there are no messages, the end is one below the start."""
 
     claimed_start_offset: int
     claimed_end_offset: int
@@ -120,14 +120,14 @@ def _log_messages(rows: list[Any]) -> list[LogMessage]:
         object=IN_BODY,
         scope="consume",
         params=(
-            Param(name="group_id", required=True, words="The group; it begins with the oldest message."),
+            Param(name="group_id", required=True, words="The group. A new group starts at the oldest message."),
             Param(name="topic_id", default=FIRST_TOPIC, words="The topic."),
-            Param(name="max", kind=int, default=10, low=1, high=1000, words="How many at most."),
+            Param(name="max", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),
             Param(
                 name="member",
-                words="Who consumes: then the messages are leased, and done with the next call of this member or a commit.",
+                words="Name of the member. Its messages are leased, and committed by its next call or a commit.",
             ),
-            Param(name="lease", kind=float, default=30.0, low=1, high=43_200, words="Seconds before others get them."),
+            Param(name="lease", kind=float, default=30.0, low=1, high=43_200, words="Lease in seconds."),
             WAIT,
         ),
         strict=False,
@@ -139,7 +139,8 @@ def _log_messages(rows: list[Any]) -> list[LogMessage]:
 async def consume(request: Call) -> Answer:
     """Claim the next offsets of a group and read them.
 
-    Without `member` the claim is for good, as the recipe has it: who dies then has lost them. With it they come back.
+    Without `member` the claim is final, as in the recipe: a consumer that crashes loses its messages. With `member`
+    they are redelivered.
     """
     query = request.query()
     topic, group = query["topic_id"], query["group_id"]
@@ -201,7 +202,7 @@ async def _has_topic(call: Call, topic: str) -> bool:
 
 
 class CommitOffset(msgspec.Struct, kw_only=True):
-    """Everything up to `offset` is done."""
+    """Commit everything up to `offset`."""
 
     group_id: str | None = None
     topic_id: str | int | None = None
@@ -226,14 +227,14 @@ class CommittedOffset(msgspec.Struct, frozen=True):
     ),
 )
 async def commit(request: Call) -> Answer:
-    """For consumers with a `member`: cumulative, never goes back."""
-    asked = await request.read(CommitOffset)
-    topic = _name(asked.topic_id, FIRST_TOPIC, "topic_id")
-    refuse(group_id=name_fault(asked.group_id), offset="cannot be blank" if asked.offset is None else None)
-    assert asked.group_id is not None and asked.offset is not None  # noqa: S101
+    """Commit offsets, for consumers with a `member`. Cumulative; never moves back."""
+    body = await request.read(CommitOffset)
+    topic = _name(body.topic_id, FIRST_TOPIC, "topic_id")
+    refuse(group_id=name_fault(body.group_id), offset="cannot be blank" if body.offset is None else None)
+    assert body.group_id is not None and body.offset is not None  # noqa: S101
     await request.allow(topic)
     async with request.writing() as conn:
-        done = await doors.ack_upto(conn, topic, asked.group_id, asked.offset)
+        done = await doors.ack_upto(conn, topic, body.group_id, body.offset)
     request.mq.wake()
     return answer(CommittedOffset(done + 1))
 
@@ -261,14 +262,14 @@ class JobId(msgspec.Struct, frozen=True):
     ),
 )
 async def enqueue(request: Call) -> Answer:
-    """Put a job into a queue."""
-    asked = await request.read(Enqueue)
-    queue = _name(asked.queue, FIRST_QUEUE, "queue")
+    """Enqueue a job."""
+    body = await request.read(Enqueue)
+    queue = _name(body.queue, FIRST_QUEUE, "queue")
     await request.allow(queue)
-    if not isinstance(asked.payload, UnsetType):
-        message = _payload(bytes(asked.payload))
-    elif not isinstance(asked.payload_base64, UnsetType):
-        message = _bytes(asked.payload_base64)
+    if not isinstance(body.payload, UnsetType):
+        message = _payload(bytes(body.payload))
+    elif not isinstance(body.payload_base64, UnsetType):
+        message = _bytes(body.payload_base64)
     else:
         raise invalid("payload: cannot be blank.")
     if queue == FIRST_QUEUE:
@@ -281,7 +282,7 @@ async def enqueue(request: Call) -> Answer:
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """The receipt: only its holder can archive the job."""
+    """The receipt. Only its holder can archive the job."""
     payload: Any
     encoding: str
     created_at: datetime
@@ -290,7 +291,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimedJob(msgspec.Struct, frozen=True):
-    """Null when there is none."""
+    """Null if there is no job."""
 
     job: Job | None
 
@@ -309,7 +310,7 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     ),
 )
 async def claim(request: Call) -> Answer:
-    """Take a job for as long as the queue's lease; who dies with it loses nothing."""
+    """Claim a job for the queue's lease. If the worker crashes, the job is redelivered."""
     query = request.query()
     queue = query["queue"]
     await request.allow(queue)
@@ -337,7 +338,7 @@ async def claim(request: Call) -> Answer:
 
 
 class Archive(msgspec.Struct, kw_only=True):
-    """The id that claim answered."""
+    """The id returned by claim."""
 
     id: Annotated[str, Meta(max_length=200)] | None = None
 
@@ -360,17 +361,17 @@ class Archived(msgspec.Struct, frozen=True):
     ),
 )
 async def archive(request: Call) -> Answer:
-    """The job is done: out of the queue, kept in the archive."""
-    asked = await request.read(Archive)
-    refuse(id="cannot be blank" if not asked.id else None)
-    assert asked.id is not None  # noqa: S101
-    owner = (await request.engine.queue_of([asked.id]))[0]
+    """Complete a job: remove it from the queue and keep it in the archive."""
+    body = await request.read(Archive)
+    refuse(id="cannot be blank" if not body.id else None)
+    assert body.id is not None  # noqa: S101
+    owner = (await request.engine.queue_of([body.id]))[0]
     if owner is None:
-        raise Problem(404, "message_not_found", "there is no such job", code=6)
+        raise Problem(404, "message_not_found", "the job does not exist", code=6)
     await request.allow(owner, hide=True)
-    result = (await request.engine.acker.ack(owner, [asked.id]))[0]
+    result = (await request.engine.acker.ack(owner, [body.id]))[0]
     if result != "done":
-        raise Problem(409, "lease_lost", "the lease of this job has ended; somebody else may have it")
+        raise Problem(409, "lease_lost", "the lease of this job has expired; another worker may hold it")
     return answer(Archived(result))
 
 

@@ -19,12 +19,12 @@ from trunkline.server.routing import Doc, route
 from trunkline.server.views import MessageView, Page, QueueStatsView, QueueView, message_view, page
 
 TAG = "queues"
-# psqlqueue never gives a message up before its retention ends
+# psqlqueue retries messages until their retention ends
 _MANY_ATTEMPTS = 1000
 
 
 class QueueSettings(msgspec.Struct, kw_only=True):
-    """Settings of a queue. The first two are required when it is created without `ensure`, and when it is replaced."""
+    """Queue settings. The first two are required to create a queue without `ensure`, and to replace one."""
 
     ack_deadline_seconds: Seconds | None = None
     message_retention_seconds: Seconds | None = None
@@ -81,30 +81,30 @@ class NewQueue(QueueSettings, kw_only=True):
 async def create_queue(request: Call) -> Answer:
     """Create a queue.
 
-    With `ensure` every setting has a default, and a queue that is there already is fine. Without it the acknowledgement
-    deadline and the retention of messages must be given, and attempts are not limited.
+    With `ensure`, every setting has a default, and an existing queue is accepted. Without it, the acknowledgement
+    deadline and message retention are required, and `max_attempts` defaults to 1000.
     """
     query = request.query()
-    asked = await request.read(NewQueue)
+    body = await request.read(NewQueue)
     ensure = query["ensure"]
     refuse(
-        id=name_fault(asked.id),
-        ack_deadline_seconds=BLANK if not ensure and not asked.ack_deadline_seconds else None,
-        message_retention_seconds=BLANK if not ensure and not asked.message_retention_seconds else None,
+        id=name_fault(body.id),
+        ack_deadline_seconds=BLANK if not ensure and not body.ack_deadline_seconds else None,
+        message_retention_seconds=BLANK if not ensure and not body.message_retention_seconds else None,
     )
-    assert asked.id is not None  # noqa: S101
-    await request.allow(asked.id)
-    fixed = given(ordered=asked.ordered, partitions=asked.partitions, priorities=asked.priorities)
-    settings = asked.changes()
+    assert body.id is not None  # noqa: S101
+    await request.allow(body.id)
+    fixed = given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
+    settings = body.changes()
     if not ensure:
         settings.setdefault("max_attempts", _MANY_ATTEMPTS)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(asked.id, **settings, **fixed)), 201)
+        return answer(QueueView.of(await request.mq.queues.create(body.id, **settings, **fixed)), 201)
     except AlreadyExists as exc:
         if not ensure:
-            words = f"there is a queue {asked.id} already"
+            words = f"queue {body.id} already exists"
             raise Problem(400, "already_exists", words, code=4, hint=exc.hint_in("sql")) from None
-    return answer(QueueView.of(await request.mq.queues.ensure(asked.id, **fixed)))
+    return answer(QueueView.of(await request.mq.queues.ensure(body.id, **fixed)))
 
 
 @route(
@@ -122,13 +122,13 @@ async def create_queue(request: Call) -> Answer:
     ),
 )
 async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Replace the deadline, the retention of messages and the delivery delay (0 when left out); change the rest if given."""
-    asked = await request.read(QueueSettings)
+    """Replace the deadline, message retention and delivery delay (default 0). Other settings change only if given."""
+    body = await request.read(QueueSettings)
     refuse(
-        ack_deadline_seconds=None if asked.ack_deadline_seconds else BLANK,
-        message_retention_seconds=None if asked.message_retention_seconds else BLANK,
+        ack_deadline_seconds=None if body.ack_deadline_seconds else BLANK,
+        message_retention_seconds=None if body.message_retention_seconds else BLANK,
     )
-    settings = {"delivery_delay": span(0), **asked.changes()}
+    settings = {"delivery_delay": span(0), **body.changes()}
     return answer(QueueView.of(await request.mq.queues.alter(queue, **settings)))
 
 
@@ -146,10 +146,10 @@ async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
     ),
 )
 async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Change what is given and keep the rest."""
+    """Change the given settings."""
     request.query()
-    asked = await request.read(QueueSettings)
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **asked.changes())))
+    body = await request.read(QueueSettings)
+    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
 
 
 @route(
@@ -158,13 +158,13 @@ async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="read", strict=False, answers={200: QueueView}, problems=(404,), object="queue"),
 )
 async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """One queue."""
+    """Get one queue."""
     return answer(QueueView.of(await request.mq.queues.get(queue)))
 
 
 @route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_queues(request: Call) -> Answer:
-    """Queues by id, 100 at a time unless `limit` says otherwise."""
+    """List queues by id, 100 per page by default."""
     query = request.query()
     return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
 
@@ -196,7 +196,7 @@ async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="read", strict=False, answers={200: QueueStatsView}, problems=(404,), object="queue", reads=True),
 )
 async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
-    """How many messages are ready, delayed, leased, dead and done, and how old the oldest ready one is."""
+    """Count the messages by state, with the age of the oldest ready one."""
     return answer(QueueStatsView.of((await request.mq.queues.stats(queue))[0]))
 
 
@@ -206,7 +206,7 @@ async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
 )
 async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Remove every message of the queue, those that somebody works on too."""
+    """Remove all messages of the queue, including leased ones."""
     await request.mq.queues.purge(queue)
     async with request.writing() as conn:
         await doors.drop_leases(conn, queue)
@@ -219,7 +219,7 @@ async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
 )
 async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Give back the disk of finished messages now; upkeep does it anyway."""
+    """Remove finished messages now instead of waiting for upkeep."""
     await request.mq.queues.cleanup(queue)
     return nothing()
 
@@ -230,7 +230,7 @@ async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
 )
 async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Give out nothing until `resume`; publishing and settling go on."""
+    """Pause deliveries until `resume`. Publishing and settling continue."""
     request.query()
     await request.mq.queues.pause(queue)
     return nothing()
@@ -242,7 +242,7 @@ async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
 )
 async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """End a pause."""
+    """Resume deliveries."""
     request.query()
     await request.mq.queues.resume(queue)
     request.engine.lines.look(queue)
@@ -266,7 +266,7 @@ class Waiting(msgspec.Struct, frozen=True):
     Doc(
         tag=TAG,
         scope="read",
-        params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="How many at most."),),
+        params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),),
         answers={200: Waiting},
         problems=(404,),
         object="queue",
@@ -274,7 +274,7 @@ class Waiting(msgspec.Struct, frozen=True):
     ),
 )
 async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """What waits, without claiming it or counting an attempt."""
+    """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
     rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.engine.config.max_response_bytes)
     shown = [

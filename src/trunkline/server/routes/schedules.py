@@ -23,7 +23,7 @@ TAG = "schedules"
 
 
 class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message that is published at the times of a cron line, to a topic or into a queue."""
+    """A message to publish on a cron schedule, to a topic or a queue."""
 
     id: str | None = None
     cron: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -44,7 +44,7 @@ class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Doc(
         tag=TAG,
         scope="admin",
-        params=(Param(name="ensure", kind=bool, default=False, words="Change the schedule if it is there."),),
+        params=(Param(name="ensure", kind=bool, default=False, words="Update the schedule if it exists."),),
         body=NewSchedule,
         answers={201: ScheduleView},
         problems=(400, 404, 408, 409, 413),
@@ -54,24 +54,24 @@ class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def create_schedule(request: Call) -> Answer:
     """Create a schedule."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewSchedule)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.audit(asked.id)
+    body = await request.read(NewSchedule)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.audit(body.id)
     make = request.mq.schedules.ensure if ensure else request.mq.schedules.create
-    payload = None if isinstance(asked.payload, UnsetType) else msgspec.json.decode(asked.payload)
+    payload = None if isinstance(body.payload, UnsetType) else msgspec.json.decode(body.payload)
     made = await make(
-        asked.id,
-        asked.cron,
-        topic=asked.topic_id,
-        queue=asked.queue_id,
+        body.id,
+        body.cron,
+        topic=body.topic_id,
+        queue=body.queue_id,
         body=payload,
-        key=asked.key,
-        routing_key=asked.routing_key,
-        label=asked.label,
-        headers=asked.headers,
-        timezone=asked.timezone,
-        catch_up=asked.catch_up,
+        key=body.key,
+        routing_key=body.routing_key,
+        label=body.label,
+        headers=body.headers,
+        timezone=body.timezone,
+        catch_up=body.catch_up,
     )
     return answer(ScheduleView.of(made), 201)
 
@@ -80,19 +80,19 @@ async def _find(call: Call, id: str) -> Schedule:
     for row in await call.mq.schedules.list():
         if row.name == id:
             return row
-    raise ScheduleNotFound(f"there is no schedule {id}", hint="create it with trunkline.create_schedule")
+    raise ScheduleNotFound(f"schedule {id} does not exist", hint="Create it with trunkline.create_schedule.")
 
 
 @route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_schedules(request: Call) -> Answer:
-    """Schedules by id, 100 at a time unless `limit` says otherwise."""
+    """List schedules by id, 100 per page by default."""
     query = request.query()
     return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
 
 
 @route("GET", "/schedules/{schedule:str}", Doc(tag=TAG, scope="read", answers={200: ScheduleView}, problems=(404,)))
 async def get_schedule(request: Call, schedule: FromPath[str]) -> Answer:
-    """One schedule."""
+    """Get one schedule."""
     request.query()
     return answer(ScheduleView.of(await _find(request, schedule)))
 
@@ -110,7 +110,7 @@ async def delete_schedule(request: Call, schedule: FromPath[str]) -> Answer:
 
 @route("PUT", "/schedules/{schedule:str}/pause", Doc(**_CHANGE))
 async def pause_schedule(request: Call, schedule: FromPath[str]) -> Answer:
-    """Do not fire until `resume`."""
+    """Pause the schedule until `resume`."""
     request.query()
     await request.mq.schedules.pause(schedule)
     return nothing()
@@ -118,7 +118,7 @@ async def pause_schedule(request: Call, schedule: FromPath[str]) -> Answer:
 
 @route("PUT", "/schedules/{schedule:str}/resume", Doc(**_CHANGE))
 async def resume_schedule(request: Call, schedule: FromPath[str]) -> Answer:
-    """End a pause."""
+    """Resume the schedule."""
     request.query()
     await request.mq.schedules.resume(schedule)
     return nothing()
@@ -134,7 +134,7 @@ class Fired(msgspec.Struct, frozen=True):
     Doc(tag=TAG, scope="admin", answers={200: Fired}, problems=(404,), audit=True),
 )
 async def run_schedule(request: Call, schedule: FromPath[str]) -> Answer:
-    """Fire now, out of turn; answers the id of the message."""
+    """Fire the schedule now. Returns the message id."""
     request.query()
     return answer(Fired(await request.mq.schedules.run(schedule)))
 
@@ -150,18 +150,18 @@ class Runs(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(
-            Param(name="cron", required=True, words="A cron line."),
-            Param(name="timezone", default="UTC", words="Where its times are."),
-            Param(name="n", kind=int, default=5, low=1, high=100, words="How many."),
+            Param(name="cron", required=True, words="Cron expression."),
+            Param(name="timezone", default="UTC", words="Time zone of the expression."),
+            Param(name="n", kind=int, default=5, low=1, high=100, words="Number of times."),
         ),
         answers={200: Runs},
     ),
 )
 async def next_runs(request: Call) -> Answer:
-    """When a cron line would fire next."""
+    """Return the next times of a cron expression."""
     query = request.query()
     if len(query["cron"]) > 200:
-        raise invalid("cron: has more than 200 characters.")
+        raise invalid("cron: must have at most 200 characters.")
     return answer(Runs(await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], n=query["n"])))
 
 

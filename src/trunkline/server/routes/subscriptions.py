@@ -1,4 +1,4 @@
-"""Subscriptions: what feeds queues from topics."""
+"""Subscriptions, which feed queues from topics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trunkline.server.views import Page, SubscriptionView, page
 from trunkline.types import Reader, Subscription
 
 TAG = "subscriptions"
-_QUEUE = Param(name="queue", words="Of this queue, where several have a subscription of that name.")
+_QUEUE = Param(name="queue", words="Queue of the subscription, if several queues have one of that name.")
 
 
 class NewSubscription(msgspec.Struct, kw_only=True):
-    """A subscription to create: messages must have each header of `message_filters` with one of its values, and a routing
-    key that matches `pattern`."""
+    """A subscription to create. Messages match if each header in `message_filters` has one of its values and the
+    routing key matches `pattern`."""
 
     id: str | None = None
     topic_id: str | None = None
@@ -51,35 +51,37 @@ class NewSubscription(msgspec.Struct, kw_only=True):
     ),
 )
 async def create_subscription(request: Call) -> Answer:
-    """Feed a queue from a topic, from now on unless `start` says otherwise."""
-    asked = await request.read(NewSubscription)
-    refuse(id=name_fault(asked.id), topic_id=name_fault(asked.topic_id), queue_id=name_fault(asked.queue_id))
-    assert asked.id and asked.topic_id and asked.queue_id  # noqa: S101
-    request.engine.access.check(request.scope, "admin", asked.topic_id)
-    await request.allow(asked.queue_id)
+    """Feed a queue from a topic, from now on or from `start`."""
+    body = await request.read(NewSubscription)
+    refuse(id=name_fault(body.id), topic_id=name_fault(body.topic_id), queue_id=name_fault(body.queue_id))
+    assert body.id and body.topic_id and body.queue_id  # noqa: S101
+    request.engine.access.check(request.scope, "admin", body.topic_id)
+    await request.allow(body.queue_id)
     try:
         async with request.writing() as conn:
             await doors.subscribe_once(
                 conn,
-                asked.id,
-                queue=asked.queue_id,
-                topic=asked.topic_id,
-                pattern=asked.pattern,
-                headers=asked.message_filters,
-                start=asked.start,
+                body.id,
+                queue=body.queue_id,
+                topic=body.topic_id,
+                pattern=body.pattern,
+                headers=body.message_filters,
+                start=body.start,
             )
     except AlreadyExists as exc:
         raise Problem(400, "already_exists", exc.message, code=9, hint=exc.hint_in("sql")) from None
-    return answer(SubscriptionView.of(await _find(request, asked.id, asked.queue_id)), 201)
+    return answer(SubscriptionView.of(await _find(request, body.id, body.queue_id)), 201)
 
 
 async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
-    """Those made over HTTP have names of their own; those made in SQL may be called the same on several queues."""
+    """Find a subscription. Names created over HTTP are unique; in SQL they are unique per queue only."""
     found = [row for row in await call.mq.subscriptions.list(queue) if row.name == id]
     if not found:
-        raise SubscriptionNotFound(f"there is no subscription {id}", hint="see trunkline.list_subscriptions")
+        raise SubscriptionNotFound(
+            f"subscription {id} does not exist", hint="List subscriptions with trunkline.list_subscriptions."
+        )
     if len(found) > 1:
-        raise Problem(409, "ambiguous", f"{len(found)} queues have a subscription {id}", hint="say which with ?queue=")
+        raise Problem(409, "ambiguous", f"{len(found)} queues have a subscription {id}", hint="Choose one with ?queue=.")
     return found[0]
 
 
@@ -89,13 +91,13 @@ async def _find(call: Call, id: str, queue: str | None = None) -> Subscription:
     Doc(tag=TAG, scope="read", params=(_QUEUE,), strict=False, answers={200: SubscriptionView}, problems=(404, 409)),
 )
 async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer:
-    """One subscription."""
+    """Get one subscription."""
     return answer(SubscriptionView.of(await _find(request, subscription, request.query()["queue"])))
 
 
 @route("GET", "/subscriptions", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_subscriptions(request: Call) -> Answer:
-    """Subscriptions by id, 100 at a time unless `limit` says otherwise."""
+    """List subscriptions by id, 100 per page by default."""
     query = request.query()
     rows = sorted(await request.mq.subscriptions.list(), key=lambda row: row.name)
     return answer(page([SubscriptionView.of(row) for row in rows], query))
@@ -107,7 +109,7 @@ async def list_subscriptions(request: Call) -> Answer:
     Doc(tag=TAG, scope="admin", params=(_QUEUE,), strict=False, answers={204: None}, problems=(404, 409), audit=True),
 )
 async def delete_subscription(request: Call, subscription: FromPath[str]) -> Answer:
-    """Stop feeding. What is not settled of it is forgotten."""
+    """Delete a subscription. Its unsettled messages are dropped."""
     row = await _find(request, subscription, request.query()["queue"])
     await request.mq.subscriptions.remove(row.queue, row.name)
     return nothing()
@@ -124,8 +126,8 @@ class Readers(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(
-            Param(name="routing_key", words="The routing key of a message to try."),
-            Param(name="headers", words="Its headers, a JSON object."),
+            Param(name="routing_key", words="Routing key to test."),
+            Param(name="headers", words="Headers to test, a JSON object."),
         ),
         answers={200: Readers},
         problems=(404,),
@@ -133,12 +135,12 @@ class Readers(msgspec.Struct, frozen=True):
     ),
 )
 async def readers(request: Call, topic: FromPath[str]) -> Answer:
-    """Who reads the topic, and whether a message with this routing key and headers would be for them. Publishes nothing."""
+    """List the readers of a topic, and whether they would get a message with this routing key and headers."""
     query = request.query()
     try:
         headers = msgspec.json.decode(query["headers"] or "{}", type=dict[str, Any])
     except msgspec.DecodeError:
-        raise invalid("headers: is not a JSON object.") from None
+        raise invalid("headers: must be a JSON object.") from None
     return answer(Readers(await request.mq.subscriptions.test(topic, query["routing_key"], headers)))
 
 

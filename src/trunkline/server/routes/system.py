@@ -1,4 +1,4 @@
-"""The server itself: health, numbers, its own description."""
+"""The server itself: health, statistics, API description."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Health(msgspec.Struct, frozen=True):
 
 @route("GET", "/healthz", Doc(tag=TAG, scope="public", strict=False, answers={200: Health}))
 async def live(request: Call) -> Answer:
-    """The process answers."""
+    """Report that the process is running."""
     return answer(Health(True))
 
 
 @route("GET", "/readyz", Doc(tag=TAG, scope="public", strict=False, answers={200: Health}))
 async def ready(request: Call) -> Answer:
-    """The database answers too, and the server is not about to stop."""
+    """Report whether the database responds and the server is not stopping."""
     if request.engine.stopping.is_set():
         raise Problem(503, "stopping", "the server is stopping", code=1)
     await _ask_database(request)
@@ -40,17 +40,17 @@ async def ready(request: Call) -> Answer:
 
 
 async def _ask_database(call: Call) -> None:
-    """A pool goes on trying for a while; who asks for health wants to know now."""
+    """Query the database, without the pool's long retries: a health check must fail fast."""
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS), call.mq.connection() as conn:
             await doors.answers(conn)
     except TimeoutError:
-        raise DatabaseUnavailable("the database does not answer") from None
+        raise DatabaseUnavailable("the database does not respond") from None
 
 
 @route("GET", "/v1/healthz", Doc(tag=TAG, scope="public", strict=False, answers={200: Health}, problems=(500,)))
 async def health(request: Call) -> Answer:
-    """The database answers."""
+    """Report whether the database responds."""
     try:
         await _ask_database(request)
     except TrunklineError as exc:
@@ -60,7 +60,7 @@ async def health(request: Call) -> Answer:
 
 @route("GET", "/v1/stats", Doc(tag=TAG, scope="read", answers={200: StatsView}, reads=True))
 async def stats(request: Call) -> Answer:
-    """The numbers of all topics, groups and queues."""
+    """Get statistics of all topics, groups and queues."""
     request.query()
     found = await request.mq.stats()
     return answer(StatsView(found.topics, found.groups, found.queues))
@@ -68,14 +68,14 @@ async def stats(request: Call) -> Answer:
 
 @route("GET", "/metrics", Doc(tag=TAG, scope="read", strict=False, answers={200: str}, media="text/plain", reads=True))
 async def metrics(request: Call) -> Answer:
-    """Prometheus."""
+    """Get metrics for Prometheus."""
     content, kind = await request.engine.metrics.render(request.mq)
     return Answer(content, media_type=kind)
 
 
 @route("GET", "/openapi.json", Doc(tag=TAG, scope="public", strict=False, answers={200: dict[str, Any]}))
 async def schema(request: Call) -> Answer:
-    """This API as an OpenAPI 3.1 document."""
+    """Get this API as an OpenAPI 3.1 document."""
     return Answer(document(request.scope["litestar_app"]))
 
 
@@ -92,25 +92,25 @@ def _static(name: str) -> bytes:
 
 @route("GET", "/docs", _PAGE)
 async def page(request: Call) -> Answer:
-    """A page to read and try this API; it loads nothing from elsewhere."""
+    """Show a page to browse and try this API, without external resources."""
     return Answer(_static("docs.html"), media_type="text/html; charset=utf-8", headers=_POLICY)
 
 
 @route("GET", "/v1/swagger/index.html", _PAGE)
 async def swagger_page(request: Call) -> Answer:
-    """The same page, where clients of psqlqueue look for it."""
+    """Show the API page at psqlqueue's address."""
     return Answer(_static("docs.html"), media_type="text/html; charset=utf-8", headers=_POLICY)
 
 
 @route("GET", "/docs.js", Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/javascript"))
 async def script(request: Call) -> Answer:
-    """The script of the page."""
+    """Get the script of the API page."""
     return Answer(_static("docs.js"), media_type="text/javascript; charset=utf-8")
 
 
 @route("GET", "/docs.css", Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/css"))
 async def style(request: Call) -> Answer:
-    """The style of the page."""
+    """Get the stylesheet of the API page."""
     return Answer(_static("docs.css"), media_type="text/css; charset=utf-8")
 
 

@@ -22,7 +22,7 @@ TAG = "topics"
 
 
 class TopicSettings(msgspec.Struct, kw_only=True):
-    """Settings of a topic; partitions can only be added."""
+    """Topic settings. Partitions can be added but not removed."""
 
     partitions: Count | None = None
     retention_seconds: Span | None = None
@@ -64,17 +64,17 @@ class NewTopic(TopicSettings, kw_only=True):
 async def create_topic(request: Call) -> Answer:
     """Create a topic."""
     ensure = request.query()["ensure"]
-    asked = await request.read(NewTopic)
-    refuse(id=name_fault(asked.id))
-    assert asked.id is not None  # noqa: S101
-    await request.allow(asked.id)
+    body = await request.read(NewTopic)
+    refuse(id=name_fault(body.id))
+    assert body.id is not None  # noqa: S101
+    await request.allow(body.id)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(asked.id, **asked.changes())), 201)
+        return answer(TopicView.of(await request.mq.topics.create(body.id, **body.changes())), 201)
     except AlreadyExists as exc:
         if not ensure:
-            words = f"there is a topic {asked.id} already"
+            words = f"topic {body.id} already exists"
             raise Problem(400, "already_exists", words, code=7, hint=exc.hint_in("sql")) from None
-    return answer(TopicView.of(await request.mq.topics.ensure(asked.id, partitions=asked.partitions)))
+    return answer(TopicView.of(await request.mq.topics.ensure(body.id, partitions=body.partitions)))
 
 
 @route(
@@ -91,10 +91,10 @@ async def create_topic(request: Call) -> Answer:
     ),
 )
 async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
-    """Change what is given and keep the rest."""
+    """Change the given settings."""
     request.query()
-    asked = await request.read(TopicSettings)
-    return answer(TopicView.of(await request.mq.topics.alter(topic, **asked.changes())))
+    body = await request.read(TopicSettings)
+    return answer(TopicView.of(await request.mq.topics.alter(topic, **body.changes())))
 
 
 @route(
@@ -103,13 +103,13 @@ async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
     Doc(tag=TAG, scope="read", strict=False, answers={200: TopicView}, problems=(404,), object="topic"),
 )
 async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
-    """One topic."""
+    """Get one topic."""
     return answer(TopicView.of(await request.mq.topics.get(topic)))
 
 
 @route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
 async def list_topics(request: Call) -> Answer:
-    """Topics by id, 100 at a time unless `limit` says otherwise."""
+    """List topics by id, 100 per page by default."""
     query = request.query()
     return answer(page([TopicView.of(row) for row in await request.mq.topics.list(after=query["after"])], query))
 
@@ -129,15 +129,15 @@ async def list_topics(request: Call) -> Answer:
     ),
 )
 async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
-    """Delete a topic with its log and the subscriptions to it.
+    """Delete a topic with its log and subscriptions.
 
-    Unless forced, it is refused while a group reads the topic, a schedule publishes to it, or a queue that is subscribed to
-    it has messages that are not settled.
+    Unless forced, this is refused while a group reads the topic, a schedule publishes to it, or a subscribed queue has
+    unsettled messages.
     """
     try:
         await request.mq.topics.delete(topic, force=request.query()["force"])
     except InUse:
-        # psqlqueue deletes subscriptions with their topic; so do we as long as no message is lost
+        # psqlqueue deletes subscriptions with their topic; we do so only if no message is lost
         if not await _only_drained_queues(request, topic):
             raise
         await request.mq.topics.delete(topic, force=True)
@@ -145,9 +145,9 @@ async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
 
 
 async def _only_drained_queues(call: Call, topic: str) -> bool:
-    """Return whether the topic has no users but queues that have settled all their messages."""
+    """Return whether the topic's only readers are queues that have settled all their messages."""
     mq = call.mq
-    # by a connection of its own: this route works in a transaction
+    # on a separate connection: this route runs in a transaction
     await mq._runtime().wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
@@ -170,7 +170,7 @@ class TopicStatsView(msgspec.Struct, frozen=True):
     Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
 )
 async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
-    """For each partition: lowest offset and head, bytes, rate."""
+    """Get earliest offset, head, bytes and rate per partition."""
     request.query()
     return answer(TopicStatsView(await request.mq.topics.stats(topic)))
 
@@ -194,7 +194,7 @@ class OffsetView(msgspec.Struct, frozen=True):
     ),
 )
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
-    """The next offset from a place on: the first message at or after a time, or head + 1."""
+    """Find an offset: the first message at or after a time, or head + 1."""
     query = request.query()
     async with request.mq._runtime().reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:

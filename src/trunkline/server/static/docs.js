@@ -1,6 +1,6 @@
 "use strict";
 
-// Shows /openapi.json and sends requests to this server only. Everything from outside goes in as text, never as markup.
+// Renders /openapi.json and sends requests to this server only. Content is inserted as text, never as markup.
 function make(tag, text, kind) {
   const node = document.createElement(tag);
   if (text !== undefined) node.textContent = text;
@@ -94,7 +94,7 @@ async function send(method, path, inputs, body, result) {
       if ((answer.headers.get("content-type") || "").includes("event-stream")) result.textContent += value;
     }
     if (!(answer.headers.get("content-type") || "").includes("event-stream")) {
-      try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* not JSON: as it is */ }
+      try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* not JSON: show unchanged */ }
       result.textContent += `\n${text}`;
     }
   } catch (error) {
