@@ -87,7 +87,7 @@ class Endpoints(Noun):
             return await push.get_endpoint(conn, name)
 
     async def get(self, name: str) -> Endpoint:
-        """Return an endpoint. Raises `NotFound`."""
+        """Return an endpoint. Raises `EndpointNotFound`."""
         async with self._reading() as conn:
             return await push.get_endpoint(conn, name)
 
