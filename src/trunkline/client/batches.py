@@ -41,7 +41,7 @@ class Batch(Generic[T]):
         self.deadline = deadline
         self.messages: list[Message[T]] = messages
         self.committed = False
-        """Whether the whole batch was committed through this object."""
+        """True if the whole batch was committed through this object."""
         self._runtime = runtime
         self._fetched_at = deadline - lease
         self._once = transactions.Once()

@@ -241,7 +241,7 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the fast path can take it: no idempotency key, delay or priority."""
+        """True if the fast path can take it: no idempotency key, delay or priority."""
         return self.idempotency_key is None and self.delay is None and self.deliver_at is None and self.priority is None
 
 

@@ -85,7 +85,7 @@ class EmbeddedServer:
 
     @property
     def owned(self) -> bool:
-        """Whether this object owns the server and stops it. False if it attached to the server of another process."""
+        """True if this object owns the server and stops it. False if it attached to the server of another process."""
         return self._lock is not None
 
     @property

@@ -20,7 +20,7 @@ from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError,
 from trunkline.sql.migrate import latest_version
 
 _PATIENCE = 1.5
-"""How long a call waits for a connection before it checks that the server is reachable."""
+"""Seconds that a call waits for a connection before it checks that the server is reachable."""
 _FULL = re.compile(r"too many (?:clients|connections)|remaining connection slots")
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]

@@ -60,9 +60,9 @@ class Watch:
         self.labels: str | None = None
         self.waiting = False
         self.missed = False
-        """Whether a poll for other consumers began while this one was querying, perhaps too early."""
+        """True if a poll for other consumers began while this one was querying, perhaps too early."""
         self.polled = self.hit = False
-        """Whether a poll began while this one waited, and whether it found messages for it."""
+        """Flags: a poll began while this one waited; that poll found messages for it."""
         self.length: int | None = None
         self._after_poll = self._after_hit = self._vain = False
         self._wakeup = wakeup

@@ -213,8 +213,9 @@ class App:
         return job
 
     def handlers(self, handlers: Mapping[Any, Callable[..., Any]]) -> Self:
-        """Register handlers: a map of names (or jobs from `kind`) to functions of the payload and, optionally, the
-        context.
+        """Register handlers by name or by job from `kind`.
+
+        A handler takes the payload, or the payload and the context.
         """
         names = sys._getframe(1).f_locals
         for which, function in handlers.items():
@@ -389,10 +390,13 @@ class App:
     # Managing jobs
 
     async def cancel(self, id: UUID, reason: str | None = None) -> str:
-        """Ask for the end of a job. One that waits will not start, one that runs is stopped (its handler sees a
-        cancellation); both become dead letters with the reason: `requested`. One that waits for others is gone at once:
-        `cancelled`. Where there is nothing to end it results the state: `done`, `dead`, `cancelled`, `failed` or
-        `gone`. `JobNotFound` for an id that no job has."""
+        """Cancel a job.
+
+        Returns `requested` for a job that is waiting or running: it does not start, or its handler is cancelled, and it
+        becomes a dead letter with the reason. Returns `cancelled` for a job that waits for other jobs; it is removed at
+        once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
+        `JobNotFound` for an unknown id.
+        """
         async with self.client._runtime().connection(writing=True) as conn:
             return await calls.cancel_job(conn, id, reason)
 

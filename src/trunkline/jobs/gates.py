@@ -25,7 +25,7 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether one more job may start."""
+        """True if one more job may start."""
         return self.local_room() and (not self.holders or self.room())
 
     def local_room(self) -> bool:

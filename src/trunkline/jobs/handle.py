@@ -34,7 +34,7 @@ class Handle(Generic[R]):
         self.kind = kind
         self.duplicate = duplicate
         self.tracked = tracked
-        """Whether its result is kept, so that it can be awaited and other jobs can wait for it."""
+        """True if its result is kept, so that it can be awaited and other jobs can wait for it."""
         self._app = app
         self._type = type
 

@@ -29,7 +29,7 @@ _BY_LABEL_SECONDS = 300.0
 _KEEP_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 _ALONE_SECONDS = 10.0
-"""How long a job that must run alone waits for running jobs before it starts beside them."""
+"""Seconds that a job that must run alone waits for running jobs before it starts beside them."""
 _TRUSTED_ATTEMPTS = 2
 _NEVER_STARTED = 1_000_000_000
 

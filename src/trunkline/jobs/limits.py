@@ -47,7 +47,7 @@ class Holder:
         self.tokens = 0
         self.tokens_at = 0.0
         self.used = False
-        """Whether a job ran since the last request; then more are likely."""
+        """True if a job ran since the last request; then more are likely."""
         self.waiting = 0
         """Claimed jobs that wait for this limit."""
         self._spent = 0

@@ -98,7 +98,7 @@ class Item:
 
     @property
     def plain(self) -> bool:
-        """Whether a plain ack settles it: no result, no unique key."""
+        """True if a plain ack settles it: no result, no unique key."""
         return self.unique is None and not self.tracked
 
     def ending(self) -> Ending:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
 
 LEAVE_SECONDS = 5.0
-"""How long a cancelled handler may take to end before it is abandoned."""
+"""Seconds that a cancelled handler may take to end before it is abandoned."""
 
 
 async def call(worker: Worker, item: Item) -> Any:

@@ -18,7 +18,7 @@ _BATCH = 1000
 
 
 class Verdict(NamedTuple):
-    """How to settle a job: ack, nack, bury, snooze or release."""
+    """The settlement of a job: ack, nack, bury, snooze or release."""
 
     verb: str
     delay: timedelta | None = None

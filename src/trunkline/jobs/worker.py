@@ -206,7 +206,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a handler runs or a job is still to be settled."""
+        """True if a handler runs or a job is still to be settled."""
         return self.settler.busy or any(lane.running for lane in self._lanes)
 
     @property
