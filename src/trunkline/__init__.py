@@ -13,7 +13,7 @@ __all__ = ["Client", "LeaseLost", "NewMessage", "SyncClient", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """The client is loaded when it is first asked for: the command line starts without it."""
+    """Import the client on first access, so that the command line starts without it."""
     if name in ("Client", "SyncClient", "LeaseLost"):
         from trunkline import client
 

@@ -1,8 +1,9 @@
-"""Pipelines as jobs: a queue triggers them, a worker runs them on one Spark session, their summary is the job's result.
+"""Pipelines as jobs: a worker runs them on a Spark session, and their summary is the job's result.
 
-`trunkline worker run trunkline.pipeline_jobs:app` is a worker for them; `add_pipelines(app)` adds the job to your own app.
-All jobs of a worker share a session, each in a pool and under a tag of its own. A job that is cancelled, or whose lease is
-lost, has its Spark jobs cancelled by that tag and its query stopped. Every pipeline may be started again, so may a job.
+Run a worker for them with `trunkline worker run trunkline.pipeline_jobs:app`, or add the job to your own app with
+`add_pipelines(app)`. The jobs of a worker share one session; each has a separate scheduler pool and tag. If a job is
+cancelled or its lease is lost, its Spark jobs are cancelled by that tag and its query is stopped. Pipelines, and so
+these jobs, are safe to repeat.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ PIPELINES = {
     "run": ("trunkline.spark.pipelines.streams", "run_file"),
     "validate": ("trunkline.spark.pipelines.validate", "validate"),
 }
-# What the worker gives, not the job.
-_GIVEN = ("url", "spark", "master", "told")
-# Settings that name files of the worker's machine which are run.
+# Parameters that the worker sets, not the job.
+_RESERVED = ("url", "spark", "master", "told")
+# Settings that name files on the worker's machine to execute.
 _FILES = ("file", "transform")
-# Settings that name what is written.
+# Settings that name output locations.
 _OUTPUTS = ("checkpoint", "folder", "location", "table")
 _DURATIONS = ("age", "since", "step", "tombstones")
 _PLACES = ("start", "end")
@@ -58,11 +59,11 @@ _MOST = 1000
 
 
 class Stopped(BaseException):
-    """Ends a pipeline at its next step; not an error of it."""
+    """Raised to end a pipeline at its next step. Not an error."""
 
 
 class Running:
-    """One session for all pipelines of this process, started with the first."""
+    """Runs all pipelines of this process on one Spark session, which starts with the first pipeline."""
 
     def __init__(
         self, app: App, master: str | None, files: str | None, output: str | None, spark: SparkSession | None
@@ -73,52 +74,54 @@ class Running:
         self._output = output
         self._spark = spark
         self._lock = threading.Lock()
-        # the worker bounds how many run at once. No daemons: these would be killed in the middle of a commit
+        # the worker limits concurrency. Not daemon threads, which would be killed during a commit
         self._threads = ThreadPoolExecutor(_MOST, thread_name_prefix="trunkline pipeline")
 
     async def run(self, ctx: Context, name: str, settings: dict[str, Any]) -> Any:
         call = self._checked(name, settings)
         tag = f"trunkline-{ctx.id}-{ctx.attempt}"
         stop = threading.Event()
-        done = asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, tag, stop)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, tag, stop)
         try:
-            return await asyncio.shield(done)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             stop.set()
-            ctx.log.info("stops: %s", ctx.stopping)
-            await self._cancel(done, tag)
+            ctx.log.info("stopping: %s", ctx.stopping)
+            await self._cancel(future, tag)
             raise
 
     def _checked(self, name: str, settings: dict[str, Any]) -> Callable[..., Any]:
-        """The function with the job's settings. Refused before Spark starts: what it does not know."""
+        """Return the pipeline function with its settings. Rejects invalid settings before Spark starts."""
         if name not in PIPELINES:
-            raise NotFound(f"there is no pipeline {name!r}", hint=_did_you_mean(name, list(PIPELINES)))
-        module, function = PIPELINES[name]
-        found = getattr(importlib.import_module(module), function)
-        known = inspect.signature(found).parameters
+            raise NotFound(f"pipeline {name!r} does not exist", hint=_did_you_mean(name, list(PIPELINES)))
+        module, attribute = PIPELINES[name]
+        function = getattr(importlib.import_module(module), attribute)
+        known = inspect.signature(function).parameters
         for setting in settings:
-            if setting not in known or setting in _GIVEN:
-                names = [each for each in known if each not in _GIVEN]
+            if setting not in known or setting in _RESERVED:
+                names = [each for each in known if each not in _RESERVED]
                 raise InvalidArgument(f"pipeline {name!r} has no setting {setting!r}", hint=_did_you_mean(setting, names))
         missing = [
             each.name
             for each in known.values()
-            if each.default is inspect.Parameter.empty and each.name not in settings and each.name not in _GIVEN
+            if each.default is inspect.Parameter.empty and each.name not in settings and each.name not in _RESERVED
         ]
         if missing:
-            raise InvalidArgument(f"pipeline {name!r} needs {', '.join(missing)}")
+            raise InvalidArgument(f"pipeline {name!r} requires {', '.join(missing)}")
         if settings.get("mode") == "stream":
-            raise InvalidArgument("a job ends; a stream does not", hint="leave out `mode`: it takes what is new")
-        given = {key: self._value(key, value) for key, value in settings.items()}
+            raise InvalidArgument(
+                "a pipeline job cannot run in stream mode", hint="Omit `mode`; the job then processes the new messages."
+            )
+        values = {key: self._value(key, value) for key, value in settings.items()}
 
         def call(spark: SparkSession, told: Callable[..., None]) -> Any:
             own = {key: value for key, value in (("spark", spark), ("told", told)) if key in known}
-            return found(self._url, **given, **own)
+            return function(self._url, **values, **own)
 
         return call
 
     def _value(self, setting: str, value: Any) -> Any:
-        """What JSON cannot say: durations, times, and files, which are looked for in their folder."""
+        """Convert settings that JSON cannot represent: durations, times, and paths within their folders."""
         if not isinstance(value, str):
             return value
         if setting in _FILES:
@@ -132,30 +135,30 @@ class Running:
         return value
 
     def _file(self, setting: str, path: str) -> str:
-        """A message may name a file to run only inside the folder that the worker was given for that."""
+        """Resolve a file to execute, which must be inside the worker's pipeline folder."""
         folder = self._files or os.environ.get(FILES_VARIABLE)
         if folder is None:
             raise SettingsError(
-                f"this worker runs no files, and {setting!r} names one",
-                hint=f"set {FILES_VARIABLE} to the folder of files to run",
+                f"{setting!r} names a file, but this worker has no folder of files to run",
+                hint=f"Set {FILES_VARIABLE} to the folder of files that jobs may run.",
             )
         root = Path(folder).resolve()
         whole = (root / path).resolve()
         if not whole.is_relative_to(root):
-            raise InvalidArgument(f"{path} is outside {folder}", hint="name a file inside that folder")
+            raise InvalidArgument(f"{path} is outside {folder}", hint="Use a file inside that folder.")
         return str(whole)
 
     def _target(self, setting: str, path: str) -> str:
-        """A message may name a place to write to only below the worker's output root."""
+        """Resolve an output location, which must be below the worker's output root."""
         root = self._output or os.environ.get(OUTPUT_VARIABLE)
         if root is None:
             raise SettingsError(
-                f"this worker has no output root, and {setting!r} names a place to write to",
+                f"{setting!r} names an output location, but this worker has no output root",
                 hint=f"Set {OUTPUT_VARIABLE} to the folder or URI below which jobs may write.",
             )
         whole = _below_uri(root, path) if "://" in root else _below(Path(root), path)
         if whole is None:
-            raise InvalidArgument(f"{setting}: {path} is outside {root}", hint="Name a place below the output root.")
+            raise InvalidArgument(f"{setting}: {path} is outside {root}", hint="Use a location below the output root.")
         return whole
 
     @property
@@ -171,7 +174,7 @@ class Running:
                 self._spark = open_session("trunkline pipelines", master=self._master, url=self._url, conf=conf)
                 self._spark.sparkContext.setLogLevel("ERROR")
             elif not _alive(self._spark):
-                raise SparkUnavailable("the Spark session of this worker has ended", hint="start the worker again")
+                raise SparkUnavailable("the Spark session of this worker has ended", hint="Restart the worker.")
             return self._spark
 
     def _run(self, call: Callable[..., Any], tag: str, stop: threading.Event) -> Any:
@@ -190,16 +193,16 @@ class Running:
                 context.removeJobTag(tag)
                 context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
-    async def _cancel(self, done: asyncio.Future[Any], tag: str) -> None:
-        """Until it has ended: a pipeline may be between two Spark jobs."""
+    async def _cancel(self, future: asyncio.Future[Any], tag: str) -> None:
+        """Cancel repeatedly until the pipeline has ended, because it may be between two Spark jobs."""
         for _ in range(int(_LEAVE / _AGAIN)):
             with suppress(Exception):
                 if self._spark is not None:
                     await asyncio.to_thread(self._spark.sparkContext.cancelJobsWithTag, tag)
-            await asyncio.wait([done], timeout=_AGAIN)
-            if done.done():
+            await asyncio.wait([future], timeout=_AGAIN)
+            if future.done():
                 break
-        done.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        future.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
 
 
 def add_pipelines(
@@ -211,16 +214,17 @@ def add_pipelines(
     output: str | None = None,
     spark: SparkSession | None = None,
 ) -> Job[[str, dict[str, Any]], Any]:
-    """Add the job `pipeline` to an app: `await job.enqueue("archive", {"topic": "orders", "location": "/srv/archive"})`.
+    """Add the job `pipeline` to an app: `await job.enqueue("archive", {"topic": "orders", "location":
+    "/srv/archive"})`.
 
-    `files` is the folder of .py and .sql files that jobs may run (TRUNKLINE_PIPELINE_FILES); without it they may run none.
-    `output` is the folder or URI below which they may write tables, archives, reports and checkpoints
-    (TRUNKLINE_PIPELINE_OUTPUT); without it they may name no place to write to.
+    `files` is the folder of .py and .sql files that jobs may run (default: TRUNKLINE_PIPELINE_FILES). Without it, jobs
+    cannot run files. `output` is the folder or URI below which jobs may write tables, archives, reports and checkpoints
+    (default: TRUNKLINE_PIPELINE_OUTPUT). Without it, jobs cannot name output locations.
     """
     running = Running(app, master, files, output, spark)
-    refused: dict[type[BaseException], None] = {InvalidArgument: None, NotFound: None, SettingsError: None}
+    final: dict[type[BaseException], None] = {InvalidArgument: None, NotFound: None, SettingsError: None}
 
-    @app.job(name=KIND, queue=queue, result=True, max_attempts=_ATTEMPTS, errors=refused)
+    @app.job(name=KIND, queue=queue, result=True, max_attempts=_ATTEMPTS, errors=final)
     async def pipeline(ctx: Context, name: str, settings: dict[str, Any]) -> Any:
         return await running.run(ctx, name, settings)
 
@@ -228,7 +232,7 @@ def add_pipelines(
 
 
 def _below(root: Path, path: str) -> str | None:
-    """A path below a folder, links followed; None if it is outside, or the folder itself."""
+    """Resolve a path below a folder, following links. Return None if it is outside or the folder itself."""
     if "://" in path or path.startswith("file:"):
         return None
     base = root.resolve()
@@ -237,7 +241,7 @@ def _below(root: Path, path: str) -> str | None:
 
 
 def _below_uri(root: str, path: str) -> str | None:
-    """A URI below another; None if it is outside. Other spellings of the same place are refused."""
+    """Resolve a URI below another. Return None if it is outside or not in normal form."""
     base = root.rstrip("/") + "/"
     whole = path if "://" in path else base + path.lstrip("/")
     rest = whole.removeprefix(base)
@@ -247,7 +251,7 @@ def _below_uri(root: str, path: str) -> str | None:
 
 def _did_you_mean(word: str, known: list[str]) -> str:
     near = get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"one of {', '.join(sorted(known))}"
+    return f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(sorted(known))}."
 
 
 def _time(text: str) -> datetime:
@@ -255,8 +259,8 @@ def _time(text: str) -> datetime:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(
-            f"{text!r} is not a place in a log",
-            hint="use earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
+            f"{text!r} is not a log position",
+            hint="Use earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z.",
         ) from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 

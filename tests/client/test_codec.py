@@ -141,7 +141,7 @@ async def test_refused_before_any_io(kind: str) -> None:
         for send in (mq.publish, mq.enqueue):
             with pytest.raises(TypeError, match=r"set at \$\.a"):
                 await send("t", {"a": {1}})
-            with pytest.raises(TypeError, match="key is text"):
+            with pytest.raises(TypeError, match="key must be a string"):
                 await send("t", 1, key=5)
             with pytest.raises(ValueError, match="deliver_at"):
                 await send("t", 1, deliver_at=datetime.datetime(2026, 1, 1))  # noqa: DTZ001
@@ -175,7 +175,7 @@ def test_payloads_that_do_not_fit_the_type() -> None:
 
 def test_no_pickle_anywhere() -> None:
     for content_type in ("application/x-python-pickle", "application/pickle"):
-        with pytest.raises(ValueError, match="refused"):
+        with pytest.raises(ValueError, match="is not allowed"):
             encode(pickle.dumps({}), content_type)
     offered = pickle.dumps({"a": 1})
     assert decoder(None)(offered, "application/x-python-pickle") == offered

@@ -84,7 +84,7 @@ async def test_a_database_that_cannot_be_used_is_the_error_of_the_first_call(
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://a:secret@h/b", "hello world=3"])
 async def test_a_url_that_cannot_be_read(kind: str, url: str) -> None:
-    with pytest.raises(SettingsError, match="cannot be read") as caught:
+    with pytest.raises(SettingsError, match="the database URL is invalid") as caught:
         async with twins.client(kind, url) as mq:
             await mq.publish("t", 1)
     assert "secret" not in str(caught.value)
@@ -217,7 +217,7 @@ async def test_a_schema_one_version_apart_works(
         else:
             with pytest.raises(SchemaVersion, match="version") as caught:
                 await mq.topics.list()
-            assert caught.value.hint == ("upgrade this program" if apart > 0 else "run trunkline migrate")
+            assert caught.value.hint == ("Upgrade this program." if apart > 0 else "Run trunkline migrate.")
 
 
 async def test_a_database_without_the_schema(kind: str, empty_db: str) -> None:

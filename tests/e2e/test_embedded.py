@@ -327,7 +327,7 @@ def test_taken_port_is_named(data: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(EmbeddedServerError, match="is taken"):
+        with pytest.raises(EmbeddedServerError, match="is already in use"):
             EmbeddedServer(data, taken.getsockname()[1]).start()
 
 
@@ -341,7 +341,7 @@ def test_a_remembered_port_that_is_taken_is_replaced(data: Path) -> None:
 
 
 def test_data_of_another_major_version_is_refused(data: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match="made by Postgres 18, this is Postgres 16"):
+    with pytest.raises(EmbeddedServerError, match="created by Postgres 18, this is Postgres 16"):
         EmbeddedServer(data, version=16).start()
 
 

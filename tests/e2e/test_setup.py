@@ -200,7 +200,7 @@ def test_up_starts_again_with_the_url_that_it_printed(tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"TRUNKLINE_DATABASE_URL={url}\n")
         (tmp_path / ".env").chmod(0o600)
         stopped = run("queue", "list", cwd=tmp_path)
-        assert stopped.returncode == 6 and "start it with trunkline up" in stopped.stderr
+        assert stopped.returncode == 6 and "Start it with trunkline up." in stopped.stderr
         up = Up(data, port=None)
         assert run("queue", "list", cwd=tmp_path).returncode == 0
         # a port that is no longer right

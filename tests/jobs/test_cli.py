@@ -175,7 +175,7 @@ def test_wrong_uses(shop: Cli) -> None:
     shop("job", "list", "nowhere", code=3)
     assert "mail=3" in shop("worker", "run", module, "--queues", "mail=3", code=2).stderr
     assert "such as shop:app" in shop("job", "kinds", "./shop.py", code=2).stderr
-    assert f"it has {module} and " in shop("job", "kinds", module.replace(":app", ":jobs"), code=2).stderr
+    assert f"The module has {module} and " in shop("job", "kinds", module.replace(":app", ":jobs"), code=2).stderr
     # a handler that does not end holds nothing up, and a database that is named is the one that is used
     shop("job", "run", module, "sleeps", "--within", "200ms", code=5)
     shop("job", "run", module, "sleeps", "--timeout", "200ms", code=124)

@@ -138,7 +138,7 @@ async def test_a_crash_between_effect_and_answer_is_reported_as_unknown(
     async with Worker(app):
         if choice == "raise":
             [letter] = await dead(app)
-            assert letter.error.startswith("EffectUnknown: the effect 'mail' was started by an earlier attempt")
+            assert letter.error.startswith("EffectUnknown: effect 'mail' was started by an earlier attempt")
             assert letter.attempts == 1
         else:
             assert await handle.result("10s") == ("None" if choice == "skip" else "sent")

@@ -72,10 +72,10 @@ async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path
     conn.execute("select trunkline.create_topic('t')")
     (tmp_path / "link").symlink_to("/")
     wrong: list[tuple[str, dict[str, Any], str]] = [
-        ("archiv", {}, "there is no pipeline 'archiv' (did you mean 'archive'?)"),
-        ("archive", {"topics": "t"}, "has no setting 'topics' (did you mean 'topic'?)"),
+        ("archiv", {}, "pipeline 'archiv' does not exist (Did you mean 'archive'?)"),
+        ("archive", {"topics": "t"}, "has no setting 'topics' (Did you mean 'topic'?)"),
         ("archive", {"topic": "t", "spark": 1}, "has no setting 'spark'"),
-        ("archive", {}, "needs topic"),
+        ("archive", {}, "requires topic"),
         ("run", {"topic": "t", "file": "../x.py", "checkpoint": "c"}, "../x.py is outside"),
         ("compact", {"topic": "t", "table": "/home/x", "overwrite": True}, "/home/x is outside"),
         ("compact", {"topic": "t", "table": "../x"}, "../x is outside"),
@@ -85,8 +85,8 @@ async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path
         ("archive", {"topic": "t", "location": "s3://bucket/x"}, "s3://bucket/x is outside"),
         ("report", {"folder": "/etc"}, "/etc is outside"),
         ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "/x"}, "/x is outside"),
-        ("replay", {"topic": "t", "id": "x", "start": "sometime"}, "is not a place in a log"),
-        ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "c", "mode": "stream"}, "a job ends"),
+        ("replay", {"topic": "t", "id": "x", "start": "sometime"}, "is not a log position"),
+        ("dedupe", {"topic": "t", "to_topic": "t", "checkpoint": "c", "mode": "stream"}, "cannot run in stream mode"),
     ]
     async with App(db, queue="pipes") as app:
         job = add_pipelines(app, queue="pipes", files=str(tmp_path), output=str(tmp_path))
@@ -102,7 +102,7 @@ async def test_what_is_wrong_is_refused_once(db: str, conn: Connection, tmp_path
         async with Worker(app):
             await job.enqueue("run", {"topic": "t", "file": "x.py", "checkpoint": "c"})
             (letter,) = await until(lambda: app.client.dead.list("pipes"))
-            assert "this worker runs no files" in letter.error
+            assert "this worker has no folder of files to run" in letter.error
             await app.client.dead.purge("pipes")
             await job.enqueue("report", {"folder": "r"})
             (letter,) = await until(lambda: app.client.dead.list("pipes"))

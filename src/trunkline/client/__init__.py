@@ -1,4 +1,4 @@
-"""What an application imports."""
+"""The public client API: `Client`, its sync twin `SyncClient`, and their errors."""
 
 from trunkline.client.client import Client
 from trunkline.client.refusals import LeaseLost, TransactionMisuse

@@ -1,4 +1,7 @@
-"""Connections that belong to the caller, and the driver's inside. Imports nothing that the caller does not use."""
+"""Connections that belong to the caller, and the psycopg connection inside.
+
+Never imports SQLAlchemy or Django itself.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class AlchemyConnection(Protocol):
 
 @runtime_checkable
 class DjangoConnection(Protocol):
-    """A database connection of Django."""
+    """Django's database connection."""
 
     def ensure_connection(self) -> Any: ...
 
@@ -52,7 +55,7 @@ SyncBorrowed = SyncDriver | AlchemySession | AlchemyConnection | DjangoConnectio
 
 
 def is_async(conn: object) -> bool:
-    """Whether calls on this connection are to be awaited; TypeError for what is no connection that we know."""
+    """Return whether calls on this connection must be awaited. Raises TypeError for unsupported objects."""
     if isinstance(conn, psycopg.AsyncConnection):
         return True
     if isinstance(conn, psycopg.Connection):
@@ -62,12 +65,12 @@ def is_async(conn: object) -> bool:
     if _is(conn, "sqlalchemy.", "Session", "Connection", "scoped_session") or hasattr(conn, "ensure_connection"):
         return False
     raise TypeError(
-        f"on() takes a connection of psycopg 3, SQLAlchemy or Django, or a session of SQLAlchemy, not {type(conn).__name__}"
+        f"on() takes a psycopg 3, SQLAlchemy or Django connection, or a SQLAlchemy session, got {type(conn).__name__}"
     )
 
 
 async def async_driver(conn: Any) -> AsyncDriver:
-    """The psycopg connection inside. A session of SQLAlchemy begins its transaction here, as with any other statement."""
+    """Return the psycopg connection inside. A SQLAlchemy session begins its transaction, as with any statement."""
     if isinstance(conn, psycopg.AsyncConnection):
         return conn
     if _is(conn, "sqlalchemy.", "AsyncSession", "async_scoped_session"):
@@ -76,14 +79,14 @@ async def async_driver(conn: Any) -> AsyncDriver:
     driver = raw.driver_connection
     if not isinstance(driver, psycopg.AsyncConnection):
         raise _not_psycopg(driver)
-    # as for its own statements: SQLAlchemy shows a transaction from the first use on
+    # as SQLAlchemy does for its own statements: a transaction begins at the first use
     if not conn.in_transaction():
         await conn.begin()
     return driver
 
 
 def sync_driver(conn: Any) -> SyncDriver:
-    """The psycopg connection inside. A session of SQLAlchemy begins its transaction here, as with any other statement."""
+    """Return the psycopg connection inside. A SQLAlchemy session begins its transaction, as with any statement."""
     if isinstance(conn, psycopg.Connection):
         return conn
     if hasattr(conn, "ensure_connection"):
@@ -101,13 +104,13 @@ def sync_driver(conn: Any) -> SyncDriver:
 
 
 def _is(conn: object, module: str, *names: str) -> bool:
-    """Whether it is of one of these classes, or of one made from them."""
+    """Return whether the object's class is one of these classes of `module`, or a subclass."""
     return any(cls.__name__ in names and cls.__module__.startswith(module) for cls in type(conn).__mro__)
 
 
 def _not_psycopg(driver: object) -> TypeError:
     kind = type(driver)
     return TypeError(
-        f"on() needs a connection over psycopg 3, not {kind.__module__}.{kind.__qualname__}; use postgresql+psycopg:// with"
-        " SQLAlchemy, and psycopg 3 with Django"
+        f"on() requires a connection over psycopg 3, got {kind.__module__}.{kind.__qualname__}; use postgresql+psycopg://"
+        " with SQLAlchemy, and psycopg 3 with Django"
     )

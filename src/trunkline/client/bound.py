@@ -1,4 +1,4 @@
-"""Verbs on a connection of the caller's: part of its transaction, and of nothing else."""
+"""Publishing and settling on the caller's connection, as part of its transaction."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trunkline.types import Duration, Headers, NewMessage, Published, Result
 
 
 class Bound:
-    """Publishes and settles in the caller's own transaction: it happens if and only if that transaction commits.
+    """Publishes and settles in the caller's transaction. The effects apply if and only if that transaction commits.
 
-    Never commits, rolls back, reconfigures or retries. After an error the transaction is as the database left it: roll it
-    back. Consumers find the messages by polling, in about a second; `client.wake()` after your commit tells them at once.
+    Never commits, rolls back, reconfigures or retries. After an error, roll back your transaction. Consumers poll about
+    once a second; call `client.wake()` after your commit to wake them immediately.
     """
 
     def __init__(self, conn: Any) -> None:
@@ -46,7 +46,7 @@ class Bound:
         deliver_at: datetime | None = None,
         content_type: str | None = None,
     ) -> Published:
-        """The message is in the topic when the caller's transaction commits."""
+        """Publish a message to a topic when the caller's transaction commits."""
         message = NewMessage(
             body=body,
             key=key,
@@ -79,7 +79,7 @@ class Bound:
         content_type: str | None = None,
         priority: int | None = None,
     ) -> Published:
-        """The message is in the queue when the caller's transaction commits."""
+        """Publish a message directly to a queue when the caller's transaction commits."""
         message = NewMessage(
             body=body,
             key=key,
@@ -107,7 +107,7 @@ class Bound:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        """Publish any number of bodies or `NewMessage`s. Results are in input order."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -125,7 +125,7 @@ class Bound:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        """Publish any number of bodies or `NewMessage`s. Results are in input order."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -133,7 +133,10 @@ class Bound:
             return await send(conn, "inbox", queue, messages)
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:
-        """Done if and only if the caller's transaction commits. Look at the answers: on `lost` somebody else may have it."""
+        """Acknowledge deliveries when the caller's transaction commits.
+
+        Check the results. If one is `lost`, another consumer may own the message: roll back.
+        """
         async with self._borrow() as conn:
             return await calls.ack(conn, receipts)
 
@@ -148,7 +151,7 @@ class Bound:
             return await calls.bury(conn, receipts, error=error)
 
     async def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
-        """The group's position moves if and only if the caller's transaction commits. On `lost`, roll it back."""
+        """Commit the group's position when the caller's transaction commits. If the result is `lost`, roll back."""
         async with self._borrow() as conn:
             return (await batch.commit_on(conn, offset))[0]
 

@@ -1,4 +1,4 @@
-"""Dead letters: look at them, send them back, remove them."""
+"""Dead letters: list, redrive and purge them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class DeadLetters(Noun):
     async def list(
         self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
     ) -> builtins.list[DeadLetter[Any]]:
-        """The oldest first; for the next page pass the last `dead_id` as `after`."""
+        """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
         async with self._reading() as conn:
             return await calls.list_dead_letters(conn, queue, after=after, limit=limit, type=type)
 
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
-        """By the id of the message, or `DeadLetterNotFound`."""
+        """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         async with self._reading() as conn:
             return await calls.get_dead_letter(conn, queue, id)
 
@@ -45,9 +45,10 @@ class DeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Deliver them again, with a fresh count of attempts: all, those named, or the oldest `limit`; `to` another queue.
+        """Move dead letters back to the queue: all of them, those in `ids`, or the oldest `limit`.
 
-        Works in steps of at most 1,000, each all or nothing, so it can be interrupted and repeated. Answers how many.
+        Attempts start again from 1. `to` moves the messages to another queue. Runs in atomic steps of at most 1,000
+        messages, so it is safe to interrupt and repeat. Returns the number of messages moved.
         """
         total = 0
         while limit is None or total < limit:
@@ -72,7 +73,10 @@ class DeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove them for good: all, those named, or the oldest `limit`; in steps of at most 1,000. Answers how many."""
+        """Delete dead letters: all of them, those in `ids`, or the oldest `limit`.
+
+        Runs in steps of at most 1,000 messages. Returns the number of messages deleted.
+        """
         total = 0
         while limit is None or total < limit:
             async with self._writing() as conn:

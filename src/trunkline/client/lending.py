@@ -1,4 +1,4 @@
-"""`on(conn)`: the same for both clients, because the connection says whether its calls are awaited."""
+"""`on(conn)`, shared by both clients: the connection decides whether calls are awaited."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from trunkline.client.sync.bound import Bound as SyncBound
 
 
 class Lender:
-    """What takes a caller's connection."""
+    """Base of clients that publish and settle on a caller's connection."""
 
     @overload
     def on(self, conn: AsyncBorrowed) -> Bound: ...
     @overload
     def on(self, conn: SyncBorrowed) -> SyncBound: ...
     def on(self, conn: Any) -> Bound | SyncBound:
-        """Publish and settle on your connection, in your transaction: nothing is committed here.
+        """Publish and settle on your connection, inside your transaction. Nothing is committed here.
 
-        Takes a connection of psycopg 3 (async or sync), a Connection, Session, AsyncConnection or AsyncSession of
-        SQLAlchemy 2 over psycopg, or a connection of Django. What is async is awaited; what is not is called plainly.
+        Takes a psycopg 3 connection (async or sync), a SQLAlchemy 2 Connection, Session, AsyncConnection or
+        AsyncSession over psycopg, or a Django connection. On an async connection the methods must be awaited; on others
+        they are plain calls.
         """
         return Bound(conn) if is_async(conn) else SyncBound(conn)

@@ -1,4 +1,4 @@
-"""Queues: make them, change their policy, look into them."""
+"""Queues: create, configure and inspect them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """A new queue; `AlreadyExists` if the name is taken.
+        """Create a queue. Raises `AlreadyExists` if the name is taken.
 
-        `ordered`: one lease per partition at a time, so that messages with the same key are done in order. `priorities`: so
-        many levels, 0 the lowest. `history`: how long it is kept who had which message; `"0s"` for not at all.
+        `ordered`: only one lease per partition at a time, so that messages with the same key are processed in order.
+        `priorities`: number of priority levels; 0 is the lowest level. `history`: how long to keep delivery history;
+        `"0s"` disables it.
         """
         async with self._writing() as conn, conn.transaction():
             return await calls.create_queue(
@@ -81,9 +82,9 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Make the queue so: create it, or change of the settings that are given those that differ.
+        """Create the queue, or update the given settings if it exists.
 
-        `AlreadyExists` if order, partitions or priorities differ: these cannot be changed.
+        Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
         """
         async with self._writing() as conn, conn.transaction():
             return await calls.ensure_queue(
@@ -123,7 +124,7 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Change what is given and keep the rest. A `ttl` of `"0s"` removes it, a `history` of `"0s"` turns it off."""
+        """Change the given settings and keep the others. A `ttl` or `history` of `"0s"` disables it."""
         async with self._writing() as conn, conn.transaction():
             return await calls.alter_queue(
                 conn,
@@ -144,35 +145,40 @@ class Queues(Noun):
             )
 
     async def get(self, name: str) -> Queue:
-        """The queue, or `QueueNotFound`."""
+        """Return a queue. Raises `QueueNotFound`."""
         async with self._reading() as conn:
             return await calls.get_queue(conn, name)
 
     async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """All queues by name, or `limit` of them after a name."""
+        """List queues by name. `after` and `limit` page through the list."""
         async with self._reading() as conn:
             return await calls.list_queues(conn, after=after, limit=limit)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """The queue with its messages, subscriptions and schedules is gone.
+        """Delete the queue with its messages and subscriptions.
 
-        `InUse` while it has dead letters or a schedule publishes to it, unless forced.
+        Raises `InUse` if it has dead letters, if jobs wait to be enqueued there or if a schedule publishes to it,
+        unless `force` is set.
         """
         async with self._writing() as conn:
             await calls.delete_queue(conn, name, force=force)
 
     async def pause(self, name: str) -> None:
-        """Nothing is given out until `resume`; publishing and settling go on."""
+        """Stop deliveries until `resume`. Publishing and settling continue."""
         async with self._writing() as conn:
             await calls.pause_queue(conn, name, paused=True)
 
     async def resume(self, name: str) -> None:
+        """Deliver messages again after `pause`."""
         async with self._writing() as conn:
             await calls.pause_queue(conn, name, paused=False)
         self._runtime().wakeup.published("inbox", name)
 
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
-        """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
+        """Drop all undelivered messages. Messages that are leased at this moment are kept.
+
+        Runs in bounded steps. Returns the number of messages dropped.
+        """
         total = 0
         await self._runtime().wakeup.sequence("queue", name)
         while True:
@@ -185,12 +191,15 @@ class Queues(Noun):
                 return total
 
     async def cleanup(self, name: str) -> int:
-        """Remove finished messages now; returns how many segments, and parts of the shared store, they were in."""
+        """Remove finished messages now instead of waiting for retention.
+
+        Returns the number of segments and shared-store partitions that were emptied.
+        """
         async with self._writing() as conn:
             return await calls.cleanup_queue(conn, name)
 
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """One row per queue, of one or of all."""
+        """Return one row per queue, of one queue or of all."""
         async with self._runtime().reading(queue=name) as conn:
             return await calls.queue_stats(conn, name)
 
@@ -199,6 +208,6 @@ class Queues(Noun):
     @overload
     async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
-        """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
+        """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         async with self._runtime().reading(queue=queue) as conn:
             return await calls.peek_queue(conn, queue, limit=limit, type=type)

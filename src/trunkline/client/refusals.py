@@ -1,4 +1,4 @@
-"""Errors that only a client can meet."""
+"""Errors that only a client raises."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from trunkline.errors import Conflict
 
 
 class LeaseLost(Conflict):
-    """The lease ended or was replaced, so the work that was to be settled with it was rolled back."""
+    """The lease ended or was replaced before the transaction committed, so the transaction was rolled back."""
 
     code = "lease_lost"
 
 
 class TransactionMisuse(Conflict):
-    """A transaction that carries an ack or a commit was ended inside its block, or used outside it; nothing was settled."""
+    """A transaction with an ack or commit was ended inside its block or used outside it; nothing was settled."""
 
     code = "transaction_misuse"

@@ -1,4 +1,4 @@
-"""Keeps leases alive while their messages are worked on: one loop for all of a client's consumers."""
+"""Renews leases while their messages are being processed: one loop for all consumers of a client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trunkline.db.tasks import Background, Bell, log
 
 
 class Renewal:
-    """Something to do again and again, every so many seconds, until it is dropped."""
+    """A callback that runs every `every` seconds until it is dropped."""
 
     def __init__(self, every: float, renew: Callable[[], Awaitable[None]]) -> None:
         self.every = every
@@ -18,7 +18,7 @@ class Renewal:
 
 
 class Renewals:
-    """Runs renewals when they are due. A failed one is tried again after a second: the lease outlasts two failures."""
+    """Runs renewals when they are due. A failed one is retried after 1 s; the lease is long enough for two failures."""
 
     def __init__(self) -> None:
         self._all: set[Renewal] = set()
@@ -55,5 +55,6 @@ class Renewals:
                     await renewal.renew()
                     renewal.due = monotonic() + renewal.every
                 except Exception as exc:
-                    log.warning("a lease could not be renewed: %s", exc)
-                    renewal.due = monotonic() + min(1.0, renewal.every)
+                    pause = min(1.0, renewal.every)
+                    log.warning("lease renewal failed; retrying in %.1f s error=%s", pause, exc)
+                    renewal.due = monotonic() + pause

@@ -1,4 +1,4 @@
-"""Schedules: messages published again and again, at the times of a cron line."""
+"""Schedules: messages published at the times of a cron expression."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Schedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """A new schedule that publishes `body` to a topic or a queue; fired once over all processes that run upkeep.
+        """Create a schedule that publishes `body` to a topic or a queue.
 
-        `catch_up` says what happens to times that passed while nobody ran upkeep: `skip` them, fire `one`, or fire `all`.
+        It fires once across all processes that run upkeep. `catch_up` decides about times missed while no process ran
+        upkeep: `skip` them, fire `one`, or fire `all`.
         """
         return await self._make(False, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
@@ -52,7 +53,7 @@ class Schedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """The schedule is there and is like this: made, or changed."""
+        """Create the schedule, or update it if it exists."""
         return await self._make(True, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
     async def _make(
@@ -89,25 +90,27 @@ class Schedules(Noun):
             )
 
     async def list(self) -> builtins.list[Schedule]:
-        """All schedules, by name."""
+        """List all schedules by name."""
         async with self._reading() as conn:
             return await calls.list_schedules(conn)
 
     async def pause(self, name: str) -> None:
-        """It does not fire until `resume`."""
+        """Stop firing the schedule until `resume`."""
         async with self._writing() as conn:
             await calls.pause_schedule(conn, name, paused=True)
 
     async def resume(self, name: str) -> None:
+        """Fire the schedule again after `pause`."""
         async with self._writing() as conn:
             await calls.pause_schedule(conn, name, paused=False)
 
     async def delete(self, name: str) -> None:
+        """Delete the schedule."""
         async with self._writing() as conn:
             await calls.delete_schedule(conn, name)
 
     async def run(self, name: str) -> UUID:
-        """Fire it now, out of turn; answers the id of the message."""
+        """Fire the schedule now, in addition to its times. Returns the message id."""
         async with self._writing() as conn:
             id = await calls.run_schedule(conn, name)
         self._runtime().wakeup.tell()
@@ -116,6 +119,6 @@ class Schedules(Noun):
     async def next_runs(
         self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
-        """When a cron line would fire next."""
+        """Return the next `n` times of a cron expression."""
         async with self._reading() as conn:
             return await calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)

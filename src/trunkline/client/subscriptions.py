@@ -1,4 +1,4 @@
-"""Subscriptions: which topics feed which queues."""
+"""Subscriptions: topics that feed queues."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Subscriptions(Noun):
         start: Place = "latest",
         name: str | None = None,
     ) -> Subscription:
-        """Feed the queue from the topic too: what matches the pattern on the routing key and the filter on headers.
+        """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
 
-        `name` is the topic's name unless given; a queue may have several subscriptions to one topic.
+        `name` defaults to the topic's name. A queue may have several subscriptions to one topic under different names.
         """
         await self._runtime().sequence_before(topic, start)
         async with self._writing() as conn:
@@ -34,18 +34,18 @@ class Subscriptions(Noun):
         return next(row for row in rows if row.name == (name or topic))
 
     async def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]:
-        """All subscriptions, or those of a queue, of a topic, or of both."""
+        """List all subscriptions, or those of a queue, of a topic, or of both."""
         async with self._reading() as conn:
             return await calls.list_subscriptions(conn, queue, topic)
 
     async def remove(self, queue: str, name: str) -> None:
-        """Stop feeding; `name` is the topic's unless another was given. What is not settled of it is forgotten."""
+        """Remove a subscription. Its unsettled messages are dropped from the queue."""
         async with self._writing() as conn:
             await calls.unsubscribe(conn, queue, name)
 
     async def test(
         self, topic: str, routing_key: str | None = None, headers: Headers | None = None
     ) -> builtins.list[Reader]:
-        """All readers of the topic, and for each whether such a message would be for it. Publishes nothing."""
+        """List all readers of the topic, each with whether it would receive such a message. Publishes nothing."""
         async with self._reading() as conn:
             return await calls.readers(conn, topic, routing_key=routing_key, headers=headers)

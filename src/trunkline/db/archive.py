@@ -1,4 +1,4 @@
-"""Typed calls of `sql/functions/archive.sql`. Synchronous: the Spark driver and its tasks call them."""
+"""Typed calls of `sql/functions/archive.sql`. Synchronous, for the Spark driver and its tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Connection = psycopg.Connection[Any]
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
-    """The archive of a topic: its folder, and whether retention waits for it."""
+    """A topic's archive: its location, and whether retention waits for it."""
 
     topic_id: int
     location: str | None
@@ -28,7 +28,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveRange(msgspec.Struct, frozen=True):
-    """Offsets of a partition, both ends included."""
+    """A range of offsets of a partition, both ends inclusive."""
 
     partition: int
     first_offset: int
@@ -36,7 +36,7 @@ class ArchiveRange(msgspec.Struct, frozen=True):
 
 
 class NewFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was written and checked, to be listed."""
+    """A file that was written and verified, to be added to the archive."""
 
     partition: int
     first_offset: int
@@ -53,7 +53,7 @@ class NewFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the archive, as it is listed."""
+    """A file of the archive."""
 
     topic: str
     topic_id: int
@@ -71,7 +71,7 @@ class ArchiveFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run of offsets can be read: `archive` (then the file is named), `live`, or `gone`."""
+    """The tier of a run of offsets: `archive` (with its file), `live` or `gone`."""
 
     tier: str
     first_offset: int
@@ -85,7 +85,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the archive of a partition goes, and what is still in the log."""
+    """The archived and live offsets of a partition."""
 
     topic: str
     partition: int
@@ -101,7 +101,7 @@ class ArchiveStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_archive(conn: Connection, topic: str, *, required: bool = True) -> Archive:
-    """Retention of the topic waits for its archive, or no longer."""
+    """Set whether the topic's retention waits for its archive."""
     return fetch_records(conn, Archive, "select * from trunkline.require_archive(%b, %b)", (topic, required))[0]
 
 
@@ -114,20 +114,23 @@ def move_archive(conn: Connection, topic: str, location: str) -> Archive:
 
 
 def lock_archive(conn: Connection, topic: str) -> bool:
-    """Whether this transaction is the only one that archives the topic, until it ends."""
+    """Try to lock the topic's archive until the transaction ends. Return whether that succeeded."""
     row = psycopg.Cursor(conn, row_factory=tuple_row).execute(b"select trunkline.lock_archive(%b)", (topic,)).fetchone()
     return bool(row and row[0])
 
 
 def plan_archive(conn: Connection, topic: str, *, rows: int, open: bool) -> list[ArchiveRange]:
-    """What is to be archived next, in the order of partitions and offsets. `open`: up to everything that is committed."""
+    """Return the next ranges to archive, by partition and offset. `open`: include all committed messages."""
     if open:
         sequence(conn, [topic])
     return fetch_records(conn, ArchiveRange, "select * from trunkline.plan_archive(%b, %b::int, %b)", (topic, rows, open))
 
 
 def add_archive_files(conn: Connection, topic: str, files: Sequence[NewFile], *, topic_id: int | None = None) -> int:
-    """List files, all or none; each must follow what is archived of its partition. `topic_id`: where they were read."""
+    """Add files to the archive, all or none. Each must continue the archived range of its partition.
+
+    `topic_id` is the topic they were read from.
+    """
     columns = [[getattr(file, name) for file in files] for name in NewFile.__struct_fields__]
     query = (
         b"select trunkline.add_archive_files(%b, %b::int[], %b::bigint[], %b::bigint[], %b::text[], %b::bigint[],"
@@ -147,9 +150,9 @@ def archive_tiers(
     prefer: str = "archive",
     topic_id: int | None = None,
 ) -> list[Tier]:
-    """Where offsets `first` to `last` can be read, in order; `prefer` decides where they are in both places.
+    """Return the tiers of offsets `first` to `last`, in order. `prefer` decides for offsets that are in both tiers.
 
-    Raises TL006 if the topic of this name is not the one with number `topic_id`.
+    Raises TL006 if the topic of this name does not have the id `topic_id`.
     """
     query = "select * from trunkline.archive_tiers(%b, %b::int, %b::bigint, %b::bigint, %b, %b::int)"
     return fetch_records(conn, Tier, query, (topic, partition, first, last, prefer, topic_id))
@@ -164,16 +167,16 @@ def archive_stats(conn: Connection, topic: str | None = None) -> list[ArchiveSta
 
 
 def keep_plan(conn: Connection, name: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """Remember the plan of a pipeline under its name, and answer it; the first one stays."""
+    """Store the plan of a pipeline under its name unless there is one. Return the stored plan."""
     query = b"select trunkline.keep_plan(%b, %b::text::jsonb)::text"
     text = msgspec.json.encode(plan).decode()
     row = psycopg.Cursor(conn, row_factory=tuple_row).execute(query, (name, text)).fetchone()
-    kept: dict[str, Any] = msgspec.json.decode(row[0]) if row else {}
-    return kept
+    stored: dict[str, Any] = msgspec.json.decode(row[0]) if row else {}
+    return stored
 
 
 def archived_topics(url: str) -> set[str]:
-    """The topics that have something in an archive; empty where this role may not know."""
+    """Return the topics that have archived files, or an empty set if this role may not read archives."""
     try:
         with psycopg.connect(url, autocommit=True) as conn:
             return {row.topic for row in archive_stats(conn) if row.files}

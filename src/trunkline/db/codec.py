@@ -1,8 +1,9 @@
-"""Bodies and their bytes: JSON for all but bytes, which go as they are. What JSON would bend is refused, with its place.
+"""Encoding of message bodies: bytes are sent unchanged, everything else as JSON.
 
-Plain containers may hold what JSON can say and give back: text, finite numbers, true, false, null, and also UUIDs, dates,
-times with a zone and enums, which become text. Records (dataclasses, msgspec Structs, Pydantic models) name the types of
-their fields, so in them sets, Decimals and bytes are fine too: they come back as what they were.
+Values that JSON would change silently are rejected, with their path. Plain containers may hold values that JSON can
+represent: text, finite numbers, true, false and null, and also UUIDs, dates, times with a zone and enums, which become
+text. Records (dataclasses, msgspec Structs, Pydantic models) declare the types of their fields, so they may also hold
+sets, Decimals and bytes, which decode to their original types.
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ def error_text(text: str | None) -> str | None:
 
 
 class InvalidBody(InvalidArgument, ValueError):
-    """A payload is not JSON, or not of the type it was to be decoded into."""
+    """A payload is not JSON, or cannot be decoded into the requested type."""
 
     code = "invalid_body"
 
 
 def encode(body: Any, content_type: str | None = None) -> tuple[bytes, str]:
-    """The bytes of a body and what they are. TypeError or ValueError, naming the place, for what cannot go."""
+    """Return a body's bytes and content type. Raises TypeError or ValueError with the path of an invalid value."""
     if content_type is not None and "pickle" in content_type:
-        raise ValueError(f"the content type {content_type} is refused: unpickling runs any code a sender likes")
-    # a tuple: a union would be made anew in each call
+        raise ValueError(f"content type {content_type} is not allowed: unpickling can run arbitrary code")
+    # a tuple: a union would be created in each call
     if isinstance(body, _BINARY):
         return bytes(body), content_type or BYTES
     if content_type is not None and not _is_json(content_type):
         raise TypeError(
-            f"a body of type {type(body).__name__} is sent as JSON, not as {content_type}: encode it to bytes yourself"
+            f"a body of type {type(body).__name__} cannot be sent as {content_type}, only as JSON; encode it to bytes first"
         )
     return to_json(body), content_type or JSON
 
 
 def to_json(value: Any) -> bytes:
-    """JSON bytes of a value; TypeError or ValueError, naming the place, for what JSON would bend."""
+    """Encode a value as JSON. Raises TypeError or ValueError with the path of a value that JSON would change."""
     try:
         _check(value, (), False)
         return _encoder.encode(value)
@@ -78,15 +79,15 @@ def headers_json(headers: Mapping[str, Any] | None) -> str | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise TypeError(f"headers are a mapping of names to values, not {type(headers).__name__}")
+        raise TypeError(f"headers must be a mapping of names to values, got {type(headers).__name__}")
     return to_json(headers).decode()
 
 
 @cache
 def decoder(kind: Any) -> Callable[[bytes, str], Any]:
-    """What turns payload and content type into a body of this type.
+    """Return a function that decodes a payload with its content type into a body of this type.
 
-    Without a type JSON becomes Python objects and everything else stays bytes; `bytes` leaves every payload as it is.
+    Without a type, JSON becomes Python objects and other payloads stay bytes. `bytes` leaves every payload unchanged.
     """
     if kind is bytes:
         return lambda payload, content_type: payload
@@ -99,7 +100,7 @@ def decoder(kind: Any) -> Callable[[bytes, str], Any]:
             return typed.decode(payload)
         except ValueError as exc:
             name = getattr(kind, "__name__", kind)
-            raise InvalidBody(f"the payload is not a {name}: {exc}", hint="bury it, or read it as bytes") from exc
+            raise InvalidBody(f"the payload is not a {name}: {exc}", hint="Bury the message, or read it as bytes.") from exc
 
     return decode
 
@@ -110,7 +111,7 @@ def _decode_untyped(payload: bytes, content_type: str) -> Any:
     try:
         return msgspec.json.decode(payload)
     except ValueError as exc:
-        raise InvalidBody(f"the payload is not JSON: {exc}", hint="bury it, or read its payload") from exc
+        raise InvalidBody(f"the payload is not JSON: {exc}", hint="Bury the message, or read its payload.") from exc
 
 
 def _is_json(content_type: str) -> bool:
@@ -118,7 +119,7 @@ def _is_json(content_type: str) -> bool:
     return kind.endswith(("/json", "+json"))
 
 
-# Pydantic is used if the application has it: a model can only come here when its module is loaded.
+# Pydantic is optional: a model can only occur if the application has loaded the module.
 
 
 def _is_model(value: Any) -> bool:
@@ -143,7 +144,7 @@ def _dec_hook(kind: Any, value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
-# Finding what JSON would bend. msgspec writes NaN as null and sets as lists, without a word.
+# Checks for values that JSON would change: msgspec silently writes NaN as null and sets as lists.
 
 
 def _check(value: Any, path: tuple[Any, ...], typed: bool) -> None:
@@ -201,18 +202,18 @@ def _check_rare(value: Any, path: tuple[Any, ...], typed: bool) -> None:
 
 
 def _bad_text(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Where text is that has no UTF-8, if it is in a plain container."""
+    """Return the path of text that is not valid Unicode, or None if it is not in a plain container."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             return path
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return next((found for step, inner in pairs if (found := _bad_text(inner, (*path, step))) is not None), None)
+    return next((bad for step, inner in pairs if (bad := _bad_text(inner, (*path, step))) is not None), None)
 
 
 def _place(path: tuple[Any, ...]) -> str:
-    """`$.order.lines[2]`: where in the body, and the beginning of it when it is long."""
+    """Format a path in the body, such as `$.order.lines[2]`. Long paths are truncated."""
     text = "$"
     for step in path[:20]:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -223,7 +224,7 @@ def _place(path: tuple[Any, ...]) -> str:
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A message ready to be sent: checked, and in the types that the database takes."""
+    """A message ready to be sent: validated and converted to database types."""
 
     payload: bytes
     content_type: str
@@ -240,12 +241,12 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the short way is open to it: no key to look up, no time to wait for, no lane to choose."""
+        """True if the fast path can take it: no idempotency key, delay or priority."""
         return self.idempotency_key is None and self.delay is None and self.deliver_at is None and self.priority is None
 
 
 def encode_message(message: NewMessage) -> Encoded:
-    """The message as it goes to the database; TypeError or ValueError before anything is sent."""
+    """Encode a message for the database. Raises TypeError or ValueError before anything is sent."""
     payload, content_type = encode(message.body, message.content_type)
     return Encoded(
         payload,
@@ -264,18 +265,18 @@ def encode_message(message: NewMessage) -> Encoded:
 
 
 def duration(value: Duration | None) -> datetime.timedelta | None:
-    """A duration given as text or as a timedelta."""
+    """Convert a duration given as text or as a timedelta."""
     if isinstance(value, str):
         return parse_duration(value)
     if value is None or isinstance(value, datetime.timedelta):
         return value
-    raise TypeError(f"a duration is a timedelta or text such as '30s', not {type(value).__name__}")
+    raise TypeError(f"a duration must be a timedelta or text such as '30s', got {type(value).__name__}")
 
 
 def place(value: Place) -> str:
-    """A place in a log as the database reads it."""
+    """Return a log position in the database's text form."""
     if isinstance(value, datetime.datetime):
-        moment = _moment("a place in a log", value)
+        moment = _moment("a log position", value)
         assert moment is not None  # noqa: S101
         return moment.isoformat()
     return str(value)
@@ -283,7 +284,7 @@ def place(value: Place) -> str:
 
 def _text(field: str, value: str | None) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{field} is text, not {type(value).__name__}")
+        raise TypeError(f"{field} must be a string, got {type(value).__name__}")
     return value
 
 
@@ -293,7 +294,7 @@ def _uuid(value: UUID | str | None) -> UUID | None:
 
 def _moment(field: str, value: datetime.datetime | None) -> datetime.datetime | None:
     if value is not None and value.tzinfo is None:
-        raise ValueError(f"{field} is a time without a zone; add one, such as datetime.UTC")
+        raise ValueError(f"{field} must have a time zone, such as datetime.UTC")
     if value is not None and value.year in (1, 9999):
         try:
             value.astimezone(datetime.UTC)

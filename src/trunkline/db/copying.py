@@ -1,4 +1,4 @@
-"""The bytes of a binary COPY into a topic's table: no driver code per row, so that a large batch costs little."""
+"""Builds the bytes of a binary COPY into a topic's table, without driver overhead per row."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _START = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 _END = struct.pack("!h", -1)
 _NULL = struct.pack("!i", -1)
 _LENGTH = struct.Struct("!i")
-# eleven columns; the place (partition or log) and the id; the length of the message id
+# column count; partition or log number and row id, each with its length; length of the message id
 _ROW = struct.Struct("!hiiiqi")
 _MOMENT = struct.Struct("!iq")
 
 
 def new_ids(count: int, at: datetime) -> list[UUID]:
-    """Version 7 uuids that carry this moment. They keep the order in which they are made here."""
+    """Return version 7 UUIDs of this time, in sort order."""
     milliseconds = int(at.timestamp() * 1000)
     stamp = (milliseconds & 0xFFFFFFFFFFFF) << 80 | 0x7 << 76 | 0x2 << 62
     noise = struct.unpack(f"!{count}Q", os.urandom(count * 8))
-    # 12 bits behind the version count up, so that a batch of ids sorts as it was given, as far as 4,096 go
+    # the 12 bits after the version count up, so that up to 4,096 ids sort in the order of the batch
     return [UUID(int=stamp | (number & 0xFFF) << 64 | bits >> 2) for number, bits in enumerate(noise)]
 
 
 def rows(
     messages: Sequence[Encoded], places: Sequence[int] | None, row_ids: Sequence[int], ids: Sequence[UUID], at: datetime
 ) -> bytes:
-    """A whole stream for `copy ... (place, COLUMNS) from stdin (format binary)`."""
+    """Return the complete stream for `copy ... (place, COLUMNS) from stdin (format binary)`."""
     created = _moment(at)
     parts = [_START]
     add = parts.append
@@ -44,7 +44,7 @@ def rows(
         add(_NULL if message.key is None else _text(message.key))
         add(_NULL if message.routing_key is None else _text(message.routing_key))
         add(_NULL if message.label is None else _repeated(message.label))
-        # jsonb is sent as text behind a version number
+        # jsonb is sent as a version byte followed by text
         add(_NULL if message.headers is None else _sized(b"\x01" + message.headers.encode()))
         add(_LENGTH.pack(len(message.payload)))
         add(message.payload)
@@ -56,7 +56,7 @@ def rows(
 
 
 def fits(message: Encoded, max_payload: int) -> bool:
-    """Whether the message keeps the limits that the publish functions check. If not, they say what is wrong with it."""
+    """Return whether the message is within the limits of the publish functions, which report what exceeds them."""
     return (
         len(message.payload) <= max_payload
         and len(message.content_type) <= 200
@@ -71,7 +71,7 @@ def _text(value: str) -> bytes:
 
 
 _repeated = lru_cache(maxsize=256)(_text)
-"""For labels and content types, of which there are few."""
+"""Cached, because labels and content types have few distinct values."""
 
 
 def _sized(value: bytes) -> bytes:

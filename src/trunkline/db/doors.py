@@ -1,4 +1,4 @@
-"""Typed calls of `sql/functions/doors.sql`: what HTTP clients need who know neither receipts nor generations."""
+"""Typed calls of `sql/functions/doors.sql`, for HTTP clients that use neither receipts nor generations."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload,
 
 
 class Held(NamedTuple):
-    """How a message stands in a queue: leased, acked, waiting, dead or gone; the receipt of who has it."""
+    """The state of a message in a queue (leased, acked, waiting, dead or gone), with the receipt of its lease."""
 
     state: str
     receipt: str | None
 
 
 class Pulled(NamedTuple):
-    """What a member got of a group: messages, and what shows that it has them."""
+    """Messages fetched for a group member, with the generation that proves ownership."""
 
     generation: UUID
     messages: list[Message[Any]]
 
 
 async def delivery_of(conn: Connection, queue: str, id: UUID) -> Held | None:
-    """None: the queue never saw this message."""
+    """Return the state of a message, or None if the queue never received it."""
     rows = await fetch_rows(conn, "select state, receipt from trunkline._delivery_of(%b, %b)", (queue, id))
     return Held(*rows[0]) if rows else None
 
@@ -85,7 +85,7 @@ async def offset_of(conn: Connection, topic: str, id: UUID) -> int | None:
 
 
 class Ages(NamedTuple):
-    """Seconds: the oldest transaction that holds back vacuum, and the oldest gap that sequencing still waits for."""
+    """Ages in seconds of the oldest transaction that holds back vacuum and the oldest gap that blocks sequencing."""
 
     transaction: float
     unsequenced: float
@@ -97,7 +97,7 @@ async def ages(conn: Connection) -> Ages:
 
 
 class UpkeepTask(NamedTuple):
-    """An upkeep task: its state, and the seconds since it last ran (None: never; negative: the clock went back)."""
+    """An upkeep task: its state, and seconds since its last run (None: never; negative: the clock was set back)."""
 
     task: str
     state: str
@@ -119,7 +119,7 @@ class PipelineLag(NamedTuple):
 
 
 async def pipeline_lags(conn: Connection, limit: int) -> list[PipelineLag]:
-    """Those that reported last."""
+    """Return the pipelines that reported most recently."""
     query = (
         "select name, state, lag, extract(epoch from trunkline.clock() - updated_at)::float8"
         " from trunkline.list_pipelines() limit %b"
@@ -128,5 +128,5 @@ async def pipeline_lags(conn: Connection, limit: int) -> list[PipelineLag]:
 
 
 async def answers(conn: Connection) -> bool:
-    """Whether the database answers and has the schema."""
+    """Return whether the database responds and has the schema."""
     return int((await fetch_rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0

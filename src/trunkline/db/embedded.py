@@ -1,14 +1,14 @@
-"""A private Postgres in a directory of ours, from the programs of a wheel.
+"""A private Postgres server in a data directory, run from the programs of a wheel.
 
-The server listens on loopback and on a socket that only its account (and root) can reach, wants a password
-on both, and keeps `fsync` on. Everything below the directory survives a kill -9 of any process at any moment:
+The server listens on loopback and on a socket that only its account (and root) can reach. Both require a password, and
+`fsync` stays on. The directory stays consistent if any process is killed with kill -9 at any time:
 
-    lock           held (flock) by the process that owns the server; others attach to what runs
-    password       of role trunkline, which owns the database and is no superuser; readable for its owner alone
-    superuser-password   of role trunkline_superuser, which only makes that role; readable for its owner alone
-    port           the port of the last start, taken again when it is free
-    pgdata/        the cluster; it appears by a rename, so it is complete or absent
-    postgres.log   what the server says
+    lock           held (flock) by the process that owns the server; other processes attach to it
+    password       of role trunkline, which owns the database and is not a superuser; readable only by its owner
+    superuser-password   of role trunkline_superuser, which only creates that role; readable only by its owner
+    port           the port of the last start, reused if it is free
+    pgdata/        the cluster; created by a rename, so it is complete or absent
+    postgres.log   the server log
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STATIC = {
     "max_connections": "200",
     "shared_buffers": "256MB",
     "max_prepared_transactions": "20",
-    "log_checkpoints": "off",  # one line each five minutes would be most of the log
+    "log_checkpoints": "off",  # one line every five minutes would fill most of the log
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class EmbeddedServer:
-    """One embedded server. `start` is idempotent over processes: whoever comes second attaches."""
+    """One embedded server. `start` is idempotent across processes: a second process attaches."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class EmbeddedServer:
 
     @property
     def owned(self) -> bool:
-        """Whether this object stops the server; False means that it only attached to another process's."""
+        """True if this object owns the server and stops it. False if it attached to the server of another process."""
         return self._lock is not None
 
     @property
@@ -107,7 +107,7 @@ class EmbeddedServer:
 
     @property
     def superuser_url(self) -> str:
-        """The same for an administrator: to create extensions, databases and roles."""
+        """Connection URL of the superuser, to create extensions, databases and roles."""
         return self._socket_url(SUPERUSER, _read_password(self.superuser_password_file))
 
     @property
@@ -116,23 +116,23 @@ class EmbeddedServer:
         return f"postgresql://{ROLE}:{self._password()}@127.0.0.1:{self.port}/{DATABASE}"
 
     def alive(self) -> bool:
-        """Whether the server of this directory runs. Reaps a dead child, so that a restart can follow."""
+        """Return whether the server runs. Reaps a dead child, so that it can be restarted."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
         return find_postmaster(self.pgdata) is not None
 
     def start(self) -> str:
-        """Make the server run and return its URL.
+        """Start the server and return its URL.
 
-        Starts it, adopts one that outlived its owner, or attaches to one that another process owns.
+        If it already runs, adopt it if its owner has died, or attach to the process that owns it.
         """
         deadline = time.monotonic() + self._timeout.total_seconds()
         _make_data_dir(self.data_dir)
         while not self._take_lock():
-            # The owner may still be busy with its first start, or may be about to leave.
-            found = find_postmaster(self.pgdata)
-            if found and found.ready and found.answers():
-                self._running = found
+            # The owner may still be starting or be about to exit.
+            postmaster = find_postmaster(self.pgdata)
+            if postmaster and postmaster.ready and postmaster.responds():
+                self._running = postmaster
                 return self.url
             self._pause(deadline)
         try:
@@ -147,27 +147,27 @@ class EmbeddedServer:
         return self.url
 
     def connect(self) -> str:
-        """The URL of the server that runs on this directory already; never starts one."""
-        found = find_postmaster(self.pgdata)
-        if found is None or not found.ready:
-            raise EmbeddedServerError(f"no embedded Postgres runs on {self.data_dir}", hint="start it with trunkline up")
-        self._running = found
+        """Return the URL of the server that already runs on this directory. Never starts one."""
+        postmaster = find_postmaster(self.pgdata)
+        if postmaster is None or not postmaster.ready:
+            raise EmbeddedServerError(f"no embedded Postgres runs on {self.data_dir}", hint="Start it with trunkline up.")
+        self._running = postmaster
         return self.url
 
     def issued(self, url: str) -> bool:
-        """Return whether this URL leads to this server, also when it does not run or has another port by now.
+        """Return whether this URL belongs to this server, even if it is stopped or its port has changed.
 
-        Its password is random and stands in no other URL.
+        The server's random password identifies it.
         """
         from psycopg.conninfo import conninfo_to_dict
 
-        given = conninfo_to_dict(url)
-        host = str(given.get("host") or given.get("hostaddr") or "")
+        parts = conninfo_to_dict(url)
+        host = str(parts.get("host") or parts.get("hostaddr") or "")
         local = host in _LOOPBACK or host.startswith("/")
-        if not local or (given.get("user"), given.get("dbname")) != (ROLE, DATABASE):
+        if not local or (parts.get("user"), parts.get("dbname")) != (ROLE, DATABASE):
             return False
         try:
-            return given.get("password") == self._password()
+            return parts.get("password") == self._password()
         except EmbeddedServerError:
             return False
 
@@ -185,24 +185,24 @@ class EmbeddedServer:
 
     def _shut_down(self) -> None:
         for signum, seconds in ((signal.SIGINT, 30), (signal.SIGQUIT, 10)):
-            found = find_postmaster(self.pgdata)
-            if found is None:
+            postmaster = find_postmaster(self.pgdata)
+            if postmaster is None:
                 break
             with suppress(ProcessLookupError):
-                os.kill(found.pid, signum)
+                os.kill(postmaster.pid, signum)
             end = time.monotonic() + seconds
-            # Its pid file goes first; the processes and the socket follow a moment later.
+            # The pid file is removed first; the processes and the socket follow.
             while time.monotonic() < end and (self.alive() or find_processes(self.pgdata)):
                 time.sleep(0.02)
         if self.alive():
             raise EmbeddedServerError(
-                f"the embedded Postgres (process {self.postmaster_pid}) does not stop",
+                f"the embedded Postgres (process {self.postmaster_pid}) did not stop",
                 detail=self._log_tail(),
             )
 
     def _known(self) -> Postmaster:
         if self._running is None:
-            raise EmbeddedServerError("the embedded Postgres was not started", hint="call start() first")
+            raise EmbeddedServerError("the embedded Postgres was not started", hint="Call start() first.")
         return self._running
 
     def _password(self) -> str:
@@ -213,17 +213,17 @@ class EmbeddedServer:
         return f"postgresql://{role}:{password}@/{DATABASE}?host={host}&port={self.port}"
 
     def _separate_superuser(self) -> None:
-        """In the directory of an earlier release role trunkline is a superuser: hand its databases to one that is not."""
+        """Upgrade a directory of an earlier release, in which role trunkline is still a superuser."""
         pending = self.data_dir / "superuser-password.pending"
         if self.superuser_password_file.exists():
             return
         superuser = ownership.needs_separation(self.url)
         if not superuser and not pending.exists():
-            return  # the file was lost
+            return  # already separated; the password file was lost
         password = _ensure_password(pending)
         if superuser:
             ownership.swap_roles(self.url, superuser=SUPERUSER, password=password)
-            _log.info("role %s is no superuser any more; that is role %s now", ROLE, SUPERUSER)
+            _log.info("removed superuser rights from role %s; the superuser is now %s", ROLE, SUPERUSER)
         # a start that was killed here continues with the same password
         ownership.hand_over(self._socket_url(SUPERUSER, password), ROLE)
         pending.replace(self.superuser_password_file)
@@ -233,7 +233,7 @@ class EmbeddedServer:
         if self._lock is not None:
             return True
         try:
-            # for its owner only: a lock needs no right to write, so any user that could open the file could keep us out
+            # Owner only: a lock needs no write permission, so any user that can open the file could block us.
             descriptor = os.open(self.data_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             file = os.fdopen(descriptor, "a")
             if os.fstat(descriptor).st_mode & 0o077:
@@ -241,8 +241,8 @@ class EmbeddedServer:
                     os.fchmod(descriptor, 0o600)
         except OSError as exc:
             raise EmbeddedServerError(
-                f"{self.data_dir} cannot be used: {exc.strerror}",
-                hint="run as the account that owns it, or choose another directory with --data",
+                f"cannot use {self.data_dir}: {exc.strerror}",
+                hint="Run as the account that owns it, or choose another directory with --data.",
             ) from exc
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,12 +258,12 @@ class EmbeddedServer:
             self._lock = None
 
     def _adopt(self, deadline: float) -> Postmaster | None:
-        """A postmaster whose owner was killed is ours now."""
-        while found := find_postmaster(self.pgdata):
-            # One that was just killed may still be in /proc, but it no longer answers.
-            if found.ready and found.answers():
-                _log.info("adopted the running Postgres, process %s", found.pid)
-                return found
+        """Take over a running postmaster whose owner was killed."""
+        while postmaster := find_postmaster(self.pgdata):
+            # One that was just killed may still be in /proc, but it no longer responds.
+            if postmaster.ready and postmaster.responds():
+                _log.info("adopted the running Postgres, process %s", postmaster.pid)
+                return postmaster
             self._pause(deadline)
         return None
 
@@ -273,25 +273,25 @@ class EmbeddedServer:
         if not self.pgdata.exists():
             self._initialise(bin_dir, account)
         self._check_version()
-        self._password()  # without it the server would start, and nobody could enter
+        self._password()  # fail now: without the file, no client could connect
         for _ in range(_ATTEMPTS):
             self._remove_leftovers(deadline)
             port = self._choose_port()
-            found = self._spawn(bin_dir, account, port, deadline)
-            if found is not None:
+            postmaster = self._spawn(bin_dir, account, port, deadline)
+            if postmaster is not None:
                 (self.data_dir / "port").write_text(f"{port}\n")
-                return found
-            # It exited. Somebody else may have taken the port since we looked, or a process of a killed server was
-            # still about to end: both pass. What does not pass fails again.
+                return postmaster
+            # It exited. Another program may have taken the port since the check, or a process of a killed server was
+            # still exiting. Both are temporary, so retry; a permanent cause fails again.
             if self._wanted_port is not None and not _is_free(port):
                 break
             time.sleep(_ATTEMPT_PAUSE)
         raise EmbeddedServerError(
-            "the embedded Postgres did not start", hint=f"see {self.log_file}", detail=self._log_tail()
+            "the embedded Postgres did not start", hint=f"See {self.log_file}.", detail=self._log_tail()
         )
 
     def _spawn(self, bin_dir: Path, account: pginstall.Account, port: int, deadline: float) -> Postmaster | None:
-        """Start the postmaster and wait for it; None when it exited."""
+        """Start the postmaster and wait until it is ready. Returns None if it exited."""
         sockets = _make_socket_dir(self.data_dir, account)
         dynamic = {
             "port": str(port),
@@ -303,7 +303,7 @@ class EmbeddedServer:
         }
         options = [part for name, value in dynamic.items() for part in ("-c", f"{name}={value}")]
         with _reachable(self.pgdata, account) as (path, fds), self._open_log() as log:
-            # A session of its own: Ctrl-C at our terminal must not reach the server before we have drained.
+            # Separate session: Ctrl-C at our terminal must not reach the server before we have drained.
             child = subprocess.Popen(  # noqa: S603  # nosec B603
                 [str(bin_dir / "postgres"), "-D", path, *options],
                 stdin=subprocess.DEVNULL,
@@ -315,9 +315,9 @@ class EmbeddedServer:
             )
         self._child = child
         while child.poll() is None:
-            found = find_postmaster(self.pgdata)
-            if found and found.pid == child.pid and found.ready:
-                return found
+            postmaster = find_postmaster(self.pgdata)
+            if postmaster and postmaster.pid == child.pid and postmaster.ready:
+                return postmaster
             try:
                 self._pause(deadline)
             except EmbeddedServerError:
@@ -332,13 +332,13 @@ class EmbeddedServer:
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
                 f"the embedded Postgres was not ready within {self._timeout.total_seconds():.0f} s",
-                hint=f"see {self.log_file}",
+                hint=f"See {self.log_file}.",
                 detail=self._log_tail(),
             )
         time.sleep(0.02)
 
     def _initialise(self, bin_dir: Path, account: pginstall.Account) -> None:
-        """Make the cluster beside its final place, then rename it: a killed start leaves no half."""
+        """Create the cluster in a temporary directory, then rename it: a killed start leaves no partial cluster."""
         password = _ensure_password(self.password_file)
         superuser_password = _ensure_password(self.superuser_password_file)
         fresh = Path(tempfile.mkdtemp(prefix="init-", dir=self.data_dir))
@@ -362,36 +362,36 @@ class EmbeddedServer:
         _sync_directory(self.data_dir)
 
     def _run(self, command: list[str], account: pginstall.Account, fds: tuple[int, ...], *, stdin: str = "") -> None:
-        done = subprocess.run(  # noqa: S603  # nosec B603
+        result = subprocess.run(  # noqa: S603  # nosec B603
             command, input=stdin, capture_output=True, text=True, pass_fds=fds, **account.popen()
         )
         # Single-user mode reports a failed statement only in its output.
-        if done.returncode != 0 or "ERROR:" in done.stderr:
+        if result.returncode != 0 or "ERROR:" in result.stderr:
             raise EmbeddedServerError(
                 f"{Path(command[0]).name} failed in {self.data_dir}",
-                hint="see the detail; the next start begins afresh",
-                detail=(done.stdout + done.stderr)[-4000:],
+                hint="See the detail. The next start creates the cluster again.",
+                detail=(result.stdout + result.stderr)[-4000:],
             )
 
     def _check_version(self) -> None:
         try:
-            found = (self.pgdata / "PG_VERSION").read_text().strip()
+            version = (self.pgdata / "PG_VERSION").read_text().strip()
         except OSError as exc:
             raise EmbeddedServerError(
-                f"{self.pgdata} is not a Postgres data directory", hint="choose another directory with --data"
+                f"{self.pgdata} is not a Postgres data directory", hint="Choose another directory with --data."
             ) from exc
-        if found != str(self.version):
+        if version != str(self.version):
             raise EmbeddedServerError(
-                f"{self.data_dir} was made by Postgres {found}, this is Postgres {self.version}",
-                hint="dump it with the old version and restore it into a new directory",
+                f"{self.data_dir} was created by Postgres {version}, this is Postgres {self.version}",
+                hint="Dump it with the old version and restore it into a new directory.",
             )
 
     def _remove_leftovers(self, deadline: float) -> None:
-        """What a kill -9 leaves behind: unfinished clusters, orphaned backends and a stale pid file."""
+        """Remove what a kill -9 leaves behind: unfinished clusters, orphaned backends and a stale pid file."""
         for unfinished in self.data_dir.glob("init-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        # Backends notice the death of their postmaster and leave; a stopped one never would. They hold
-        # nothing of use, but a new postmaster refuses to start while they are attached to the shared memory.
+        # Backends exit when their postmaster dies, except suspended ones (SIGSTOP). They hold nothing of use, but a new
+        # postmaster does not start while they are attached to the shared memory.
         patience = time.monotonic() + 5
         while orphans := find_processes(self.pgdata):
             if time.monotonic() > patience:
@@ -399,15 +399,15 @@ class EmbeddedServer:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             self._pause(deadline)
-        # Nothing runs here, so the file is stale. Postgres would refuse if another program had its pid.
+        # Nothing runs here, so the file is stale. Postgres would not start if another program had its pid.
         (self.pgdata / "postmaster.pid").unlink(missing_ok=True)
 
     def _choose_port(self) -> int:
         if self._wanted_port is not None:
             if not _is_free(self._wanted_port):
                 raise EmbeddedServerError(
-                    f"port {self._wanted_port} is taken",
-                    hint="choose another with --pg-port, or leave it out for a free one",
+                    f"port {self._wanted_port} is already in use",
+                    hint="Choose another port with --pg-port, or omit it to use a free one.",
                 )
             return self._wanted_port
         with suppress(OSError, ValueError):
@@ -450,11 +450,11 @@ def _initdb_options(version: int) -> list[str]:
 def _make_data_dir(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # 0711 for root: the server's account has to pass through to pgdata, which is its own.
+        # 0711 for root: the server's account must reach pgdata, which it owns.
         path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
     except OSError as exc:
         raise EmbeddedServerError(
-            f"{path} cannot be made: {exc.strerror}", hint="choose another directory with --data"
+            f"cannot create {path}: {exc.strerror}", hint="Choose another directory with --data."
         ) from exc
 
 
@@ -463,8 +463,8 @@ def _read_password(path: Path) -> str:
         return path.read_text().strip()
     except OSError as exc:
         raise EmbeddedServerError(
-            f"{path} cannot be read: {exc.strerror}",
-            hint="restore the file, or run as the account that made it",
+            f"cannot read {path}: {exc.strerror}",
+            hint="Restore the file, or run as the account that created it.",
         ) from exc
 
 
@@ -485,7 +485,10 @@ def _ensure_password(path: Path) -> str:
 
 
 def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
-    """A short directory (a socket's path may have 107 bytes) that only the server's account can enter."""
+    """Create a directory that only the server's account can enter.
+
+    Its path is short: socket paths have at most 107 bytes.
+    """
     digest = hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:12]
     path = Path("/tmp") / f"trunkline-{account.uid}-{digest}"  # noqa: S108  ownership is checked below  # nosec B108
     try:
@@ -494,7 +497,7 @@ def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
         status = path.lstat()
         if not path.is_symlink() and status.st_uid == account.uid and status.st_mode & 0o077 == 0:
             return path
-        # The name is somebody else's. A random one will do: who attaches reads it from postmaster.pid.
+        # The name is taken by another account. A random one works too: clients read it from postmaster.pid.
         path = Path(tempfile.mkdtemp(prefix="trunkline-", dir="/tmp"))  # nosec B108
     if account.switch:
         os.chown(path, account.uid, account.gid)
@@ -516,10 +519,10 @@ def _private_file(directory: Path, text: str, account: pginstall.Account) -> Ite
 
 @contextmanager
 def _reachable(path: Path, account: pginstall.Account) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A name for `path` that `account` can open, with the descriptors to pass along.
+    """Yield a name for `path` that `account` can open, and the descriptors to pass to the child process.
 
-    The directories above may be closed to the account (/root, or a 0700 temporary directory), and opening
-    other people's directories is not ours to do. A descriptor that root has opened leads there directly.
+    The account may have no access to the parent directories (/root, or a 0700 temporary directory), and we must not
+    change their permissions. A descriptor opened by root gives direct access.
     """
     if not account.switch or _can_enter(path, account):
         yield str(path), ()

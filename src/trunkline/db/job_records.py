@@ -1,4 +1,4 @@
-"""The records of jobs that cross between Python and the database; the same for both twins."""
+"""Records of the job functions, shared by the async and sync twins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What belongs to the end of one job: its receipt, its id, and what somebody wants to know or to have back."""
+    """The data that settles one job: receipt, id, result, and the unique key to free."""
 
     receipt: str
     id: UUID
@@ -20,7 +20,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """How a job ended: `done` with what it answered as JSON, or `failed` with the reason."""
+    """The outcome of a job: `done` with its result as JSON, or `failed` with the error."""
 
     job_id: UUID
     state: str
@@ -30,7 +30,7 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job that has not ended well: running, waiting, delayed, blocked or dead."""
+    """A job that is not done: running, waiting, delayed, blocked or dead."""
 
     id: UUID
     queue: str
@@ -44,7 +44,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """One job, whatever its state: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
+    """One job in any state: running, waiting, delayed, blocked, dead, done, cancelled, failed or gone."""
 
     id: UUID
     queue: str | None
@@ -67,7 +67,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker as it described itself."""
+    """A worker, as it registered itself."""
 
     worker: str
     started_at: datetime

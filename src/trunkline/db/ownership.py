@@ -1,7 +1,7 @@
-"""Make a login without superuser rights the owner of a cluster's databases, where a superuser has been their owner.
+"""Transfers a cluster's databases from the superuser to a login without superuser rights.
 
-Clusters of earlier releases have one role, the bootstrap superuser, which owned everything. It cannot lose its rights, so
-it is renamed, and a new role gets its old name and password: connection URLs stay valid.
+Clusters of earlier releases have one role, the bootstrap superuser, which owns everything. It cannot lose its rights,
+so it is renamed, and a new role gets its old name and password. Connection URLs stay valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUPS = ("trunkline_publisher", "trunkline_consumer", "trunkline_reader", "trun
 _LOCK_TIMEOUT = "10s"
 # The first oid that is not part of a new cluster.
 _FIRST_OID = 16384
-# What the superuser owns in a database, as the middle of an ALTER statement. Members of extensions stay as they are.
+# The superuser's objects in a database, as the middle part of ALTER ... OWNER. Extension members are left unchanged.
 _OBJECTS = """
     with outer_role as (select oid from pg_roles where rolname = %(superuser)s),
     member as (select classid, objid from pg_depend where deptype = 'e'),
@@ -59,7 +59,7 @@ def needs_separation(url: str) -> bool:
 
 
 def setup_statements(role: str, password: str, database: str) -> list[str]:
-    """The statements for a new cluster, one line each: the owner's login, the group roles, and the database."""
+    """Return the setup statements of a new cluster, one line each: owner login, group roles and database."""
     return [
         f"create role {role} login password '{password}'",
         *(
@@ -74,7 +74,7 @@ def setup_statements(role: str, password: str, database: str) -> list[str]:
 
 
 def swap_roles(url: str, *, superuser: str, password: str) -> None:
-    """Rename the superuser of this URL, give it another password, and make a plain role of its name and password."""
+    """Rename the superuser of this URL, change its password, and create a plain role with its name and password."""
     with _connected(url) as conn, conn.transaction():
         role = conn.info.user
         names = {"role": sql.Identifier(role), "superuser": sql.Identifier(superuser), "password": sql.Literal(password)}
@@ -96,7 +96,7 @@ def swap_roles(url: str, *, superuser: str, password: str) -> None:
 
 
 def hand_over(superuser_url: str, role: str) -> None:
-    """Make `role` the owner of each database that belongs to the superuser, and of what it owns in them. Safe to repeat."""
+    """Transfer the superuser's databases and its objects in them to `role`. Safe to repeat."""
     with _connected(superuser_url) as conn:
         databases = conn.execute(
             "select datname, datdba = (select oid from pg_roles where rolname = current_user)"
@@ -111,9 +111,9 @@ def hand_over(superuser_url: str, role: str) -> None:
 
 
 def _hand_over_objects(conn: Connection, role: str) -> None:
-    found = conn.execute(_OBJECTS, {"superuser": conn.info.user, "first": _FIRST_OID}).fetchall()
-    # each in a transaction of its own: a large log has more tables than one transaction can lock
-    for (middle,) in found:
+    rows = conn.execute(_OBJECTS, {"superuser": conn.info.user, "first": _FIRST_OID}).fetchall()
+    # one transaction per object: a large log has more tables than one transaction can lock
+    for (middle,) in rows:
         conn.execute(sql.SQL("alter {} owner to {}").format(sql.SQL(middle), sql.Identifier(role)))
 
 
@@ -126,7 +126,7 @@ def _connected(url: str) -> Iterator[Connection]:
             yield conn
     except psycopg.Error as exc:
         raise EmbeddedServerError(
-            "the databases could not be handed over from the superuser to a role without its rights",
-            hint="end other sessions of this server and start again",
+            "cannot transfer the databases from the superuser to a role without superuser rights",
+            hint="End other sessions of this server and start again.",
             detail=str(exc),
         ) from exc

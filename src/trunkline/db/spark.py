@@ -1,7 +1,7 @@
-"""The SQL of the Spark side: calls of the driver over psycopg, and the statements that tasks run over ADBC.
+"""The SQL of the Spark integration: driver calls over psycopg, and the statements that tasks run over ADBC.
 
-The calls are typed like those of `calls.py`, but blocking: Spark calls them from processes of its own. Statements for ADBC
-are text with literals, because its COPY takes no parameters; every name in them is checked or quoted here.
+The calls are typed like those of `calls.py`, but blocking: they run in Spark processes. Statements for ADBC contain
+literals, because its COPY takes no parameters; every name in them is validated or quoted here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def connect(url: str) -> Connection:
-    """A connection in autocommit mode; errors leave as TrunklineError."""
+    """Open a connection in autocommit mode. Errors are raised as TrunklineError."""
     try:
         return psycopg.connect(url, autocommit=True, application_name="trunkline-spark")
     except psycopg.Error as exc:
@@ -49,7 +49,7 @@ class HeadRow(NamedTuple):
 
 
 def sequence(conn: Connection, topics: Sequence[str]) -> None:
-    """Give offsets to everything that is committed in these topics. A standby shows what its primary has sequenced."""
+    """Sequence all committed messages of these topics. A standby only shows what its primary has sequenced."""
     try:
         conn.execute("call trunkline.sequence('{}', %b::text[])", (list(topics),))
     except psycopg.Error as exc:
@@ -65,12 +65,12 @@ def topic_names(conn: Connection) -> list[str]:
 
 
 def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int:
-    """The first offset created at this time or later; one above the newest when there is none."""
+    """Return the first offset created at or after this time, or the newest offset plus one if there is none."""
     return int(_rows(conn, "select trunkline.offset_at(%b, %b, %b)", (topic, partition, at))[0][0])
 
 
 def pattern_regex(conn: Connection, pattern: str) -> str:
-    """A routing-key pattern as the regular expression that the kernel uses for it."""
+    """Return the regular expression that the database uses for a routing-key pattern."""
     return str(_rows(conn, "select trunkline.pattern_regex(%b)", (pattern,))[0][0])
 
 
@@ -84,14 +84,14 @@ def advance_group(conn: Connection, topic: str, group: str, positions: Mapping[i
 
 # Reading: statements for tasks
 
-# What a task can ask for, by the names in which it gets it.
+# Columns that a task can select, and their SQL expressions.
 EXPRESSIONS = {
     "id": "message_id::text as id",
     "key": "key",
     "routing_key": "routing_key",
     "label": "label",
     "headers": "headers::text as headers",
-    # in the order that Python has too, which reads them from the archive
+    # in the sort order of Python, which reads the keys from the archive
     "header_keys": '(select array_agg(k order by k collate "C") from jsonb_object_keys(headers) h(k)) as header_keys',
     "header_values": '(select array_agg(v order by k collate "C") from jsonb_each_text(headers) h(k, v)) as header_values',
     "payload": "payload",
@@ -99,7 +99,7 @@ EXPRESSIONS = {
     "occurred_at": "occurred_at",
     "created_at": "created_at",
 }
-# A read is one walk along the primary key: neither sorted, nor shared out among workers, nor compiled.
+# A read is one primary key scan: no sort, no parallel workers, no JIT.
 _READ_SETTINGS = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -109,14 +109,14 @@ _READ_SETTINGS = {
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
 }
-# For the transaction, in one statement: tasks are short, and each statement is a trip to the server.
+# Set for the transaction in one statement, because tasks are short and each statement is a round trip.
 SET_FOR_READING = "select " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _READ_SETTINGS.items())
 
 
 def quoted(text: str) -> str:
-    """A text as an SQL literal, whatever the server's string settings are."""
+    """Quote text as an SQL literal, independent of the server's string settings."""
     if "\0" in text:
-        raise ValueError("text cannot hold a NUL character")
+        raise ValueError("text must not contain NUL characters")
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
@@ -141,41 +141,41 @@ def rows_statement(
     *,
     direct: bool = True,
 ) -> str:
-    """The rows of these half-open spans of ids, by id in each; the column `row_id` comes first.
+    """Return a statement for the rows in half-open spans of ids, ordered by id within a span, with `row_id` first.
 
-    Who may not read the table itself (`direct`) gets them through a function, which costs the server a copy.
+    Without `direct`, for a role that cannot read the table, it uses a function, which costs the server a copy.
     """
-    wanted = ", ".join(["id as row_id", *(EXPRESSIONS[name] for name in columns)])
+    selected = ", ".join(["id as row_id", *(EXPRESSIONS[name] for name in columns)])
     source = f"trunkline.topic_{int(topic_id)} where partition = {int(partition)}"
     more = "".join(f" and {condition}" for condition in conditions)
     los = ",".join(str(lo) for lo, _ in spans)
     his = ",".join(str(hi) for _, hi in spans)
     if not direct:
         rows = f"trunkline.log_rows({int(topic_id)}, {int(partition)}, '{{{los}}}', '{{{his}}}')"
-        return f"select {wanted} from {rows} where true{more}"  # noqa: S608
+        return f"select {selected} from {rows} where true{more}"  # noqa: S608
     if len(spans) <= 8:
         parts = [
-            f"(select {wanted} from {source} and id >= {lo} and id < {hi}{more} order by row_id)"  # noqa: S608
+            f"(select {selected} from {source} and id >= {lo} and id < {hi}{more} order by row_id)"  # noqa: S608
             for lo, hi in spans
         ]
         return " union all ".join(parts)
     return (
         f"select m.* from unnest('{{{los}}}'::bigint[], '{{{his}}}'::bigint[]) r(lo, hi) cross join lateral"  # noqa: S608
-        f" (select {wanted} from {source} and id >= r.lo and id < r.hi{more} order by row_id) m"
+        f" (select {selected} from {source} and id >= r.lo and id < r.hi{more} order by row_id) m"
     )
 
 
 def conditions(routing_regex: str | None, label: str | None, key: str | None) -> list[str]:
-    """What a selection asks of a row."""
-    found = []
+    """Return the SQL conditions of a selection."""
+    terms = []
     if routing_regex is not None:
-        # as subscriptions and groups do: no routing key is like an empty one
-        found.append(f"coalesce(routing_key, '') ~ {quoted(routing_regex)}")
+        # as for subscriptions and groups: a missing routing key equals an empty one
+        terms.append(f"coalesce(routing_key, '') ~ {quoted(routing_regex)}")
     if label is not None:
-        found.append(f"label = {quoted(label)}")
+        terms.append(f"label = {quoted(label)}")
     if key is not None:
-        found.append(f"key = {quoted(key)}")
-    return found
+        terms.append(f"key = {quoted(key)}")
+    return terms
 
 
 def dead_letters_statement(queue: str, after: int, limit: int) -> str:
@@ -198,7 +198,7 @@ def deliveries_statement(queue: str | None, since: str) -> str:
 # Writing
 
 
-# A crash that loses a stage is found out by the commit, which flushes everything before it too.
+# If a crash loses staged rows, their commit detects it; that commit also flushes everything before it.
 _RELAXED = "set_config('synchronous_commit', 'off', true)"
 
 
@@ -207,7 +207,7 @@ def stage_target_statement(topic: str) -> str:
 
 
 def open_stage_statement(topic: str, attempt: UUID, rows: Mapping[int, int]) -> str:
-    """Ids for so many rows of each partition."""
+    """Return a statement that reserves ids for the given number of rows of each partition."""
     partitions = ",".join(str(int(partition)) for partition in rows)
     counts = ",".join(str(int(count)) for count in rows.values())
     return (
@@ -227,26 +227,26 @@ def drop_stage(conn: Connection, attempts: Sequence[UUID]) -> None:
 def commit_stage(
     conn: Connection, writer: str, version: int, *, attempts: Sequence[UUID], rows: Sequence[int]
 ) -> int | None:
-    """How many rows were published; None when this version was published before."""
-    answer = _rows(
+    """Publish staged rows. Return their number, or None if this version was already published."""
+    count = _rows(
         conn,
         "select trunkline.commit_stage(%b, %b::bigint, %b::uuid[], %b::bigint[])",
         (writer, version, list(attempts), list(rows)),
         writing=True,
     )[0][0]
-    return None if answer is None else int(answer)
+    return None if count is None else int(count)
 
 
 def newest_commit(conn: Connection, writer: str) -> int | None:
-    answer = _rows(conn, "select trunkline.newest_commit(%b)", (writer,))[0][0]
-    return None if answer is None else int(answer)
+    version = _rows(conn, "select trunkline.newest_commit(%b)", (writer,))[0][0]
+    return None if version is None else int(version)
 
 
 # Pipelines
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """How a pipeline fares, as it said last."""
+    """The status of a pipeline, from its last report."""
 
     name: str
     kind: str

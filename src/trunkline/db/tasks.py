@@ -1,4 +1,4 @@
-"""What the async client needs of its event loop. `threads.py` has the same names for the sync twin, made of threads."""
+"""Event loop primitives of the async client. `threads.py` has the same names for the sync twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("trunkline")
 
 
 class Bell:
-    """Something to wait for, rung by others."""
+    """An event to wait for, set by other tasks."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -32,7 +32,7 @@ class Bell:
         return self._event.is_set()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Until it rings, or for so many seconds at most; answers whether it rang."""
+        """Wait until the bell rings, at most `timeout` seconds. Returns whether it rang."""
         if self._event.is_set():
             return True
         try:
@@ -44,7 +44,7 @@ class Bell:
 
 
 class Background:
-    """A loop that runs beside its owner until it is told to stop."""
+    """A background loop that runs until its owner ends it."""
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._task = asyncio.create_task(run(), name=name)
@@ -54,14 +54,14 @@ class Background:
         return not self._task.done()
 
     async def end(self) -> None:
-        """Stop it and wait until it has."""
+        """Stop the loop and wait until it has ended."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._task
 
 
 class Mutex:
-    """One at a time."""
+    """A mutual exclusion lock."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -74,19 +74,19 @@ class Mutex:
 
 
 class _Entry(Generic[I, R]):
-    __slots__ = ("answer", "item", "size")
+    __slots__ = ("future", "item", "size")
 
-    def __init__(self, item: I, size: int, answer: asyncio.Future[R]) -> None:
+    def __init__(self, item: I, size: int, future: asyncio.Future[R]) -> None:
         self.item = item
         self.size = size
-        self.answer = answer
+        self.future = future
 
 
 class Coalescer(Generic[I, R]):
-    """Calls made at the same time share one run of `flush`: the next run starts as soon as the last one is done.
+    """Batches concurrent calls into runs of `flush`. The next run starts as soon as the previous one is done.
 
-    `flush` gets the items in the order of the calls and answers one value or exception per item. A caller that gives up
-    before its item was taken has not been there; after that its item goes through without it.
+    `flush` receives the items in call order and returns one value or exception per item. If a caller is cancelled
+    before its item is in a batch, the item is dropped; after that it is still flushed.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Coalescer(Generic[I, R]):
         self._waiting.append(entry)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="trunkline flush")
-        return entry.answer
+        return entry.future
 
     async def drain(self) -> None:
-        """Until everything that was submitted has its answer."""
+        """Wait until every submitted item has its result."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -122,14 +122,14 @@ class Coalescer(Generic[I, R]):
         try:
             while batch := self._take():
                 try:
-                    answers = await self._flush([entry.item for entry in batch])
+                    results = await self._flush([entry.item for entry in batch])
                 except BaseException as exc:
-                    answers = [exc if isinstance(exc, Exception) else asyncio.CancelledError()] * len(batch)
+                    results = [exc if isinstance(exc, Exception) else asyncio.CancelledError()] * len(batch)
                     if not isinstance(exc, Exception):
                         raise
                 finally:
-                    for entry, answer in zip(batch, answers, strict=True):
-                        _settle(entry.answer, answer)
+                    for entry, result in zip(batch, results, strict=True):
+                        _settle(entry.future, result)
         finally:
             self._task = None
             if self._waiting:
@@ -143,21 +143,21 @@ class Coalescer(Generic[I, R]):
             if batch and size + entry.size > self._max_size:
                 break
             self._waiting.popleft()
-            if not entry.answer.cancelled():
+            if not entry.future.cancelled():
                 batch.append(entry)
                 size += entry.size
         return batch
 
 
-def _settle(answer: asyncio.Future[R], value: R | BaseException) -> None:
-    if answer.done():
+def _settle(future: asyncio.Future[R], value: R | BaseException) -> None:
+    if future.done():
         return
     if isinstance(value, asyncio.CancelledError):
-        answer.cancel()
+        future.cancel()
     elif isinstance(value, BaseException):
-        answer.set_exception(value)
+        future.set_exception(value)
     else:
-        answer.set_result(value)
+        future.set_result(value)
 
 
 async def sleep(seconds: float) -> None:

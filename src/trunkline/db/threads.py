@@ -1,4 +1,4 @@
-"""What the sync client needs of threads: the names of `tasks.py`, with the same promises."""
+"""Thread primitives of the sync client, with the same names and guarantees as `tasks.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("trunkline")
 
 
 class Bell:
-    """Something to wait for, rung by others."""
+    """An event to wait for, set by other threads."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -34,12 +34,12 @@ class Bell:
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it rings, or for so many seconds at most; answers whether it rang."""
+        """Wait until the bell rings, at most `timeout` seconds. Returns whether it rang."""
         return self._event.wait(timeout)
 
 
 class Background:
-    """A loop that runs beside its owner. It ends by itself soon after its owner's stop mark is set."""
+    """A background loop. It ends by itself soon after its owner sets its stop flag."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self._thread = threading.Thread(target=run, name=name, daemon=True)
@@ -50,13 +50,13 @@ class Background:
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """Wait until it has stopped."""
+        """Wait until the loop has stopped."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
 
 class Mutex:
-    """One at a time."""
+    """A mutual exclusion lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,21 +69,21 @@ class Mutex:
 
 
 class _Entry(Generic[I, R]):
-    __slots__ = ("answer", "done", "item", "size", "turn")
+    __slots__ = ("done", "item", "result", "size", "turn")
 
     def __init__(self, item: I, size: int) -> None:
         self.item = item
         self.size = size
-        self.answer: R | BaseException | None = None
+        self.result: R | BaseException | None = None
         self.done = False
         self.turn = threading.Event()
 
 
 class Coalescer(Generic[I, R]):
-    """Calls made at the same time share one run of `flush`: the next run starts as soon as the last one is done.
+    """Batches concurrent calls into runs of `flush`. The next run starts as soon as the previous one is done.
 
-    One of the callers runs it for all that wait, then hands the turn to the first of the next ones; so there is no thread
-    in between, and nobody works for others once its own answer is there.
+    One caller runs `flush` for all waiting callers, then hands over to the first caller of the next batch. No extra
+    thread is involved, and no caller works for others once it has its own result.
     """
 
     def __init__(self, flush: Callable[[list[I]], list[R | BaseException]], *, max_items: int, max_size: int) -> None:
@@ -112,30 +112,30 @@ class Coalescer(Generic[I, R]):
             raise
         if not entry.done:
             self._lead()
-        if isinstance(entry.answer, BaseException):
-            raise entry.answer
-        return cast(R, entry.answer)
+        if isinstance(entry.result, BaseException):
+            raise entry.result
+        return cast(R, entry.result)
 
     def drain(self) -> None:
-        """Until everything that was submitted has its answer."""
+        """Wait until every submitted item has its result."""
         while not self.idle:
             time.sleep(0.001)
 
     def _lead(self) -> None:
-        """Run one batch, which has our own item in it, and give the turn away."""
+        """Flush one batch, which includes our own item, and hand over to the next caller."""
         with self._guard:
             batch = self._take()
-        answers: list[R | BaseException] = []
+        results: list[R | BaseException] = []
         try:
-            answers = self._flush([entry.item for entry in batch])
+            results = self._flush([entry.item for entry in batch])
         except Exception as exc:
-            answers = [exc] * len(batch)
+            results = [exc] * len(batch)
         except BaseException:
-            answers = [OutcomeUnknown("the thread that was sending this together with its own was interrupted")] * len(batch)
+            results = [OutcomeUnknown("the thread that sent this item in its batch was interrupted")] * len(batch)
             raise
         finally:
-            for entry, answer in zip(batch, answers, strict=True):
-                entry.answer = answer
+            for entry, result in zip(batch, results, strict=True):
+                entry.result = result
                 entry.done = True
                 entry.turn.set()
             self._pass_on()
@@ -148,7 +148,7 @@ class Coalescer(Generic[I, R]):
                 self._busy = False
 
     def _withdraw(self, entry: _Entry[I, R]) -> None:
-        """The caller was interrupted while it waited."""
+        """Remove the item of a caller that was interrupted while it waited."""
         with self._guard:
             if entry in self._waiting:
                 self._waiting.remove(entry)

@@ -1,4 +1,4 @@
-"""Typed calls of `sql/functions/tokens.sql`, and the secrets, which only Python ever sees."""
+"""Typed calls of `sql/functions/tokens.sql`. Token secrets exist only in Python; the database stores their hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "tl"
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as it is stored: enough to recognise its secret, not to know it."""
+    """A stored token. It holds a hash that verifies the secret, not the secret."""
 
     token_id: str
     name: str
@@ -32,7 +32,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did what, when and from where."""
+    """One entry of the audit log: actor, action, time and address."""
 
     audit_id: int
     at: datetime
@@ -53,7 +53,7 @@ def _new_secret() -> str:
 async def create_token(
     conn: Connection, name: str, scopes: Sequence[str], *, expires_at: datetime | None = None
 ) -> tuple[str, Token]:
-    """The token to hand out, which is shown once, and what is stored of it."""
+    """Create a token. Return its secret form, which is shown only once, and the stored record."""
     id, secret = secrets.token_hex(8), _new_secret()
     rows = await fetch_records(
         conn,
@@ -67,7 +67,7 @@ async def create_token(
 async def rotate_token(
     conn: Connection, name: str, *, grace: timedelta = timedelta(0), expires_at: datetime | None = None
 ) -> tuple[str, Token]:
-    """A new secret for a token; the former one is good for `grace`."""
+    """Give a token a new secret. The previous secret remains valid for `grace`."""
     secret = _new_secret()
     rows = await fetch_records(
         conn,
@@ -87,7 +87,7 @@ async def list_tokens(conn: Connection) -> list[Token]:
 
 
 async def now(conn: Connection) -> datetime:
-    """The database's clock, which decides about expiry."""
+    """Return the time of the database's clock, which decides about expiry."""
     moment: datetime = await fetch_value(conn, "select trunkline.clock()")
     return moment
 
@@ -101,6 +101,6 @@ async def list_audit(conn: Connection, *, after: int = 0, limit: int = 100) -> l
 
 
 async def verify_audit(conn: Connection) -> int | None:
-    """The first entry that was tampered with, or None."""
+    """Return the id of the first entry that was tampered with, or None."""
     value = await fetch_value(conn, "select trunkline._verify_audit()")
     return None if value is None else int(value)

@@ -1,6 +1,6 @@
-"""A client that speaks HTTP to a server: the everyday methods of `Client`, with the same names, records and errors.
+"""A client for the HTTP server: the common methods of `Client`, with the same names, records and errors.
 
-For programs that may reach the server and not its database. Needs `pip install 'trunkline[http]'`.
+For programs that can reach the server but not its database. Requires `pip install 'trunkline[http]'`.
 """
 
 from trunkline.http_client.client import HttpClient

@@ -1,4 +1,4 @@
-"""The client: every noun and verb that the server has."""
+"""The HTTP client: publishing, consuming and managing resources through a server."""
 
 from __future__ import annotations
 
@@ -48,12 +48,15 @@ class _Numbers(msgspec.Struct):
 
 
 class HttpClient:
-    """`async with HttpClient(url, token) as mq:`; without arguments TRUNKLINE_URL and TRUNKLINE_TOKEN."""
+    """A client of one server: `async with HttpClient(url, token) as mq:`.
+
+    The arguments default to TRUNKLINE_URL and TRUNKLINE_TOKEN.
+    """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout: float = 60.0) -> None:
         url = url or os.environ.get("TRUNKLINE_URL")
         if not url:
-            raise SettingsError("there is no URL of a server", hint="pass it to the client, or set TRUNKLINE_URL")
+            raise SettingsError("no server URL is set", hint="Pass a URL to the client, or set TRUNKLINE_URL.")
         self._transport = Transport(url, token or os.environ.get("TRUNKLINE_TOKEN"), timeout)
         self._settler = Settler(self._transport)
         self.topics = HttpTopics(self._transport)
@@ -75,11 +78,11 @@ class HttpClient:
     # Publishing
 
     async def publish(self, topic: str, body: Any, **fields: Any) -> Published:
-        """The message is on disk when this returns; the fields are those of `NewMessage`."""
+        """Publish a message to a topic. It is on disk when this returns. `fields` are those of `NewMessage`."""
         return await self._publish(f"/v1/topics/{quoted(topic)}/messages", NewMessage(body=body, **fields))
 
     async def enqueue(self, queue: str, body: Any, **fields: Any) -> Published:
-        """`publish`, straight into a queue."""
+        """Publish a message directly to a queue. See `publish`."""
         return await self._publish(f"/v1/queues/{quoted(queue)}/messages", NewMessage(body=body, **fields))
 
     async def publish_many(
@@ -93,7 +96,10 @@ class HttpClient:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """Bodies or `NewMessage`s, in batches of at most 1,000; each batch is stored as a whole or not at all."""
+        """Publish bodies or `NewMessage`s in batches of at most 1,000.
+
+        Each batch is stored completely or not at all.
+        """
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -110,22 +116,22 @@ class HttpClient:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """`publish_many`, straight into a queue."""
+        """Publish many messages directly to a queue. See `publish_many`."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
         return await self._publish_many(f"/v1/queues/{quoted(queue)}/messages", messages)
 
     async def _publish(self, path: str, message: NewMessage) -> Published:
-        answer = await self._transport.send("POST", path, envelope(message))
-        return msgspec.json.decode(answer.content, type=Published)
+        response = await self._transport.send("POST", path, envelope(message))
+        return msgspec.json.decode(response.content, type=Published)
 
     async def _publish_many(self, path: str, messages: Iterable[NewMessage]) -> list[Published]:
-        answers: list[Published] = []
+        published: list[Published] = []
         for batch in batches(messages):
-            answer = await self._transport.send("POST", path, batch)
-            answers += msgspec.json.decode(answer.content, type=_Published).messages
-        return answers
+            response = await self._transport.send("POST", path, batch)
+            published += msgspec.json.decode(response.content, type=_Published).messages
+        return published
 
     # Queues
 
@@ -140,42 +146,44 @@ class HttpClient:
         consumer: str | None = None,
         type: Any = None,
     ) -> HttpDeliveries:
-        """Up to `max_messages` for the time of the lease; none, at once or after `wait`, when there are none."""
+        """Claim up to `max_messages` and lease them. Waits up to `wait` for messages; without it, returns at once."""
         if consumer is not None:
-            raise InvalidArgument("over HTTP a consumer cannot be named", hint="in the history it is called http")
-        asked = {
+            raise InvalidArgument(
+                "consumer is not supported over HTTP", hint="Omit it. The delivery history shows the consumer as http."
+            )
+        request = {
             "limit": max_messages,
             "lease_seconds": seconds(lease),
             "labels": None if labels is None else list(labels),
             "wait": seconds(wait),
         }
-        body = await self._transport.ask("POST", f"/v1/queues/{quoted(queue)}/claims", asked, kind=_Claimed)
+        body = await self._transport.ask("POST", f"/v1/queues/{quoted(queue)}/claims", request, kind=_Claimed)
         return HttpDeliveries.of(body.deliveries, self._settler.of(queue), type)
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:
-        """These are done and never delivered again; `lost` for those whose lease ended or was replaced."""
+        """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
         return await self._settler.settle("ack", receipts)
 
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
     ) -> list[Result]:
-        """Deliver these again after `delay` (by default the queue's backoff)."""
+        """Return failed deliveries to the queue for redelivery after `delay` (default: the queue's backoff)."""
         return await self._settler.nack(receipts, delay, error)
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        """These go to the dead letters at once."""
+        """Move deliveries to the dead letters now, whatever attempts remain."""
         return await self._settler.settle("bury", receipts, error=error)
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
-        """These go back at once, as if they had not been delivered."""
+        """Return deliveries to the queue now, without counting an attempt."""
         return await self._settler.settle("release", receipts)
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
-        """Keep these for `lease` from now."""
+        """Extend the leases of deliveries to `lease` from now."""
         return await self._settler.extend(receipts, lease)
 
     async def deliveries(self, queue: str, **claim: Any) -> AsyncIterator[HttpDelivery]:
-        """Deliveries as they come, without an end; settle each."""
+        """Iterate over deliveries, waiting for new ones without end. Settle each one."""
         while True:
             for delivery in await self.claim(queue, wait=_PATIENCE, **claim):
                 yield delivery
@@ -193,41 +201,44 @@ class HttpClient:
         wait: Duration | None = None,
         type: Any = None,
     ) -> HttpBatch | None:
-        """The next messages of a partition that is leased to this member, or None."""
-        asked = {"member": member, "limit": max_messages, "lease_seconds": seconds(lease), "wait": seconds(wait)}
-        row = await self._transport.ask("POST", f"{_group(topic, group)}/fetch", asked, kind=FetchedRow)
+        """Fetch the next messages of one partition and lease it to this member.
+
+        Returns None if there is nothing to read.
+        """
+        request = {"member": member, "limit": max_messages, "lease_seconds": seconds(lease), "wait": seconds(wait)}
+        row = await self._transport.ask("POST", f"{_group(topic, group)}/fetch", request, kind=FetchedRow)
         return HttpBatch(self._transport, topic, group, row, type) if row.messages else None
 
     async def commit(self, topic: str, group: str, batch: HttpBatch, *, offset: int | None = None) -> Result:
-        """Everything of the batch (or up to `offset`) is done: `batch.commit()`."""
+        """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
             raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return await batch.commit(offset)
 
     async def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = "30s") -> int:
-        """Keep the member's partitions for `lease` from now; answers how many it still has."""
-        asked = {"member": member, "lease_seconds": seconds(lease)}
-        kept: int = (await self._transport.ask("POST", f"{_group(topic, group)}/heartbeat", asked))["partitions"]
-        return kept
+        """Extend the member's partition leases to `lease` from now. Returns the number of partitions it still holds."""
+        request = {"member": member, "lease_seconds": seconds(lease)}
+        count: int = (await self._transport.ask("POST", f"{_group(topic, group)}/heartbeat", request))["partitions"]
+        return count
 
     async def leave(self, topic: str, group: str, *, member: str) -> int:
-        """The member gives its partitions back."""
-        given: int = (await self._transport.ask("POST", f"{_group(topic, group)}/leave", {"member": member}))["partitions"]
-        return given
+        """Release the member's partitions. Returns their number."""
+        count: int = (await self._transport.ask("POST", f"{_group(topic, group)}/leave", {"member": member}))["partitions"]
+        return count
 
-    # Reasons and numbers
+    # Inspecting
 
     async def explain(self, id: UUID) -> Explanation:
-        """Where the message is, who holds it, and why it is not delivered now."""
+        """Explain a message: where it is, which consumer holds it, and why it is not being delivered."""
         return Explanation(await self._transport.ask("GET", f"/v1/messages/{id}/explanation"))
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
-        """The same for an offset of a topic."""
+        """Explain the message at an offset of a topic."""
         path = f"/v1/topics/{quoted(topic)}/messages/{offset}/explanation"
         return Explanation(await self._transport.ask("GET", path, query={"partition": partition}))
 
     async def stats(self) -> Stats:
-        """The numbers of all topics, groups and queues."""
+        """Return the statistics of all topics, groups and queues."""
         body = await self._transport.ask("GET", "/v1/stats", kind=_Numbers)
         return Stats(topics=body.topics, groups=body.groups, queues=body.queues)
 

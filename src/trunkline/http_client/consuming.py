@@ -1,4 +1,4 @@
-"""What a claim or a fetch gave, with the verbs that settle it."""
+"""Claimed deliveries and fetched batches, with methods to settle them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trunkline.types import Delivery, Duration, Message, Result
 
 
 class Settler:
-    """The verbs that settle, by receipts alone or for a queue that is known."""
+    """Settles deliveries, by receipt alone or for a known queue."""
 
     def __init__(self, transport: Transport, path: str = "/v1/receipts") -> None:
         self._transport = transport
         self._path = path
 
     def of(self, queue: str) -> Settler:
-        """For one queue: a token for that queue is enough."""
+        """Return a settler for one queue, which works with a token for only that queue."""
         return Settler(self._transport, f"/v1/queues/{quoted(queue)}")
 
     async def settle(self, verb: str, receipts: Sequence[str], **more: Any) -> list[Result]:
@@ -43,39 +43,42 @@ class Settler:
 
 
 class HttpDelivery(Delivery[Any], frozen=True, kw_only=True, eq=False):
-    """A message claimed from a queue until `deadline`."""
+    """A message claimed from a queue, leased until `deadline`."""
 
     _settler: Settler
 
     async def ack(self) -> Result:
-        """It is done and never delivered again."""
+        """Acknowledge the message, which is then never redelivered."""
         return (await self._settler.settle("ack", [self.receipt]))[0]
 
     async def nack(self, *, delay: Duration | None = None, error: str | None = None) -> Result:
-        """Deliver it again after `delay`, or never when this was its last attempt."""
+        """Return the message to the queue for redelivery after `delay`.
+
+        After its last attempt it becomes a dead letter.
+        """
         return (await self._settler.nack([self.receipt], delay, error))[0]
 
     async def bury(self, error: str | None = None) -> Result:
-        """To the dead letters at once."""
+        """Move the message to the dead letters now."""
         return (await self._settler.settle("bury", [self.receipt], error=error))[0]
 
     async def release(self) -> Result:
-        """Back to the queue at once; the attempt does not count."""
+        """Return the message to the queue now, without counting an attempt."""
         return (await self._settler.settle("release", [self.receipt]))[0]
 
     async def extend(self, lease: Duration) -> Result:
-        """Keep it for `lease` from now."""
+        """Extend the lease to `lease` from now."""
         return (await self._settler.extend([self.receipt], lease))[0]
 
 
 class HttpDeliveries(tuple[HttpDelivery, ...]):
-    """What one claim took, with the verbs for all of it; each answers in the order of the deliveries."""
+    """The deliveries of one claim, with methods that settle all of them. Results are in the order of the deliveries."""
 
     _settler: Settler
 
     @classmethod
     def of(cls, rows: list[DeliveryRow], settler: Settler, kind: Any) -> HttpDeliveries:
-        made = cls(
+        batch = cls(
             HttpDelivery(
                 **row.fields(kind),
                 receipt=row.receipt,
@@ -86,15 +89,15 @@ class HttpDeliveries(tuple[HttpDelivery, ...]):
             )
             for row in rows
         )
-        made._settler = settler
-        return made
+        batch._settler = settler
+        return batch
 
     @property
     def receipts(self) -> Sequence[str]:
         return [delivery.receipt for delivery in self]
 
     async def ack(self) -> list[Result]:
-        """All done, in one statement."""
+        """Acknowledge all messages in one statement."""
         return await self._settler.settle("ack", self.receipts)
 
     async def nack(self, *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
@@ -119,7 +122,7 @@ class FetchedRow(msgspec.Struct):
 
 
 class HttpBatch:
-    """Messages of one partition, fetched for a group; commit it when they are handled."""
+    """Messages of one partition, fetched for a group. Commit the batch after you have processed them."""
 
     def __init__(self, transport: Transport, topic: str, group: str, row: FetchedRow, kind: Any) -> None:
         self.topic = topic
@@ -146,7 +149,10 @@ class HttpBatch:
         return len(self.messages)
 
     async def commit(self, offset: int | None = None) -> Result:
-        """Everything up to `offset` (by default all of it) is done; `lost` when another member has the partition."""
+        """Commit the group's position after `offset` (default: the whole batch).
+
+        Returns `lost` if another member has the partition.
+        """
         body = {
             "partition": self.partition,
             "generation": self.generation,

@@ -31,7 +31,7 @@ from trunkline.types import (
 
 
 class Noun:
-    """The verbs on one kind of thing."""
+    """Manages one kind of resource."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -58,9 +58,9 @@ class HttpTopics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """A new topic; `AlreadyExists` if the name is taken."""
-        asked = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
-        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **asked}, kind=TopicRow)).topic()
+        """Create a topic. Raises `AlreadyExists` if the name is taken."""
+        request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
+        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **request}, kind=TopicRow)).topic()
 
     async def ensure(
         self,
@@ -72,10 +72,10 @@ class HttpTopics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """The topic is there. One that exists stays as it is."""
-        asked = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
+        """Create the topic if it does not exist. An existing topic is not changed."""
+        request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
         query = {"ensure": "true"}
-        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **asked}, query=query, kind=TopicRow)).topic()
+        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **request}, query=query, kind=TopicRow)).topic()
 
     async def alter(
         self,
@@ -87,28 +87,28 @@ class HttpTopics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """Change what is given and keep the rest."""
-        asked = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
-        return (await self._transport.ask("PATCH", _topic(name), asked, kind=TopicRow)).topic()
+        """Change the given settings and keep the others."""
+        request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
+        return (await self._transport.ask("PATCH", _topic(name), request, kind=TopicRow)).topic()
 
     async def get(self, name: str) -> Topic:
         return (await self._transport.ask("GET", _topic(name), kind=TopicRow)).topic()
 
     async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
-        """All topics by name, or `limit` of them after a name."""
+        """List topics by name. `after` and `limit` page through the list."""
         return [row.topic() for row in await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _topic(name), query={"force": str(force).lower()})
 
     async def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
-        """One row per partition, of one topic or of all."""
+        """Return one row per partition, of one topic or of all."""
         if name is not None:
             return (await self._transport.ask("GET", f"{_topic(name)}/stats", kind=_Partitions)).partitions
         return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["topics"], builtins.list[TopicStats])
 
     async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
-        """The first offset whose message was created at this time or later; head + 1 when there is none."""
+        """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
         query = {"partition": partition, "at": place(at)}
         offset: int = (await self._transport.ask("GET", f"{_topic(topic)}/offset", query=query))["offset"]
         return offset
@@ -123,13 +123,13 @@ class HttpTopics(Noun):
         wait: Duration | None = None,
         type: Any = None,
     ) -> builtins.list[Message[Any]]:
-        """Messages from an offset on, whoever consumed them; with `wait` not before there is one."""
+        """Read messages from offset `start`, whether or not they were consumed. Waits up to `wait` for the first."""
         query = {"partition": partition, "start": start, "limit": limit, "wait": seconds(wait)}
         body = await self._transport.ask("GET", f"{_topic(topic)}/messages", query=query, kind=_Messages)
         return [row.message(type) for row in body.messages]
 
     async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
-        """Messages as they come, from a place on, without an end. Changes nothing for any reader."""
+        """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         async for data in self._transport.events(f"{_topic(topic)}/events", {"start": place(start)}):
             yield msgspec.json.decode(data, type=MessageRow).message(type)
 
@@ -166,7 +166,7 @@ class HttpGroups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name."""
+        """Create a group that reads from position `start`. Raises `AlreadyExists` if the name is taken."""
         return await self._make(topic, group, start, pattern, headers, {})
 
     async def ensure(
@@ -178,52 +178,61 @@ class HttpGroups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """The group is there; one that exists stays where it is. `AlreadyExists` if it reads by other rules."""
+        """Create the group if it does not exist. An existing group keeps its position.
+
+        Raises `AlreadyExists` if it exists with another pattern or other headers.
+        """
         return await self._make(topic, group, start, pattern, headers, {"ensure": "true"})
 
     async def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, query: dict[str, str]
     ) -> Group:
-        asked = given(id=group, start=place(start), pattern=pattern, message_filters=headers)
-        return (await self._transport.ask("POST", f"{_topic(topic)}/groups", asked, query=query, kind=GroupRow)).group()
+        request = given(id=group, start=place(start), pattern=pattern, message_filters=headers)
+        return (await self._transport.ask("POST", f"{_topic(topic)}/groups", request, query=query, kind=GroupRow)).group()
 
     async def list(
         self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> builtins.list[Group]:
-        """The groups of a topic, or all, by name; or `limit` of them after one (without a topic: `"topic/group"`)."""
+        """List the groups of a topic, or of all topics, by name.
+
+        `after` and `limit` page through the list. Without a topic, `after` is `"topic/group"`.
+        """
         if topic is not None:
             rows = await self._transport.every(f"{_topic(topic)}/groups", GroupRow, after=after, limit=limit)
             return [row.group() for row in rows]
-        found: builtins.list[Group] = []
+        groups: builtins.list[Group] = []
         if after is not None:
             first, _, group = after.partition("/")
-            found += await self.list(first, after=group, limit=limit)
+            groups += await self.list(first, after=group, limit=limit)
             after = first
         for row in await self._transport.every("/v1/topics", TopicRow, after=after):
-            if limit is None or len(found) < limit:
-                found += await self.list(row.id, limit=None if limit is None else limit - len(found))
-        return found
+            if limit is None or len(groups) < limit:
+                groups += await self.list(row.id, limit=None if limit is None else limit - len(groups))
+        return groups
 
     async def delete(self, topic: str, group: str) -> None:
-        """The group and its position are gone."""
+        """Delete the group and its position."""
         await self._transport.ask("DELETE", _group(topic, group))
 
     async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
-        """Move the group, in one partition or in all; members lose what they hold. Answers the next offset by partition."""
+        """Move the group's position, in one partition or in all. Members lose their current batches.
+
+        Returns the next offset of each partition.
+        """
         body = await self._transport.ask("POST", f"{_group(topic, group)}/seek", {"to": place(to), "partition": partition})
         return {int(number): offset for number, offset in body["next_offsets"].items()}
 
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
-        """One row per group and partition: position, lag, owner."""
+        """Return one row per group and partition: position, lag, owner."""
         if topic is not None and group is not None:
             rows = (await self._transport.ask("GET", _group(topic, group)))["partitions"]
         else:
             rows = (await self._transport.ask("GET", "/v1/stats"))["groups"]
-        found = msgspec.convert(rows, builtins.list[GroupStats])
-        return [row for row in found if topic in (None, row.topic) and group in (None, row.group)]
+        stats = msgspec.convert(rows, builtins.list[GroupStats])
+        return [row for row in stats if topic in (None, row.topic) and group in (None, row.group)]
 
     async def position(self, topic: str, group: str) -> dict[int, int]:
-        """The next offset to be delivered, by partition."""
+        """Return the next offset to be delivered in each partition."""
         return {row.partition: row.next_offset for row in await self.stats(topic, group)}
 
 
@@ -248,9 +257,9 @@ class HttpSubscriptions(Noun):
         start: Place = "latest",
         name: str | None = None,
     ) -> Subscription:
-        """Feed the queue from the topic too. Over HTTP names are unique: without one it is `TOPIC-to-QUEUE`."""
+        """Subscribe the queue to a topic. Over HTTP, names are unique; the default is `TOPIC-to-QUEUE`."""
         filters = {key: value if isinstance(value, list) else [value] for key, value in (headers or {}).items()}
-        asked = {
+        request = {
             "id": name or f"{topic}-to-{queue}",
             "topic_id": topic,
             "queue_id": queue,
@@ -258,23 +267,23 @@ class HttpSubscriptions(Noun):
             "message_filters": filters or None,
             "start": place(start),
         }
-        return (await self._transport.ask("POST", "/v1/subscriptions", asked, kind=SubscriptionRow)).subscription()
+        return (await self._transport.ask("POST", "/v1/subscriptions", request, kind=SubscriptionRow)).subscription()
 
     async def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]:
-        """All subscriptions, or those of a queue, of a topic, or of both."""
+        """List all subscriptions, or those of a queue, of a topic, or of both."""
         rows = [row.subscription() for row in await self._transport.every("/v1/subscriptions", SubscriptionRow)]
         return [row for row in rows if queue in (None, row.queue) and topic in (None, row.topic)]
 
     async def remove(self, queue: str, name: str) -> None:
-        """Stop feeding. What is not settled of it is forgotten."""
+        """Remove a subscription. Its unsettled messages are dropped from the queue."""
         await self._transport.ask("DELETE", f"/v1/subscriptions/{quoted(name)}", query={"queue": queue})
 
     async def test(
         self, topic: str, routing_key: str | None = None, headers: Headers | None = None
     ) -> builtins.list[Reader]:
-        """All readers of the topic, and for each whether such a message would be for it. Publishes nothing."""
+        """List all readers of the topic, each with whether it would receive such a message. Publishes nothing."""
         if headers:
-            raise InvalidArgument("over HTTP only a routing key can be tried, no headers", hint="ask the database itself")
+            raise InvalidArgument("headers are not supported over HTTP here", hint="Test headers with the database client.")
         path, query = f"{_topic(topic)}/readers", {"routing_key": routing_key}
         return (await self._transport.ask("GET", path, query=query, kind=_Readers)).readers
 
@@ -297,7 +306,7 @@ class HttpSchedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """A new schedule that publishes `body` to a topic or a queue."""
+        """Create a schedule that publishes `body` to a topic or a queue."""
         return await self._make(False, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
     async def ensure(
@@ -315,7 +324,7 @@ class HttpSchedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """The schedule is there and is like this: made, or changed."""
+        """Create the schedule, or update it if it exists."""
         return await self._make(True, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
     async def _make(
@@ -333,7 +342,7 @@ class HttpSchedules(Noun):
         timezone: str,
         catch_up: CatchUp,
     ) -> Schedule:
-        asked = {
+        request = {
             "id": name,
             "cron": cron,
             "topic_id": topic,
@@ -347,14 +356,14 @@ class HttpSchedules(Noun):
             "catch_up": catch_up,
         }
         query = {"ensure": str(ensure).lower()}
-        return (await self._transport.ask("POST", "/v1/schedules", asked, query=query, kind=ScheduleRow)).schedule()
+        return (await self._transport.ask("POST", "/v1/schedules", request, query=query, kind=ScheduleRow)).schedule()
 
     async def list(self) -> builtins.list[Schedule]:
-        """All schedules, by name."""
+        """List all schedules by name."""
         return [row.schedule() for row in await self._transport.every("/v1/schedules", ScheduleRow)]
 
     async def pause(self, name: str) -> None:
-        """It does not fire until `resume`."""
+        """Stop firing the schedule until `resume`."""
         await self._transport.ask("PUT", f"/v1/schedules/{quoted(name)}/pause")
 
     async def resume(self, name: str) -> None:
@@ -364,11 +373,11 @@ class HttpSchedules(Noun):
         await self._transport.ask("DELETE", f"/v1/schedules/{quoted(name)}")
 
     async def run(self, name: str) -> UUID:
-        """Fire it now, out of turn; answers the id of the message."""
+        """Fire the schedule now, in addition to its times. Returns the message id."""
         return UUID((await self._transport.ask("POST", f"/v1/schedules/{quoted(name)}/run"))["id"])
 
     async def next_runs(self, cron: str, *, timezone: str = "UTC", n: int = 5) -> builtins.list[datetime]:
-        """When a cron line would fire next."""
+        """Return the next `n` times of a cron expression."""
         query = {"cron": cron, "timezone": timezone, "n": n}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
         return msgspec.convert(body["runs"], builtins.list[datetime])

@@ -1,4 +1,4 @@
-"""Messages as the server takes them, and batches within its limits."""
+"""Encodes messages for the server, in batches within its limits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trunkline.http_client.transport import given
 from trunkline.types import NewMessage
 
 MAX_MESSAGES = 1000
-# the server takes 8 MiB
+# the server's limit is 8 MiB
 MAX_BYTES = 7 * 1024 * 1024
 
 
 def envelope(message: NewMessage) -> bytes:
-    """A message as JSON. A payload that is JSON stands in it as it is, every other one in base64."""
+    """Encode a message as JSON. A JSON payload is embedded unchanged, any other in base64."""
     encoded = encode_message(message)
-    found = given(
+    fields = given(
         content_type=encoded.content_type,
         key=encoded.key,
         routing_key=encoded.routing_key,
@@ -34,12 +34,12 @@ def envelope(message: NewMessage) -> bytes:
         priority=encoded.priority,
     )
     if encoded.content_type == JSON and _goes_as_it_is(message.body, encoded.payload):
-        return msgspec.json.encode({"payload": msgspec.Raw(encoded.payload), **found})
-    return msgspec.json.encode({"payload_base64": base64.b64encode(encoded.payload).decode(), **found})
+        return msgspec.json.encode({"payload": msgspec.Raw(encoded.payload), **fields})
+    return msgspec.json.encode({"payload_base64": base64.b64encode(encoded.payload).decode(), **fields})
 
 
 def _goes_as_it_is(body: Any, payload: bytes) -> bool:
-    """Bytes of the caller's may be anything, whatever their content type says, and are to arrive byte for byte."""
+    """Return whether the payload can be embedded as JSON. A body of bytes must arrive unchanged, valid JSON or not."""
     if not isinstance(body, bytes | bytearray | memoryview):
         return True
     try:
@@ -50,7 +50,7 @@ def _goes_as_it_is(body: Any, payload: bytes) -> bool:
 
 
 def batches(messages: Iterable[NewMessage]) -> Iterator[bytes]:
-    """JSON arrays, cut so that each keeps the server's limits."""
+    """Yield JSON arrays within the server's limits."""
     batch: list[bytes] = []
     size = 0
     for message in messages:

@@ -38,45 +38,48 @@ class HttpQueues(Noun):
     """`client.queues`"""
 
     async def create(self, name: str, **settings: Any) -> Queue:
-        """A new queue; `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
-        queue, made = await self._make(name, settings)
-        if not made:
-            raise AlreadyExists(f"queue {name!r} already exists", hint="use trunkline.ensure_queue if that is fine")
+        """Create a queue. Raises `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
+        queue, created = await self._make(name, settings)
+        if not created:
+            raise AlreadyExists(f"queue {name!r} already exists", hint="Use trunkline.ensure_queue if that is fine.")
         return queue
 
     async def ensure(self, name: str, **settings: Any) -> Queue:
-        """The queue is there. One that exists stays as it is; `AlreadyExists` if order, partitions or priorities differ."""
+        """Create the queue if it does not exist. An existing queue is not changed.
+
+        Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ.
+        """
         return (await self._make(name, settings))[0]
 
     async def _make(self, name: str, settings: dict[str, Any]) -> tuple[Queue, bool]:
         body = msgspec.json.encode(given(id=name, **_settings(**settings)))
-        # with ensure every setting has a default; the status tells which of the two it was
-        answer = await self._transport.send("POST", "/v1/queues", body, {"ensure": "true"})
-        return msgspec.json.decode(answer.content, type=QueueRow).queue(), answer.status_code == 201
+        # with ensure every setting has a default; the status shows whether the queue was created
+        response = await self._transport.send("POST", "/v1/queues", body, {"ensure": "true"})
+        return msgspec.json.decode(response.content, type=QueueRow).queue(), response.status_code == 201
 
     async def alter(self, name: str, **settings: Any) -> Queue:
-        """Change what is given and keep the rest."""
+        """Change the given settings and keep the others."""
         return (await self._transport.ask("PATCH", _queue(name), _settings(**settings), kind=QueueRow)).queue()
 
     async def get(self, name: str) -> Queue:
         return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).queue()
 
     async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """All queues by name, or `limit` of them after a name."""
+        """List queues by name. `after` and `limit` page through the list."""
         return [row.queue() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})
 
     async def pause(self, name: str) -> None:
-        """Nothing is given out until `resume`; publishing and settling go on."""
+        """Stop deliveries until `resume`. Publishing and settling continue."""
         await self._transport.ask("PUT", f"{_queue(name)}/pause")
 
     async def resume(self, name: str) -> None:
         await self._transport.ask("PUT", f"{_queue(name)}/resume")
 
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """One row per queue, of one or of all."""
+        """Return one row per queue, of one queue or of all."""
         if name is None:
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         numbers = await self._transport.ask("GET", f"{_queue(name)}/stats", kind=_Numbers)
@@ -84,7 +87,7 @@ class HttpQueues(Noun):
         return [QueueStats(queue=name, oldest_age=counted.pop("oldest_unacked_message_age_seconds"), **counted)]
 
     async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
-        """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
+        """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         body = await self._transport.ask("GET", f"{_queue(queue)}/waiting", query={"limit": limit}, kind=_Waiting)
         return [row.waiting() for row in body.messages]
 
@@ -136,13 +139,13 @@ class HttpDeadLetters(Noun):
     """`client.dead`"""
 
     async def list(self, queue: str, *, after: int = 0, limit: int = 100) -> builtins.list[DeadLetter[Any]]:
-        """The oldest first; for the next page pass the last `dead_id` as `after`."""
+        """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
         query = {"after": after, "limit": limit}
         body = await self._transport.ask("GET", f"{_queue(queue)}/dead-letters", query=query, kind=_DeadLetters)
         return [row.letter() for row in body.dead_letters]
 
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
-        """By the id of the message, or `DeadLetterNotFound`."""
+        """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         return (await self._transport.ask("GET", f"{_queue(queue)}/dead-letters/{id}", kind=DeadRow)).letter()
 
     async def redrive(
@@ -154,7 +157,10 @@ class HttpDeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Deliver them again, with a fresh count of attempts: all, those named, or the oldest `limit`."""
+        """Move dead letters back to the queue: all of them, those in `ids`, or the oldest `limit`.
+
+        Attempts start again from 1. `to` moves the messages to another queue. Returns the number of messages moved.
+        """
         return await self._in_steps(queue, "redrive", "redriven", ids, limit, on_progress, to=to)
 
     async def purge(
@@ -165,7 +171,7 @@ class HttpDeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove them for good: all, those named, or the oldest `limit`. Answers how many."""
+        """Delete dead letters: all of them, those in `ids`, or the oldest `limit`. Returns their number."""
         return await self._in_steps(queue, "purge", "purged", ids, limit, on_progress)
 
     async def _in_steps(
@@ -178,14 +184,14 @@ class HttpDeadLetters(Noun):
         on_progress: Callable[[int], None] | None,
         **more: Any,
     ) -> int:
-        """So that no request takes long, however many there are."""
+        """Repeat bounded requests until all dead letters are processed. Returns their number."""
         total = 0
         named = list(ids) if ids is not None else None
         while (limit is None or total < limit) and named != []:
-            asked: dict[str, Any] = {"limit": _STEP if limit is None else min(_STEP, limit - total), **more}
+            request: dict[str, Any] = {"limit": _STEP if limit is None else min(_STEP, limit - total), **more}
             if named is not None:
-                asked["ids"], named = named[:_STEP], named[_STEP:]
-            step: int = (await self._transport.ask("POST", f"{_queue(queue)}/dead-letters/{verb}", asked))[counted]
+                request["ids"], named = named[:_STEP], named[_STEP:]
+            step: int = (await self._transport.ask("POST", f"{_queue(queue)}/dead-letters/{verb}", request))[counted]
             total += step
             if on_progress is not None and step:
                 on_progress(total)

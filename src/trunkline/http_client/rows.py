@@ -1,4 +1,4 @@
-"""The server's JSON as the records of this package."""
+"""Converts the server's JSON to the records of this package."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def seconds(value: Duration | None) -> float | None:
 
 
 def whole_seconds(name: str, value: Duration | None) -> int | None:
-    """Where the server takes whole seconds only."""
+    """Convert a duration for a field that accepts only whole seconds."""
     span = seconds(value)
     if span is None:
         return None
     if not span.is_integer():
-        raise InvalidArgument(f"{name}: over HTTP it is a number of whole seconds, not {span:g} s")
+        raise InvalidArgument(f"{name} must be a whole number of seconds over HTTP, got {span:g} s")
     return int(span)
 
 
@@ -46,7 +46,7 @@ def _span(value: float | None) -> timedelta | None:
 
 
 def payload_bytes(payload: msgspec.Raw, encoding: str) -> bytes:
-    """The bytes as they were published: JSON stands in the answer as it was sent."""
+    """Return the payload as it was published. The response contains JSON payloads unchanged."""
     if encoding == "json":
         return bytes(payload)
     text = msgspec.json.decode(payload, type=str)
@@ -68,7 +68,7 @@ class MessageRow(msgspec.Struct, kw_only=True):
     created_at: datetime
 
     def fields(self, kind: Any = None) -> dict[str, Any]:
-        """What every record of a message has."""
+        """Return the fields that all message records share."""
         shared = (name for name in MessageRow.__struct_fields__ if name not in ("payload", "encoding"))
         return {
             **{name: getattr(self, name) for name in shared},

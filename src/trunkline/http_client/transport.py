@@ -1,4 +1,4 @@
-"""Requests and their answers: JSON both ways, errors as the classes that the database client raises."""
+"""HTTP requests with JSON bodies. Errors are raised as the same classes as in the database client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError,
 T = TypeVar("T")
 PAGE = 1000
 _QUIET_SECONDS = 45.0
-"""A stream of events says at least every 15 seconds that it is there."""
+"""Read timeout of event streams, on which the server sends a comment at least every 15 seconds."""
 _ERRORS: dict[str, type[TrunklineError]] = {
     cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TrunklineError)
 }
@@ -37,14 +37,14 @@ class Transport:
     """The connections to one server."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
-        # hints come as SQL has them: whether a command or Python asks is known only here
+        # request hints in SQL terms: only this side knows whether to reword them for the command line or Python
         headers = {"content-type": "application/json", "x-trunkline-hints": "sql"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
             self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
         except (httpx.InvalidURL, UnicodeError) as exc:
-            raise SettingsError(f"the URL of the server cannot be read: {exc}", hint="write http://host:8080") from exc
+            raise SettingsError(f"the server URL is invalid: {exc}", hint="Use for example http://host:8080.") from exc
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -52,21 +52,24 @@ class Transport:
     async def send(
         self, method: str, path: str, content: bytes | None = None, query: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        """The answer, if it is one of success."""
-        given = None if query is None else {name: value for name, value in query.items() if value is not None}
+        """Send a request. Return the response, or raise if it is an error."""
+        params = None if query is None else {name: value for name, value in query.items() if value is not None}
         try:
-            answer = await self._client.request(method, path, content=content, params=given, headers=telemetry.traceparent())
+            response = await self._client.request(
+                method, path, content=content, params=params, headers=telemetry.traceparent()
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
             raise _unreachable(exc) from exc
         except httpx.TransportError as exc:
             if method == "GET":
-                raise DatabaseUnavailable(f"the server did not answer: {exc}") from exc
+                raise DatabaseUnavailable(f"the server did not respond: {exc}") from exc
             raise OutcomeUnknown(
-                f"the server did not answer: {exc}", hint="retry with the same idempotency key; duplicates are detected"
+                f"the server did not respond: {exc}; the request may or may not have been applied",
+                hint="Retry with the same idempotency key; duplicates are detected.",
             ) from exc
-        if answer.status_code >= 400:
-            raise _error(answer.status_code, answer.content)
-        return answer
+        if response.status_code >= 400:
+            raise _error(response.status_code, response.content)
+        return response
 
     @overload
     async def ask(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any: ...
@@ -77,13 +80,13 @@ class Transport:
     async def ask(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, kind: Any = Any
     ) -> Any:
-        """What the answer holds. Fields of the body that are None are left out."""
+        """Send a request and decode the response. Body fields that are None are omitted."""
         content = None if body is None else msgspec.json.encode(given(**body))
-        answer = await self.send(method, path, content, query)
-        return msgspec.json.decode(answer.content, type=kind) if answer.content else None
+        response = await self.send(method, path, content, query)
+        return msgspec.json.decode(response.content, type=kind) if response.content else None
 
     async def every(self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None) -> list[T]:
-        """All rows of a list, or `limit` of them after a name; a page at a time."""
+        """Return all rows of a list, or `limit` rows after a name, reading it page by page."""
         rows: list[T] = []
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
@@ -94,14 +97,14 @@ class Transport:
                 return rows
 
     async def events(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """The data of server-sent events. A connection that breaks goes on where it ended."""
+        """Iterate over the data of server-sent events. After a broken connection, resume after the last event."""
         seen: dict[str, str] = {}
         while True:
             try:
-                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET_SECONDS) as answer:
-                    if answer.status_code >= 400:
-                        raise _error(answer.status_code, await answer.aread())
-                    async for event in _parsed(answer.aiter_lines()):
+                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET_SECONDS) as response:
+                    if response.status_code >= 400:
+                        raise _error(response.status_code, await response.aread())
+                    async for event in _parsed(response.aiter_lines()):
                         if event.get("event") == "problem":
                             raise _error(500, event["data"].encode())
                         yield event["data"].encode()
@@ -109,12 +112,12 @@ class Transport:
             except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
                 raise _unreachable(exc) from exc
             except httpx.TransportError as exc:
-                if not seen:  # what came meanwhile would be missed
+                if not seen:  # without an event id to resume from, events would be missed
                     raise DatabaseUnavailable(f"the connection to the server broke: {exc}") from exc
 
 
 async def _parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, str]]:
-    """Events as their fields; comments, which only say that the server is there, are left out."""
+    """Parse events into their fields. Comments, which only keep the connection alive, are skipped."""
     event: dict[str, str] = {}
     async for line in lines:
         field, colon, value = line.partition(": ")
@@ -127,7 +130,7 @@ async def _parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, str]]:
 
 
 def _unreachable(exc: Exception) -> DatabaseUnavailable:
-    return DatabaseUnavailable(f"the server cannot be reached: {exc}", hint="check that it runs, and its URL")
+    return DatabaseUnavailable(f"cannot connect to the server: {exc}", hint="Check its URL, and that it is running.")
 
 
 def _error(status: int, content: bytes) -> TrunklineError:
@@ -135,7 +138,7 @@ def _error(status: int, content: bytes) -> TrunklineError:
         body = msgspec.json.decode(content)
         code, detail, hint = body["error"], body["detail"], body.get("hint")
     except (ValueError, KeyError, TypeError):
-        return DatabaseUnavailable(f"the server answered {status} without saying why")
+        return DatabaseUnavailable(f"the server responded with status {status} and no error description")
     if status in (401, 403):
         return Unauthorized(detail, hint=hint)
     cls = _ERRORS.get(code) or _BY_STATUS.get(status)
@@ -145,10 +148,10 @@ def _error(status: int, content: bytes) -> TrunklineError:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def quoted(name: str) -> str:
-    """A name as a part of a path."""
+    """Quote a name as a path segment."""
     return quote(name, safe="")

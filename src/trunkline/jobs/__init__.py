@@ -1,4 +1,4 @@
-"""Typed jobs: functions that run later, on workers, with the promises J1 to J6 of the contract."""
+"""Typed background jobs: functions that workers run later, with guarantees J1 to J6 of the contract."""
 
 from trunkline.jobs.app import App
 from trunkline.jobs.backoff import Backoff

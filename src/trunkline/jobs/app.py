@@ -1,4 +1,4 @@
-"""The app: the jobs of a program, where they go, and who runs them."""
+"""The app: the jobs of a program, their queues, limits and schedules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ATTEMPTS = 5
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is enqueued at the times of a cron line, once over all processes."""
+    """A job that is enqueued at the times of a cron expression, once across all processes."""
 
     name: str
     cron: str
@@ -44,7 +44,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobMaker:
-    """`@app.job`, plainly or with settings."""
+    """The decorator `@app.job`, with or without settings."""
 
     def __init__(self, app: App, settings: dict[str, Any] | None = None) -> None:
         self._app = app
@@ -84,17 +84,17 @@ class JobMaker:
         catch_up: CatchUp = "one",
     ) -> JobMaker: ...
     def __call__(self, function: Any = None, /, **settings: Any) -> Any:
-        """Make a function a job, or first say how: see `App.job`."""
+        """Register a function as a job, or return a decorator with these settings. See `App.job`."""
         if function is None:
             return JobMaker(self._app, self._settings | settings)
         return self._app._define(function, sys._getframe(1).f_locals, **self._settings)
 
 
 class App:
-    """The jobs of a program: `app = App("postgresql:///app")`, without a URL TRUNKLINE_DATABASE_URL.
+    """The jobs of a program: `app = App("postgresql:///app")`. The URL defaults to TRUNKLINE_DATABASE_URL.
 
-    Enqueuing opens a client when it is first needed; `async with app:` closes it at the end. A queue that is missing is
-    made with the settings said here when a worker starts or a job is first enqueued.
+    The first enqueue opens a client; `async with app:` closes it at the end. Missing queues are created, with the
+    settings declared on the app, when a worker starts or a job is first enqueued.
     """
 
     def __init__(
@@ -117,12 +117,13 @@ class App:
         self.schedules: dict[str, Schedule] = {}
         self.middlewares: list[Middleware] = []
         self.observers: list[Callable[[Call, Handle[Any]], None]] = []
-        """Hear of everything that this app enqueues; for tests."""
+        """Callbacks for every job that this app enqueues, for tests."""
         self.job = JobMaker(self)
-        """Makes a function a job: `@app.job`, or with settings `@app.job(queue="mail", max_attempts=8, timeout="30s")`.
+        """Registers a function as a job: `@app.job`, or `@app.job(queue="mail", max_attempts=8, timeout="30s")`.
 
-        An async function runs on the worker's event loop, a plain one in a thread or with `process=True` in a process. A
-        first parameter annotated `Context` (`SyncContext` in threads, `ProcessContext` in processes) gets the context.
+        An async function runs on the worker's event loop. A plain function runs in a thread or, with `process=True`, in
+        a process. If the first parameter is annotated `Context` (`SyncContext` in threads, `ProcessContext` in
+        processes), it receives the context.
         """
         self._client = client
         self._owns_client = client is None
@@ -132,7 +133,7 @@ class App:
 
     @property
     def client(self) -> Client:
-        """The client that everything goes through."""
+        """The client of this app, opened on first use."""
         if self._client is None:
             self._client = Client(self.url, max_connections=self._max_connections)
         return self._client
@@ -150,7 +151,7 @@ class App:
 
     @asynccontextmanager
     async def transaction(self) -> Any:
-        """A transaction on one of the app's connections, for `job.on(conn)` next to your own rows."""
+        """Open a transaction on one of the app's connections, to combine `job.on(conn)` with your own writes."""
         async with self.client.connection() as conn, conn.transaction():
             yield conn
         self.client.wake()
@@ -198,13 +199,13 @@ class App:
     def _add(self, job: Job[..., Any]) -> Job[..., Any]:
         known = self.kinds.get(job.name)
         if known is not None and known.function is not None:
-            raise ValueError(f"there are two jobs of the name {job.name!r}; give one of them another with name=")
+            raise ValueError(f"job {job.name!r} is already defined; set another name with name=")
         self.kinds[job.name] = job
         self.queue(job.definition.queue)
         return job
 
     def kind(self, name: str, type: type[T], *, queue: str | None = None, result: bool = False) -> Job[[T], Any]:
-        """A job by name and type of its payload, whose function is elsewhere: for producers, and for a map of handlers."""
+        """Declare a job by name and payload type, without its function: for producers, and for `handlers`."""
         arguments = Arguments(name, [("payload", type, None)], whole=type)
         definition = Definition(queue=queue or self.default_queue, result=result)
         job: Job[[T], Any] = Job(self, name, None, arguments, definition)
@@ -212,53 +213,57 @@ class App:
         return job
 
     def handlers(self, handlers: Mapping[Any, Callable[..., Any]]) -> Self:
-        """A map from names (or what `kind` made) to functions of the payload and, if they like, the context."""
+        """Register handlers by name or by job from `kind`.
+
+        A handler takes the payload, or the payload and the context.
+        """
         names = sys._getframe(1).f_locals
         for which, function in handlers.items():
             name = which.name if isinstance(which, Job) else str(which)
-            found, hints = parameters(function, names)
+            signature, hints = parameters(function, names)
             known = self.kinds.get(name)
-            context = len(found) > 1
-            if not 1 <= len(found) <= 2 or (context and not wants_context(hints.get(found[1].name, Context))):
-                raise TypeError(f"the handler of {name!r} takes the payload and the context, or the payload alone")
-            whole = hints.get(found[0].name, Any)
+            context = len(signature) > 1
+            if not 1 <= len(signature) <= 2 or (context and not wants_context(hints.get(signature[1].name, Context))):
+                raise TypeError(f"the handler of {name!r} must take the payload, or the payload and the context")
+            whole = hints.get(signature[0].name, Any)
             arguments = known.arguments if known else Arguments(name, [("payload", whole, None)], whole=whole)
             definition = known.definition if known else Definition(queue=self.default_queue)
             self._add(Job(self, name, function, arguments, definition, context=context, context_last=True))
         return self
 
     def queue(self, name: str, *, limits: Sequence[Limit] = (), **settings: Any) -> Self:
-        """Settings for a queue of this app, as `client.queues.create` takes them; `limits` hold for all its jobs."""
+        """Declare a queue with settings of `client.queues.create`. `limits` apply to all its jobs."""
         self.queues.setdefault(name, {}).update(settings)
         if limits:
             self.queue_limits[name] = tuple(limits)
         return self
 
     def schedule(self, name: str, cron: str, call: Call, *, timezone: str = "UTC", catch_up: CatchUp = "one") -> Self:
-        """Enqueue `call` at the times of a cron line, once over all processes; upkeep must run somewhere."""
+        """Enqueue `call` at the times of a cron expression, once across all processes. Requires upkeep to run."""
         if name in self.schedules:
-            raise ValueError(f"there are two schedules of the name {name!r}")
+            raise ValueError(f"schedule {name!r} is already defined")
         if not call.plain:
-            raise ValueError("a schedule enqueues plain jobs: no unique, no after")
+            raise ValueError("a scheduled job cannot have unique or after")
         self.schedules[name] = Schedule(name=name, cron=cron, call=call, timezone=timezone, catch_up=catch_up)
         return self
 
     def middleware(self, function: Middleware) -> Middleware:
-        """`@app.middleware async def around(ctx, call): ...`: runs around every handler, the first one outermost."""
+        """Wrap every handler: `@app.middleware async def around(ctx, call): ...`. The first middleware is outermost."""
         self.middlewares.append(function)
         return function
 
     def get(self, kind: str) -> Job[..., Any]:
+        """Return a job by name. Raises `UnknownKind`."""
         try:
             return self.kinds[kind]
         except KeyError:
             known = ", ".join(sorted(self.kinds)) or "none"
-            raise UnknownKind(f"there is no job {kind!r}", hint=f"jobs of this app: {known}") from None
+            raise UnknownKind(f"job {kind!r} does not exist", hint=f"Jobs of this app: {known}.") from None
 
-    # Making what was declared
+    # Setup
 
     async def setup(self) -> None:
-        """Make queues, limits and schedules, or bring them up to date. A worker does this when it starts."""
+        """Create or update the declared queues, limits and schedules. A worker does this when it starts."""
         for name in self.queues:
             await self.setup_queue(name)
         try:
@@ -268,7 +273,7 @@ class App:
             for schedule in self.schedules.values():
                 await self._setup_schedule(schedule)
         except PermissionDenied as exc:
-            log.warning("limits and schedules were not brought up to date: %s", exc)
+            log.warning("could not update limits and schedules error=%s", exc)
 
     async def _setup_schedule(self, schedule: Schedule) -> None:
         message = schedule.call.message
@@ -285,32 +290,33 @@ class App:
                 catch_up=schedule.catch_up,
             )
         except InvalidArgument as exc:
-            # which of them
+            # name the schedule
             raise InvalidArgument(
                 f"schedule {schedule.name!r}: {exc.message}", hint=exc.hint, sqlstate=exc.sqlstate
             ) from exc
 
     def _limits(self) -> dict[str, Limit]:
-        found: dict[str, Limit] = {}
+        limits: dict[str, Limit] = {}
         groups = [*self.queue_limits.values(), *(job.definition.limits for job in self.kinds.values())]
         for limit in (limit for group in groups for limit in group):
-            if found.setdefault(limit.name, limit) is not limit:
-                raise ValueError(f"there are two limits of the name {limit.name!r}; use one object for both")
-        return found
+            if limits.setdefault(limit.name, limit) is not limit:
+                raise ValueError(f"limit {limit.name!r} is defined twice; use one Limit object for both")
+        return limits
 
     def attempts_of(self, queue: str) -> int:
-        """Return the attempts after which this queue makes a dead letter: its own setting, or the most that a job wants."""
+        """Return the maximum attempts of a queue: its own setting, or the highest of its jobs and the app."""
         own: int | None = self.queues.get(queue, {}).get("max_attempts")
-        wanted = [job.definition.max_attempts for job in self.kinds.values() if job.definition.queue == queue]
-        return own if own is not None else max([self.max_attempts, *(n for n in wanted if n is not None)])
+        attempts = [job.definition.max_attempts for job in self.kinds.values() if job.definition.queue == queue]
+        return own if own is not None else max([self.max_attempts, *(n for n in attempts if n is not None)])
 
     async def setup_queue(self, name: str) -> None:
+        """Create or update one declared queue."""
         settings = dict(self.queues.get(name, {}))
         settings["max_attempts"] = self.attempts_of(name)
         try:
             await self.client.queues.ensure(name, **settings)
         except PermissionDenied as exc:
-            log.warning("queue %s was not brought up to date: %s", name, exc)
+            log.warning("could not update queue settings queue=%s error=%s", name, exc)
 
     # Enqueuing
 
@@ -322,70 +328,80 @@ class App:
         idempotency_key: str | None = None,
         max_attempts: int | None = None,
     ) -> Handle[Any]:
-        """`add("send-email", {...}, idempotency_key=...)`: a job of a map of handlers, by its name or what `kind` made."""
+        """Enqueue a job by name or by a job from `kind`: `add("send-email", {...}, idempotency_key=...)`."""
         job: Job[..., Any] = kind if isinstance(kind, Job) else self.get(kind)
         return await job.options(idempotency_key=idempotency_key, max_attempts=max_attempts).enqueue(payload)
 
     async def enqueue_many(self, todo: Iterable[Call]) -> list[Handle[Any]]:
-        """Many jobs, of any kinds, in one transaction: all or none, answers in input order."""
+        """Enqueue jobs of any kinds in one transaction, all or none. Returns handles in input order."""
         return await self.enqueue_calls(list(todo))
 
     async def chain(self, *todo: Call) -> list[Handle[Any]]:
-        """One after the other: each starts when the one before it is done. All or none are enqueued."""
-        made: list[Call] = []
+        """Enqueue jobs that run one after another: each starts when the previous one is done.
+
+        All or none are enqueued.
+        """
+        chained: list[Call] = []
         for call in todo:
             id = call.message.id or UUID(int=_next_id())
             headers = dict(call.message.headers or {})
             if not call.tracked:
                 headers["trunkline-track"] = True
             message = msgspec.structs.replace(call.message, id=id, headers=headers or None)
-            after = (*call.after, made[-1].message.id) if made else call.after
-            made.append(msgspec.structs.replace(call, message=message, after=after, tracked=True))
-        return await self.enqueue_calls(made)
+            after = (*call.after, chained[-1].message.id) if chained else call.after
+            chained.append(msgspec.structs.replace(call, message=message, after=after, tracked=True))
+        return await self.enqueue_calls(chained)
 
     async def enqueue_calls(self, todo: Sequence[Call], *, on: Any = None) -> list[Handle[Any]]:
+        """Enqueue calls through the app's client, or through the client or async connection `on`."""
         if not todo:
             return []
         if isinstance(on, Client) or on is None:
             client = on or self.client
             try:
-                answers = await enqueuing.enqueue(client, todo)
+                results = await enqueuing.enqueue(client, todo)
             except QueueNotFound:
                 if not all(call.queue in self.queues for call in todo):
                     raise
                 for queue in {call.queue for call in todo}:
                     await self.setup_queue(queue)
-                answers = await enqueuing.enqueue(client, todo)
+                results = await enqueuing.enqueue(client, todo)
         else:
-            answers = await enqueuing.enqueue_borrowed(on, todo)
-        return self._handles(todo, answers)
+            results = await enqueuing.enqueue_borrowed(on, todo)
+        return self._handles(todo, results)
 
     def enqueue_calls_sync(self, todo: Sequence[Call], *, on: Any) -> list[Handle[Any]]:
+        """Enqueue calls through the sync client or connection `on`."""
         return self._handles(todo, enqueuing.enqueue_borrowed_sync(on, todo))
 
-    def _handles(self, todo: Sequence[Call], answers: Sequence[Any]) -> list[Handle[Any]]:
-        # not Handle[Any](...), which costs as much as all the rest of it
-        made: list[Handle[Any]] = [
-            Handle(self, got.id, call.job.name, duplicate=got.duplicate, tracked=call.tracked, type=call.job.returns)
-            for call, got in zip(todo, answers, strict=True)
+    def _handles(self, todo: Sequence[Call], results: Sequence[Any]) -> list[Handle[Any]]:
+        # not Handle[Any](...), which costs as much as everything else here
+        handles: list[Handle[Any]] = [
+            Handle(
+                self, published.id, call.job.name, duplicate=published.duplicate, tracked=call.tracked, type=call.job.returns
+            )
+            for call, published in zip(todo, results, strict=True)
         ]
         for observer in self.observers:
-            for call, handle in zip(todo, made, strict=True):
+            for call, handle in zip(todo, handles, strict=True):
                 observer(call, handle)
-        return made
+        return handles
 
-    # Looking after jobs
+    # Managing jobs
 
     async def cancel(self, id: UUID, reason: str | None = None) -> str:
-        """Ask for the end of a job. One that waits will not start, one that runs is stopped (its handler sees a
-        cancellation); both become dead letters with the reason: `requested`. One that waits for others is gone at once:
-        `cancelled`. Where there is nothing to end it answers the state: `done`, `dead`, `cancelled`, `failed` or `gone`.
-        `JobNotFound` for an id that no job has."""
+        """Cancel a job.
+
+        Returns `requested` for a job that is waiting or running: it does not start, or its handler is cancelled, and it
+        becomes a dead letter with the reason. Returns `cancelled` for a job that waits for other jobs; it is removed at
+        once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
+        `JobNotFound` for an unknown id.
+        """
         async with self.client._runtime().connection(writing=True) as conn:
             return await calls.cancel_job(conn, id, reason)
 
     async def retry(self, id: UUID) -> str:
-        """Bring a dead job back, with a fresh count of attempts; answers its queue."""
+        """Move a dead job back to its queue. Attempts start again from 1. Returns the queue name."""
         async with self.client._runtime().connection(writing=True) as conn:
             queue = await calls.retry_job(conn, id)
         self.client.wake()

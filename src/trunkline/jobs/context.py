@@ -1,4 +1,4 @@
-"""What a handler is given: who it is, and the verbs that belong to its job."""
+"""Contexts passed to handlers: facts about the job, and methods that act on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("trunkline.jobs")
 
 
 class ProcessContext(msgspec.Struct, frozen=True):
-    """What a handler in another process knows about its job; it has no verbs."""
+    """Facts about the job for a handler in another process. It has no methods."""
 
     id: UUID
     kind: str
@@ -45,7 +45,7 @@ class ProcessContext(msgspec.Struct, frozen=True):
 
 
 class _About:
-    """What a job is, for both contexts."""
+    """Facts about the job, shared by both contexts."""
 
     __slots__ = ("_item", "_worker")
 
@@ -55,7 +55,7 @@ class _About:
 
     @property
     def id(self) -> UUID:
-        """The same in every attempt."""
+        """The job id, the same in every attempt."""
         return self._item.delivery.id
 
     @property
@@ -64,7 +64,7 @@ class _About:
 
     @property
     def attempt(self) -> int:
-        """Counted from 1."""
+        """The number of this attempt, from 1."""
         return self._item.delivery.attempt
 
     @property
@@ -81,24 +81,27 @@ class _About:
 
     @property
     def time_left(self) -> timedelta | None:
-        """Until the time-out of this attempt; None: it has none."""
+        """Time until the timeout of this attempt, or None without a timeout."""
         cut = self._item.cut_at
         return None if cut is None else timedelta(seconds=max(0.0, cut - monotonic()))
 
     @property
     def deadline(self) -> datetime | None:
-        """When the time-out comes, by this machine's clock; only `time_left` counts."""
+        """Time of the timeout by this machine's clock. Informational; `time_left` is exact."""
         left = self.time_left
         return None if left is None else datetime.now(UTC) + left
 
     @property
     def stopping(self) -> str | None:
-        """Why the handler is to end now: time-out, lost lease, cancel or stop. For handlers that look by themselves."""
+        """Why the handler must end now (timeout, lost lease, cancellation or stop), or None.
+
+        For handlers that poll it.
+        """
         return self._item.reason
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose lines carry the job."""
+        """A logger that adds the job to each line."""
         extra = {"job_id": str(self.id), "job_kind": self.kind, "attempt": self.attempt}
         return _JobLogger(_log, extra)
 
@@ -116,27 +119,28 @@ class Context(_About):
     __slots__ = ()
 
     async def extend(self, span: Duration) -> Result:
-        """Give this attempt `span` from now: its lease, and its time-out if it has one."""
-        wanted = duration(span) or timedelta(0)
-        self._worker.give_time(self._item, wanted.total_seconds())
+        """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
+        lease = duration(span) or timedelta(0)
+        self._worker.give_time(self._item, lease.total_seconds())
         async with self._worker.runtime.connection(writing=True) as conn:
-            return (await calls.extend(conn, [self._item.receipt], lease=max(wanted, timedelta(seconds=1))))[0]
+            return (await calls.extend(conn, [self._item.receipt], lease=max(lease, timedelta(seconds=1))))[0]
 
     def set_result(self, value: Any) -> None:
-        """What the job answers, for a handler that ends in `transaction()`: stored in that same transaction."""
+        """Set the job's result, for a handler that ends with `transaction()`: it is stored in the same transaction."""
         self._item.result = result_to_json(value)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """What you write on the connection and the end of the job happen together, exactly once.
+        """Complete the job in a transaction with your own writes on the connection, for exactly-once processing.
 
-        `LeaseLost` rolls both back: then someone else has the job. Enqueue more jobs in it with `job.on(conn)`.
+        Raises `LeaseLost` if another worker may have the job; everything is then rolled back. Enqueue more jobs in the
+        transaction with `job.on(conn)`.
         """
         item = self._item
 
         async def settle(conn: Connection) -> tuple[Result, str]:
-            answer = (await db.finish_jobs(conn, "ack", [item.ending()]))[0]
-            return answer, await calls.transaction_number(conn)
+            result = (await db.finish_jobs(conn, "ack", [item.ending()]))[0]
+            return result, await calls.transaction_number(conn)
 
         async with settled(self._worker.runtime, settle, once=[item.once]) as conn:
             yield conn
@@ -172,22 +176,22 @@ class Context(_About):
         scope: str | None = None,
         type: Any = None,
     ) -> Any:
-        """Run an effect once for this job and key, whatever the number of attempts; a repeat answers the stored result.
+        """Run an effect once for this job and key across all attempts. A repeated call returns the stored result.
 
-        With the connection of `transaction()` as `on`: key, effects, result and the end of the job are one transaction.
-        Without: a marker is on disk before the effect starts, so it never runs twice. If an earlier attempt died in between,
-        nobody knows whether it happened: `on_unknown` says beforehand what then, `raise` (EffectUnknown), `skip` (None) or
-        `rerun`. An effect that raises has not happened and runs again with the next attempt. `scope` widens the key beyond
-        this job.
+        With `on`, the connection of `transaction()`, the key, the effect, its result and the completion of the job are
+        one transaction. Without `on`, a marker is written before the effect starts, so that it does not run twice. If
+        an earlier attempt died in between, it is unknown whether the effect happened, and `on_unknown` decides: `raise`
+        (EffectUnknown), `skip` (return None) or `rerun`. An effect that raises counts as not done and runs again in the
+        next attempt. `scope` shares the key with other jobs.
         """
         where = scope or str(self.id)
         if on is not None:
             return await _once_in(on, where, key, effect, type)
         runtime = self._worker.runtime
         async with runtime.connection(writing=True) as conn:
-            found = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
-        if found[0] != "start":
-            return _instead(key, *found, type, skip=on_unknown == "skip")
+            state, stored = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
+        if state != "start":
+            return _instead(key, state, stored, type, skip=on_unknown == "skip")
         try:
             value = await effect()
             result = to_json(value)
@@ -201,29 +205,29 @@ class Context(_About):
 
 
 async def _once_in(conn: Connection, scope: str, key: str, effect: Callable[[Connection], Awaitable[Any]], type: Any) -> Any:
-    found = await db.begin_once(conn, scope, key)
-    if found[0] != "start":
-        return _instead(key, *found, type)
+    state, stored = await db.begin_once(conn, scope, key)
+    if state != "start":
+        return _instead(key, state, stored, type)
     value = await effect(conn)
     await db.end_once(conn, scope, key, done=True, result=to_json(value))
     return value
 
 
 def _instead(key: str, state: str, stored: bytes | None, type: Any, *, skip: bool = False) -> Any:
-    """What stands for an effect that must not run again: its answer, or nothing if nobody knows and it may be skipped."""
+    """Return the stored result of an effect that must not run again, or None if its outcome is unknown and skipped."""
     if state == "done":
         return None if stored is None else from_json(stored, type)
     if skip:
-        _log.warning("the effect %r may or may not have happened; skipped", key)
+        _log.warning("skipped an effect that may or may not have happened key=%s", key)
         return None
     raise EffectUnknown(
-        f"the effect {key!r} was started by an earlier attempt that died; it may or may not have happened",
-        hint="look whether it did, or choose on_unknown='skip' or 'rerun'",
+        f"effect {key!r} was started by an earlier attempt that died; it may or may not have happened",
+        hint="Check whether it happened, or choose on_unknown='skip' or 'rerun'.",
     )
 
 
 class SyncContext(_About):
-    """The context of a plain handler, which runs in a thread: the same verbs without await."""
+    """The context of a plain handler, which runs in a thread. It has the methods of `Context` without await."""
 
     __slots__ = ()
 
@@ -231,24 +235,24 @@ class SyncContext(_About):
         return asyncio.run_coroutine_threadsafe(work, self._worker.loop).result()
 
     def extend(self, span: Duration) -> Result:
-        """Give this attempt `span` from now: its lease, and its time-out if it has one."""
+        """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
         return self._wait(Context(self._worker, self._item).extend(span))
 
     def set_result(self, value: Any) -> None:
-        """What the job answers, for a handler that ends in `transaction()`."""
+        """Set the job's result, for a handler that ends with `transaction()`."""
         self._item.result = result_to_json(value)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncConnection]:
-        """What you write on the connection and the end of the job happen together, exactly once."""
+        """Complete the job in a transaction with your own writes on the connection. See `Context.transaction`."""
         item = self._item
 
         def settle(conn: SyncConnection) -> tuple[Result, str]:
-            answer = sync_db.finish_jobs(conn, "ack", [item.ending()])[0]
-            return answer, sync_calls.transaction_number(conn)
+            result = sync_db.finish_jobs(conn, "ack", [item.ending()])[0]
+            return result, sync_calls.transaction_number(conn)
 
         runtime = self._worker.sync_client._runtime()
-        # the mark of the async twin has the same field, and one attempt has one mark
+        # the async twin of `Once` has the same field, and an attempt has one `Once`
         with sync_transactions.settled(runtime, settle, once=[item.once]) as conn:  # type: ignore[list-item]
             yield conn
         self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, item)
@@ -287,18 +291,18 @@ class SyncContext(_About):
         """Run an effect once for this job and key: see `Context.run_once`."""
         where = scope or str(self.id)
         if on is not None:
-            found = sync_db.begin_once(on, where, key)
-            if found[0] != "start":
-                return _instead(key, *found, type)
+            state, stored = sync_db.begin_once(on, where, key)
+            if state != "start":
+                return _instead(key, state, stored, type)
             value = effect(on)
             sync_db.end_once(on, where, key, done=True, result=to_json(value))
             return value
 
         runtime = self._worker.sync_client._runtime()
         with runtime.connection(writing=True) as conn:
-            found = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
-        if found[0] != "start":
-            return _instead(key, *found, type, skip=on_unknown == "skip")
+            state, stored = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
+        if state != "start":
+            return _instead(key, state, stored, type, skip=on_unknown == "skip")
         try:
             value = effect()
             result = to_json(value)

@@ -1,4 +1,4 @@
-"""From calls to messages: on the client's own connections, or on one of the caller's."""
+"""Enqueues calls as messages, on the client's connections or on the caller's."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trunkline.types import Published
 
 
 async def enqueue(client: Client, todo: Sequence[Call]) -> list[Published]:
-    """All of them are on disk when this returns, or none."""
+    """Enqueue calls. Either all are on disk when this returns, or none is stored."""
     if len(todo) == 1 and todo[0].plain:
         return [await _one(client, todo[0])]
     queue = todo[0].queue
     if all(call.queue == queue and call.unique is None and not call.after for call in todo):
         return await client.enqueue_many(queue, [call.message for call in todo])
     async with client._runtime().connection(writing=True) as conn, conn.transaction():
-        answers = await enqueue_on(conn, todo)
+        results = await enqueue_on(conn, todo)
     for queue in {call.queue for call in todo}:
         client._runtime().wakeup.published("inbox", queue)
-    return answers
+    return results
 
 
 async def _one(client: Client, call: Call) -> Published:
@@ -41,19 +41,19 @@ async def _one(client: Client, call: Call) -> Published:
 
 
 async def enqueue_on(conn: Connection, todo: Sequence[Call]) -> list[Published]:
-    """In the transaction that is open on this connection."""
-    answers: list[Published] = []
+    """Enqueue calls in the transaction that is open on this connection."""
+    results: list[Published] = []
     for (queue, plain), run in groupby(todo, lambda call: (call.queue, call.plain)):
         if plain:
-            answers += await send(conn, "inbox", queue, [call.message for call in run])
+            results += await send(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
             message = encode_message(call.message)
             if call.after:
-                answers.append(await calls.enqueue_after(conn, queue, message, after=call.after))
+                results.append(await calls.enqueue_after(conn, queue, message, after=call.after))
             else:
-                answers.append(await calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
-    return answers
+                results.append(await calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+    return results
 
 
 async def enqueue_borrowed(conn: Any, todo: Sequence[Call]) -> list[Published]:
@@ -65,27 +65,27 @@ async def enqueue_borrowed(conn: Any, todo: Sequence[Call]) -> list[Published]:
 
 
 def enqueue_on_sync(conn: SyncConnection, todo: Sequence[Call]) -> list[Published]:
-    answers: list[Published] = []
+    results: list[Published] = []
     for (queue, plain), run in groupby(todo, lambda call: (call.queue, call.plain)):
         if plain:
-            answers += send_sync(conn, "inbox", queue, [call.message for call in run])
+            results += send_sync(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
             message = encode_message(call.message)
             if call.after:
-                answers.append(sync_calls.enqueue_after(conn, queue, message, after=call.after))
+                results.append(sync_calls.enqueue_after(conn, queue, message, after=call.after))
             else:
-                answers.append(sync_calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
-    return answers
+                results.append(sync_calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+    return results
 
 
 def enqueue_borrowed_sync(conn: Any, todo: Sequence[Call]) -> list[Published]:
     if isinstance(conn, SyncClient):
         with conn._runtime().connection(writing=True) as own, own.transaction():
-            answers = enqueue_on_sync(own, todo)
+            results = enqueue_on_sync(own, todo)
         for queue in {call.queue for call in todo}:
             conn._runtime().wakeup.published("inbox", queue)
-        return answers
+        return results
     driver = sync_driver(conn)
     try:
         return enqueue_on_sync(driver, todo)

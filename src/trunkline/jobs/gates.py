@@ -1,4 +1,4 @@
-"""What holds a kind of job back here: its own concurrency, and the worker's shares of limits over all processes."""
+"""Limits on one kind of job in a worker: its concurrency, and the worker's shares of global limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """How many jobs of one kind may run here."""
+    """Decides whether another job of one kind may start in this worker."""
 
     def __init__(self, worker: Worker, job: Job[..., Any], queue_limits: Any) -> None:
         self._most = job.definition.concurrency
@@ -25,7 +25,7 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether one more may start."""
+        """True if one more job may start."""
         return self.local_room() and (not self.holders or self.room())
 
     def local_room(self) -> bool:
@@ -36,7 +36,7 @@ class Gate:
         return all(holder.room(now) for holder in self.holders)
 
     def full(self, blocked: deque[Item] | None) -> bool:
-        """Whether more of this kind would only wait here."""
+        """Return whether more jobs of this kind would only wait in this worker."""
         if not blocked:
             return False
         return not self.local_room() or len(blocked) >= 2 * max(1, self._running) or not self.room()

@@ -1,4 +1,4 @@
-"""A job that was enqueued: its id, and ways to hear of it."""
+"""Handles of enqueued jobs: their id, result and cancellation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from trunkline.jobs.app import App
 
 R = TypeVar("R")
-_FIRST_LOOK = 0.01
-_LAST_LOOK = 0.5
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.5
 
 
 class Handle(Generic[R]):
-    """What enqueuing answers. `duplicate`: nothing was added, this is the job that was there."""
+    """An enqueued job. `duplicate`: nothing was enqueued, and this is the existing job."""
 
     __slots__ = ("_app", "_type", "duplicate", "id", "kind", "tracked")
 
@@ -34,7 +34,7 @@ class Handle(Generic[R]):
         self.kind = kind
         self.duplicate = duplicate
         self.tracked = tracked
-        """Whether its result is kept, so that it can be awaited and others can wait for it."""
+        """True if its result is kept, so that it can be awaited and other jobs can wait for it."""
         self._app = app
         self._type = type
 
@@ -42,35 +42,41 @@ class Handle(Generic[R]):
         return f"Handle({self.kind} {self.id}{' duplicate' if self.duplicate else ''})"
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the job answered, once it is done. `JobFailed` when it became a dead letter, `Timeout` after the time given.
+        """Wait until the job is done and return its result.
 
-        Needs a job whose results are kept: `@app.job(result=True)`, or `options(track=True)`.
+        Raises `JobFailed` if it became a dead letter, and `Timeout` after `timeout`. Requires a job whose result is
+        kept: `@app.job(result=True)` or `options(track=True)`.
         """
         if not self.tracked:
-            raise ValueError(f"job {self.kind!r} keeps no result; declare it with result=True or enqueue with track=True")
+            raise ValueError(
+                f"the result of job {self.kind!r} is not kept; declare it with result=True or enqueue it with track=True"
+            )
         span = duration(timeout)
-        pause = _FIRST_LOOK
+        pause = _FIRST_PAUSE
         async with asyncio.timeout(None) as limit:
             if span is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + span.total_seconds())
             try:
-                while (found := await self._look()) is None:
+                while (outcome := await self._query()) is None:
                     await asyncio.sleep(pause)
-                    pause = min(_LAST_LOOK, pause * 1.5)
+                    pause = min(_LONGEST_PAUSE, pause * 1.5)
             except asyncio.CancelledError:
                 if limit.expired():
-                    raise Timeout(f"job {self.id} has not ended after {span}", hint="wait longer, or see job show") from None
+                    raise Timeout(
+                        f"job {self.id} has not ended after {span}",
+                        hint="Wait longer, or inspect it with trunkline job show.",
+                    ) from None
                 raise
-        if found.state == "failed":
-            raise JobFailed(found.error or "the job failed", hint="trunkline job retry brings it back")
-        value: R = None if found.result is None else from_json(found.result, self._type)  # type: ignore[assignment]
+        if outcome.state == "failed":
+            raise JobFailed(outcome.error or "the job failed", hint="Run it again with trunkline job retry.")
+        value: R = None if outcome.result is None else from_json(outcome.result, self._type)  # type: ignore[assignment]
         return value
 
-    async def _look(self) -> JobResult | None:
+    async def _query(self) -> JobResult | None:
         async with self._app.client.connection() as conn:
             rows = await calls.job_results(conn, [self.id])
         return rows[0] if rows else None
 
     async def cancel(self, reason: str | None = None) -> str:
-        """Ask for its end: `requested`, `cancelled`, or the state of one that has ended; see `App.cancel`."""
+        """Cancel the job. Returns `requested`, `cancelled`, or the state of a job that has ended; see `App.cancel`."""
         return await self._app.cancel(self.id, reason)

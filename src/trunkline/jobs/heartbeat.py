@@ -1,4 +1,4 @@
-"""Keeps leases alive from a thread of its own, whatever handlers do to the event loop, and watches that the loop turns."""
+"""Extends leases from a separate thread, even if a handler blocks the event loop, and detects blocked loops."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LOOK = 0.25
 
 
 def raise_in_thread(ident: int, exception: type[BaseException]) -> None:
-    """Raise in another thread, at its next step in Python code."""
+    """Raise an exception in another thread, at its next bytecode instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
 
 
 class Heartbeat:
-    """Extends what is still open a third of a lease before it must be.
+    """Extends the leases of unsettled jobs when a third of the lease has passed.
 
-    `on_lost` hears, on the event loop, of jobs whose lease is gone: the database said so, or could not be asked in time.
-    `on_stall` hears, in this thread, of the job whose handler kept the loop from turning for too long.
+    `on_lost` is called on the event loop for jobs whose lease has ended, or could not be extended in time. `on_stall`
+    is called in this thread for a job whose handler blocks the event loop.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Heartbeat:
             try:
                 self._watch_loop()
                 for lease in list(self._leases.values()):
-                    self._look_after(lease)
+                    self._extend(lease)
             except Exception:
-                log.exception("the heartbeat goes on after")
+                log.exception("unexpected error in heartbeat; continuing")
 
-    def _look_after(self, lease: Lease) -> None:
+    def _extend(self, lease: Lease) -> None:
         if not lease.open:
             self._leases.pop(lease.text, None)
             return
@@ -81,15 +81,15 @@ class Heartbeat:
         positions = list(lease.open)
         receipts = [f"{position}.{lease.text}" for position in positions]
         try:
-            answers = self._client.extend(receipts, lease=timedelta(seconds=lease.span))
+            results = self._client.extend(receipts, lease=timedelta(seconds=lease.span))
         except TrunklineError as exc:
-            log.warning("a heartbeat failed: %s", exc)
+            log.warning("could not extend lease error=%s", exc)
             if monotonic() > lease.until:
                 self._leases.pop(lease.text, None)
                 self._lose(lease, positions)
             return
-        lost = [position for position, answer in zip(positions, answers, strict=True) if answer != "done"]
-        # from before the call: the server may have been quick and the answer slow
+        lost = [position for position, result in zip(positions, results, strict=True) if result != "done"]
+        # counted from before the call: the response may have been slow
         lease.until = now + lease.span
         self._lose(lease, lost)
 
@@ -115,7 +115,7 @@ class Heartbeat:
         self._asked_at = None
 
     def _blocking(self) -> Item | None:
-        """The job whose handler has the event loop at this moment."""
+        """Return the job whose handler currently runs on the event loop."""
         frame: FrameType | None = sys._current_frames().get(self._loop_thread)
         while frame is not None:
             if frame.f_code.co_name == "_call_async" and frame.f_globals.get("__name__") == "trunkline.jobs.running_calls":

@@ -1,4 +1,4 @@
-"""A job: a function that runs later, and the ways to enqueue it."""
+"""Jobs: functions that a worker runs later, with methods to enqueue them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON = "application/json"
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said about a job where it is defined."""
+    """The settings of a job definition."""
 
     queue: str
     max_attempts: int | None = None
@@ -50,7 +50,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said about one enqueuing; see `Job.options`."""
+    """Options of one enqueued job; see `Job.options`."""
 
     queue: str | None = None
     key: str | None = None
@@ -70,7 +70,7 @@ _PLAIN = Options()
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its arguments, checked and ready to be enqueued: `job.bind(...)`."""
+    """A job with validated arguments, ready to be enqueued, from `job.bind(...)`."""
 
     job: Job[..., Any]
     queue: str
@@ -86,7 +86,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(Generic[P, R]):
-    """A kind of job. Calling it runs the function here and now; `enqueue` lets a worker run it."""
+    """A kind of job. Calling it runs the function directly; `enqueue` lets a worker run it."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class Job(Generic[P, R]):
         return f"Job({self.name!r})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself."""
+        """Call the function directly, without a worker."""
         if self.function is None:
-            raise TypeError(f"job {self.name!r} has no function in this program")
+            raise TypeError(f"cannot call job {self.name!r}: it has no function in this program")
         return self.function(*args, **kwargs)
 
     def options(
@@ -137,19 +137,20 @@ class Job(Generic[P, R]):
         track: bool | None = None,
         after: Sequence[Handle[Any]] | None = None,
     ) -> Job[P, R]:
-        """The same job, to be enqueued like this: `send.options(delay="1h").enqueue(...)`.
+        """Return the job with other enqueue options: `send.options(delay="1h").enqueue(...)`.
 
-        `idempotency_key`: a repeat answers the first job. `max_attempts`: instead of the job's own, at most what its queue
-        allows. `key`: jobs with the same key run in order, in an ordered queue. `unique`: not while one with this key has
-        not ended. `after`: when these are done; they must be tracked. `track`: keep the result.
+        `idempotency_key`: a repeated enqueue returns the first job. `max_attempts`: replaces the job's own, up to the
+        limit of its queue. `key`: jobs with the same key run in order, in an ordered queue. `unique`: enqueue only if
+        no unfinished job has this key. `after`: start when these jobs are done; they must be tracked. `track`: keep the
+        result.
         """
-        given = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        changes = {name: value for name, value in locals().items() if name != "self" and value is not None}
         if max_attempts is not None:
             self._check_attempts(max_attempts, queue or self._options.queue or self.definition.queue)
-        return self._with(msgspec.structs.replace(self._options, **given))
+        return self._with(msgspec.structs.replace(self._options, **changes))
 
     def _check_attempts(self, max_attempts: object, queue: str) -> None:
-        """Refuse what the queue would silently cut: it makes a dead letter after its own number of attempts."""
+        """Reject more attempts than the queue allows, which it would silently ignore."""
         limit = self.app.attempts_of(queue)
         if type(max_attempts) is not int or not 1 <= max_attempts <= limit:
             raise ValueError(
@@ -171,11 +172,11 @@ class Job(Generic[P, R]):
         )
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """The job with these arguments, for `app.enqueue_many`, `app.chain` and `app.schedule`."""
+        """Bind arguments to the job, for `app.enqueue_many`, `app.chain` and `app.schedule`."""
         options, definition = self._options, self.definition
         payload = self.arguments.encode(args, dict(kwargs))
         if options is _PLAIN and definition.key is None and not definition.unique:
-            # most jobs, and what large batches are made of
+            # fast path for most jobs and for large batches
             message = NewMessage(body=payload, content_type=_JSON, label=self.name)
             return Call(job=self, queue=definition.queue, message=message, tracked=definition.result)
         key = options.key if options.key is not None else _of(definition.key, args, kwargs)
@@ -217,19 +218,20 @@ class Job(Generic[P, R]):
         parents = self._options.after or ()
         for parent in parents:
             if not parent.tracked:
-                raise ValueError(
-                    f"job {parent.kind!r} is not tracked, so nobody learns when it is done; enqueue it with track=True"
-                )
+                raise ValueError(f"cannot run after job {parent.kind!r}, which is not tracked; enqueue it with track=True")
         if parents and (self._options.idempotency_key or self._options.delay or self._options.run_at):
-            raise ValueError("a job with after has no idempotency_key, delay or run_at of its own")
+            raise ValueError("after cannot be combined with idempotency_key, delay or run_at")
         return tuple(parent.id for parent in parents)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """The job is on disk when this returns; a worker will run it."""
+        """Enqueue the job for a worker. It is on disk when this returns."""
         return (await self.app.enqueue_calls([self.bind(*args, **kwargs)]))[0]
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[R]]:
-        """All or none, answers in input order: `send.enqueue_many(send.bind(n) for n in range(1000))`."""
+        """Enqueue all calls or none: `send.enqueue_many(send.bind(n) for n in range(1000))`.
+
+        Returns handles in order.
+        """
         return await self.app.enqueue_many(calls)
 
     @overload
@@ -237,9 +239,10 @@ class Job(Generic[P, R]):
     @overload
     def on(self, conn: SyncBorrowed | SyncClient) -> SyncBoundJob[P, R]: ...
     def on(self, conn: Any) -> BoundJob[P, R] | SyncBoundJob[P, R]:
-        """Enqueue on your connection, in your transaction: the job exists if and only if that commits.
+        """Enqueue on your connection, in your transaction. The job is enqueued if and only if the transaction commits.
 
-        Takes what `client.on` takes, or a client of your own; what is async is awaited, what is not is called plainly.
+        Takes any connection that `client.on` takes, or a client. On an async connection or client, `enqueue` must be
+        awaited; on others it is a plain call.
         """
         from trunkline.client.borrowed import is_async
 
@@ -249,7 +252,7 @@ class Job(Generic[P, R]):
 
 
 class BoundJob(Generic[P, R]):
-    """A job on a connection of the caller's."""
+    """A job bound to the caller's async connection."""
 
     def __init__(self, job: Job[P, R], conn: Any) -> None:
         self._job = job
@@ -260,7 +263,7 @@ class BoundJob(Generic[P, R]):
 
 
 class SyncBoundJob(Generic[P, R]):
-    """A job on a connection of the caller's that is not async."""
+    """A job bound to the caller's sync connection."""
 
     def __init__(self, job: Job[P, R], conn: Any) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""From what a handler did to what becomes of its job."""
+"""Decides how to settle a job from the result of its handler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Runs the jobs of one queue and says how each is to be settled."""
+    """Runs the jobs of one queue and decides how to settle each."""
 
     def __init__(self, worker: Worker, *, max_attempts: int, ordered: bool) -> None:
         self._worker = worker
@@ -31,7 +31,7 @@ class Judge:
         self._ordered = ordered
 
     async def run(self, item: Item) -> Verdict | None:
-        """Run the handler and say what is to become of the job. None: nothing, it is not ours any more."""
+        """Run the handler and return how to settle the job, or None if its lease was lost or it is already settled."""
         delivery, job = item.delivery, item.job
         if self._worker.cancels and (reason := await self._worker.cancelled(delivery.id)) is not None:
             return Verdict("bury", None, f"cancelled before it started: {reason}")
@@ -51,7 +51,7 @@ class Judge:
                 return self.stopped(item)
             if self._worker.closed:
                 raise
-            # the handler's own: it waited for something that was cancelled
+            # raised by the handler itself: it awaited something that was cancelled
             return self._failed(item, exc)
         except (InvalidArguments, EffectUnknown) as exc:
             return Verdict("bury", None, f"{type(exc).__name__}: {exc}")
@@ -61,9 +61,9 @@ class Judge:
             return self._failed(item, exc)
         if item.reason is not None and item.reason.startswith("timeout"):
             return self.stopped(item)
-        return self._answered(item, value)
+        return self._returned(item, value)
 
-    def _answered(self, item: Item, value: Any) -> Verdict | None:
+    def _returned(self, item: Item, value: Any) -> Verdict | None:
         match value:
             case Retry():
                 return self._again(item, value.error or "the handler asked for a retry", duration(value.after))
@@ -84,32 +84,32 @@ class Judge:
         return Verdict("ack")
 
     def stopped(self, item: Item) -> Verdict | None:
-        kind, _, words = (item.reason or "").partition(": ")
+        kind, _, text = (item.reason or "").partition(": ")
         if kind == "lost":
             return None
         if kind == "stop":
             return Verdict("release")
         if kind == "cancel":
-            return Verdict("bury", None, f"cancelled: {words}")
-        return self._again(item, words, None, TimeoutError())
+            return Verdict("bury", None, f"cancelled: {text}")
+        return self._again(item, text, None, TimeoutError())
 
     def _failed(self, item: Item, exc: BaseException) -> Verdict:
         if isinstance(exc, HandlerError):
-            words = f"{exc}\n{exc.trace}"
+            text = f"{exc}\n{exc.trace}"
         else:
             lines = traceback.format_exception(type(exc), exc, _of_the_handler(exc.__traceback__), limit=-12)
-            words = f"{type(exc).__name__}: {exc}\n{''.join(lines)}"
+            text = f"{type(exc).__name__}: {exc}\n{''.join(lines)}"
         log.warning(
             "job %s %s failed in attempt %s: %s",
             item.job.name,
             item.delivery.id,
             item.delivery.attempt,
-            words.splitlines()[0],
+            text.splitlines()[0],
         )
-        return self._again(item, words, None, exc)
+        return self._again(item, text, None, exc)
 
     def _again(self, item: Item, error: str, delay: timedelta | None, exc: BaseException | None = None) -> Verdict:
-        """Another attempt after a pause; or none, because this was the last or its error is not worth one."""
+        """Retry after a delay, or bury the job if this was its last attempt or its error must not be retried."""
         definition, attempt = item.job.definition, item.delivery.attempt
         backoff = definition.backoff or self._worker.app.backoff
         for kind, other in definition.errors.items():
@@ -119,7 +119,7 @@ class Judge:
                 backoff = other
                 break
         if attempt >= item.max_attempts:
-            # where the queue's own limit is reached, its dead letter says so
+            # at the queue's own limit, nack lets the queue record "max attempts" as the reason of the dead letter
             if attempt < self._max_attempts:
                 return Verdict("bury", None, error)
             return Verdict("nack" if item.plain and not self._ordered else "bury", timedelta(0), error)
@@ -127,8 +127,8 @@ class Judge:
 
 
 def _of_the_handler(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins outside this package; all of it where none does."""
-    found = trace
-    while found is not None and str(found.tb_frame.f_globals.get("__name__")).startswith("trunkline."):
-        found = found.tb_next
-    return found or trace
+    """Return the part of a traceback that starts outside this package, or all of it if none does."""
+    frame = trace
+    while frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("trunkline."):
+        frame = frame.tb_next
+    return frame or trace

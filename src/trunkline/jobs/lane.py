@@ -1,4 +1,4 @@
-"""One queue of a worker: claims ahead, runs so many at once, and gives back what it did not start."""
+"""One queue of a worker: claims jobs, runs them concurrently, and releases jobs that it did not start."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _RETRY_SECONDS = 0.5
 _TURN = 32
 _BY_LABEL_SECONDS = 300.0
 _KEEP_SECONDS = 1.0
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _ALONE_SECONDS = 10.0
-"""How long the jobs that run may go on before one that is to run alone starts beside them."""
+"""Seconds that a job that must run alone waits for running jobs before it starts beside them."""
 _TRUSTED_ATTEMPTS = 2
 _NEVER_STARTED = 1_000_000_000
 
 
 class Lane:
-    """What a worker does for one queue."""
+    """Claims and runs the jobs of one queue in a worker."""
 
     def __init__(self, worker: Worker, queue: str, concurrency: int, prefetch: int | None) -> None:
         self.queue = queue
@@ -69,7 +69,7 @@ class Lane:
                 settings = await calls.get_queue(conn, self.queue)
             self._lease, self._max_attempts, self._ordered = settings.lease, settings.max_attempts, settings.ordered
         except PermissionDenied:
-            log.warning("the settings of queue %s cannot be read; a lease of 30 s is used", self.queue)
+            log.warning("no permission to read queue settings; using a lease of 30 s queue=%s", self.queue)
         if self._worker.lease is not None:
             self._lease = self._worker.lease
         self._judge = Judge(self._worker, max_attempts=self._max_attempts, ordered=self._ordered)
@@ -87,10 +87,16 @@ class Lane:
             except asyncio.CancelledError:
                 raise
             except Unavailable as exc:
-                log.warning("queue %s: %s; trying again", self.queue, exc)
+                log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 await asyncio.sleep(_RETRY_SECONDS)
             except Exception as exc:
-                log.error("queue %s: %s: %s; trying again", self.queue, type(exc).__name__, exc)
+                log.error(
+                    "claim failed; retrying in %s s queue=%s error=%s: %s",
+                    _RETRY_SECONDS,
+                    self.queue,
+                    type(exc).__name__,
+                    exc,
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _claim_turn(self) -> None:
@@ -99,33 +105,36 @@ class Lane:
             return
         labels = self._labels()
         self._watch.hush(labels)
-        # Then there may be more as soon as a job has ended, also one that ends during the claim.
+        # Then more jobs may become claimable whenever one ends, even during the claim.
         self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
         want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
         if not want:
             await self._pace.one_ends(1.0)
-            self._give_back()
+            self._release_idle()
             return
-        taken = await self._claim(want, labels)
+        claimed = await self._claim(want, labels)
         if self._worker.alone is self:
             return
-        if len(taken) < want:
-            self._pace.fell_short(len(taken))
+        if len(claimed) < want:
+            self._pace.fell_short(len(claimed))
             await self._watch.wait()
         else:
             await self._pace.settle_in()
 
     @property
     def held(self) -> int:
-        """Jobs at hand, running or not."""
+        """Number of claimed jobs, running or not."""
         return self.running + len(self._ready) + sum(map(len, self._blocked.values()))
 
     def _closed(self) -> None:
         if self._restless and self._watch is not None:
             self._watch.ring()
 
-    def _give_back(self) -> None:
-        """What was claimed ahead of quick jobs, and now waits for slow ones, is for others; it has not used an attempt."""
+    def _release_idle(self) -> None:
+        """Release prefetched jobs that wait for slow ones, so that other workers can run them.
+
+        No attempt is counted.
+        """
         if self._ordered or not self._ready or monotonic() - self._ready[0].lease.since < _KEEP_SECONDS:
             return
         for item in self._ready:
@@ -137,22 +146,23 @@ class Lane:
         self._worker.settler.settle(item, Verdict("release"))
 
     async def _stand_aside(self) -> bool:
-        """Whether a job ran alone in this worker, or is about to: see `_set_apart`."""
+        """Run a job alone in this worker if one must, see `_set_apart`. Returns whether the claim turn is used up."""
         if self._worker.alone is None:
             return False
         if self._worker.alone is not self:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             return True
         end = monotonic() + _ALONE_SECONDS
         while self._worker.held and monotonic() < end and not self._stopping:
-            await asyncio.sleep(_LOOK_SECONDS)
-        taken = [] if self._stopping else await self._claim(1, self._labels() or None, alone=True)
-        if not taken and not self._stopping:
-            # what was released is claimable after the next pass: run it here, or the workers hand the job round for ever
+            await asyncio.sleep(_POLL_SECONDS)
+        claimed = [] if self._stopping else await self._claim(1, self._labels() or None, alone=True)
+        if not claimed and not self._stopping:
+            # Released jobs are claimable after the next sequencer pass. Run one here, or workers would pass the job
+            # around forever.
             async with self._worker.runtime.connection(writing=True) as conn:
                 await calls.sequence(conn, queues=[self.queue])
-            taken = await self._claim(1, self._labels() or None, alone=True)
-        if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in taken):
+            claimed = await self._claim(1, self._labels() or None, alone=True)
+        if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in claimed):
             self._worker.alone = None
         else:
             while self.held and not self._stopping:
@@ -160,7 +170,10 @@ class Lane:
         return True
 
     def _labels(self) -> list[str] | None:
-        """The kinds to ask for. None, the short way, while all that comes can be handled and nothing is held back."""
+        """Return the kinds to claim.
+
+        None, the fast path, claims any kind: while all are known and none is at a limit.
+        """
         if self._ordered:
             return None
         full = {name for name, gate in self._gates.items() if gate.full(self._blocked.get(name))}
@@ -172,21 +185,21 @@ class Lane:
         began = monotonic()
         self.claiming = True
         try:
-            taken = await self._take(want, labels)
-            if taken:
+            claimed = await self._fetch(want, labels)
+            if claimed:
                 if self._watch is not None:
                     self._watch.found()
-                await self._receive(taken, began, alone=alone)
+                await self._receive(claimed, began, alone=alone)
         finally:
             self.claiming = False
-        return taken
+        return claimed
 
-    async def _take(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
+    async def _fetch(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
         runtime = self._worker.runtime
-        # at the same time, so that an idle worker picks up a job in one round trip
+        # concurrently, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
         async with runtime.connection() as conn:
-            taken: list[Delivery[Any]] = await calls.claim(
+            deliveries: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,
                 self.queue,
@@ -197,19 +210,19 @@ class Lane:
             )
         if cancels is not None:
             await cancels
-        return taken
+        return deliveries
 
     async def _read_cancels(self) -> None:
         try:
             await self._worker.refresh_cancels()
         except TrunklineError as exc:
-            log.warning("cancels could not be read: %s", exc)
+            log.warning("could not read cancellations error=%s", exc)
 
-    async def _receive(self, taken: list[Delivery[Any]], began: float, *, alone: bool) -> None:
+    async def _receive(self, deliveries: list[Delivery[Any]], began: float, *, alone: bool) -> None:
         span = self._lease.total_seconds()
         leases: dict[str, Lease] = {}
         items: list[Item] = []
-        for delivery in taken:
+        for delivery in deliveries:
             text = delivery.receipt.partition(".")[2]
             lease = leases.get(text)
             if lease is None:
@@ -224,20 +237,23 @@ class Lane:
         foreign: list[Item] = []
         for item in items:
             if self._stopping:
-                # the stop came while the claim was under way
+                # the worker was stopped during the claim
                 self._release(item)
             elif item.job is self._worker.nobody:
                 foreign.append(item)
             else:
                 self._queue_up(item)
         if foreign:
-            self._pass_over(foreign)
+            self._return_foreign(foreign)
         self._wake(len(items))
 
     async def _set_apart(self, items: list[Item]) -> list[Item]:
-        """Of these, the ones to run now. A job that lost its worker twice, or has one attempt left after it lost one, goes
-        back at once, without an attempt, and is claimed again when nothing else runs here: if it kills the worker, it takes
-        no other along, and if it did not, no other takes it along."""
+        """Return the items to run now, and release those that must run alone.
+
+        A job must run alone if it lost its worker twice, or lost one and has only its last attempt left. It is released
+        without counting an attempt and claimed again when no other job runs here. So if it kills the worker, no other
+        job loses an attempt; and if another job killed the worker, this one is not affected again.
+        """
         doubtful = [item for item in items if self._may_kill(item.delivery.attempt, item.max_attempts)]
         if not doubtful:
             return items
@@ -245,7 +261,7 @@ class Lane:
             async with self._worker.runtime.connection() as conn:
                 lost = await jobs.lost_before(conn, [item.receipt for item in doubtful])
         except TrunklineError as exc:
-            log.warning("queue %s: not known whether jobs lost their worker: %s", self.queue, exc)
+            log.warning("could not check whether jobs lost their worker queue=%s error=%s", self.queue, exc)
             return items
         apart = [item for item, was_lost in zip(doubtful, lost, strict=True) if was_lost]
         if not apart:
@@ -258,19 +274,19 @@ class Lane:
     def _may_kill(self, attempt: int, most: int) -> bool:
         return 1 < attempt <= most and (attempt > _TRUSTED_ATTEMPTS or attempt == most) and not self._ordered
 
-    def _pass_over(self, foreign: list[Item]) -> None:
-        """Kinds that this worker does not know stay for others, without an attempt; from now on it asks by kind."""
+    def _return_foreign(self, foreign: list[Item]) -> None:
+        """Release jobs of unknown kinds for other workers, without counting an attempt, and claim by kind from now on."""
         self._by_label_until = monotonic() + _BY_LABEL_SECONDS
         for item in foreign:
             if self._ordered:
-                # nothing behind it may run before it, so it cannot be passed over for ever
-                error = f"no worker of this queue knows the job {item.delivery.label!r}"
+                # later jobs of its partition may not run before it, so it must not be released forever
+                error = f"this worker has no job named {item.delivery.label!r}"
                 self._worker.settler.settle(item, Verdict("nack", None, error))
             else:
                 self._release(item)
 
     def _limit(self, delivery: Delivery[Any]) -> int:
-        """How often this job may be tried: what it was enqueued with, its kind, the app, the queue."""
+        """Return the maximum attempts of a job: from its headers, its kind or the app, limited by the queue."""
         own = None if delivery.headers is None else delivery.headers.get(MAX_ATTEMPTS)
         if isinstance(own, int) and own > 0:
             return min(own, self._max_attempts)
@@ -282,7 +298,7 @@ class Lane:
         if not self._ordered:
             self._ready.append(item)
             return
-        # one at a time per partition: the next one comes when this one has ended
+        # one at a time per partition: the next job starts when this one has ended
         partition = self._partitions.setdefault(item.delivery.partition, deque())
         partition.append(item)
         if len(partition) == 1:
@@ -323,19 +339,19 @@ class Lane:
                 if turn % _TURN == 0:
                     await asyncio.sleep(0)
             except asyncio.CancelledError:
-                # meant for a job that ended at the same moment
+                # the cancellation was for a job that ended at the same moment
                 if self._worker.closed:
                     raise
                 me.uncancel()
             except Exception:
-                log.exception("a slot of queue %s goes on after", self.queue)
+                log.exception("unexpected error in worker task; continuing queue=%s", self.queue)
 
     def _next(self) -> Item | None:
-        """The next job that may start now; those that a limit holds back are put aside."""
+        """Return the next job that may start now. Jobs at a limit are set aside."""
         while self._ready:
             item = self._ready.popleft()
             if item.lease.until < monotonic():
-                # the process slept longer than its lease: it may be somebody else's by now
+                # the process was suspended longer than the lease: another worker may own the job
                 item.lost = True
             if item.lost:
                 self._forget(item)
@@ -350,7 +366,7 @@ class Lane:
         return None
 
     def unblock(self) -> None:
-        """A limit may have room: look again at what was put aside."""
+        """Reconsider the jobs that were set aside: their limits may have room now."""
         for name, items in list(self._blocked.items()):
             if not items:
                 del self._blocked[name]
@@ -391,7 +407,7 @@ class Lane:
                 self._worker.settler.settle(item, verdict)
         elif item.settled:
             self.done += 1
-        self._forget(item, came_back=verdict is not None and verdict.verb in ("nack", "snooze", "release"))
+        self._forget(item, returned=verdict is not None and verdict.verb in ("nack", "snooze", "release"))
         blocked = self._blocked.get(item.job.name)
         if blocked:
             gate.unwait()
@@ -400,7 +416,7 @@ class Lane:
         self._pace.ended(monotonic() - item.began)
         self._worker.finished(item, verdict)
 
-    def _forget(self, item: Item, *, came_back: bool = False) -> None:
+    def _forget(self, item: Item, *, returned: bool = False) -> None:
         if item.lost:
             item.lease.open.pop(item.position, None)
         if not self._ordered:
@@ -409,8 +425,8 @@ class Lane:
         if not partition or item not in partition:
             return
         partition.popleft()
-        if came_back or item.lost:
-            # the kernel took back all that is behind it
+        if returned or item.lost:
+            # the database returned all later jobs of the partition too
             for behind in partition:
                 behind.lease.open.pop(behind.position, None)
             partition.clear()
@@ -421,7 +437,7 @@ class Lane:
     # Ending
 
     def stop(self) -> list[Item]:
-        """No new claims; answers what was taken and not started."""
+        """Stop claiming. Returns the claimed jobs that have not started."""
         self._stopping = True
         self._pace.wake()
         if self._watch is not None:
@@ -443,11 +459,11 @@ class Lane:
         ]
 
     def abandon(self, item: Item) -> None:
-        """Leave a handler behind that does not end although it was told to; another slot takes its place."""
+        """Abandon a handler that does not end after cancellation. A new slot replaces its own."""
         if item.slot is None or item.abandoned:
             return
         log.error(
-            "the handler of job %s %s ignores that it was told to end (%s); left behind",
+            "handler did not stop after cancellation; abandoning it job=%s id=%s reason=%s",
             item.job.name,
             item.delivery.id,
             item.reason,

@@ -1,4 +1,4 @@
-"""Limits over all processes: how many jobs run at once, and how many start in a time."""
+"""Global limits, shared by all workers: concurrent jobs and start rates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from trunkline.types import Duration
 
 
 class Limit:
-    """`running` jobs at once, or `rate` starts per `per` with at most `burst` at once, over all workers together.
+    """A limit across all workers: at most `running` concurrent jobs, or `rate` starts per `per` in bursts of at most
+    `burst`.
 
-    Jobs of several kinds and queues may share one limit: it is known by its name.
+    Jobs of several kinds and queues can share a limit. It is identified by its name.
     """
 
     def __init__(
@@ -24,9 +25,9 @@ class Limit:
         burst: float | None = None,
     ) -> None:
         if running is None and rate is None:
-            raise ValueError("a limit needs running or rate")
+            raise ValueError("a limit requires running or rate")
         if (running is not None and running < 1) or (rate is not None and rate <= 0):
-            raise ValueError("running is at least 1, rate more than 0")
+            raise ValueError(f"running must be at least 1 and rate more than 0, got running={running}, rate={rate}")
         self.name = name
         self.running = running
         self.burst = burst
@@ -34,10 +35,10 @@ class Limit:
 
 
 class Holder:
-    """A worker's share of one limit: capacity that it holds, and tokens that it took."""
+    """A worker's share of one limit: granted capacity and acquired tokens."""
 
     TOKEN_SECONDS = 1.0
-    """Tokens that were not used by then are thrown away, so that none is used long after it was taken."""
+    """Lifetime of unused tokens, so that none is used long after it was acquired."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -46,9 +47,9 @@ class Holder:
         self.tokens = 0
         self.tokens_at = 0.0
         self.used = False
-        """Whether a job ran since we asked last: then there are probably more."""
+        """True if a job ran since the last request; then more are likely."""
         self.waiting = 0
-        """Jobs at hand that wait for this limit."""
+        """Claimed jobs that wait for this limit."""
         self._spent = 0
 
     def room(self, now: float) -> bool:
@@ -57,7 +58,9 @@ class Holder:
         return self.limit.rate is None or (self.tokens > 0 and now - self.tokens_at < self.TOKEN_SECONDS)
 
     def wanted(self) -> int:
-        """Tokens to ask for: for the jobs at hand, and twice as many as were used since the last time."""
+        """Return the number of tokens to request: enough for waiting jobs, and twice the number used since the last
+        request.
+        """
         spent, self._spent = self._spent, 0
         return max(self.waiting, 2 * spent)
 

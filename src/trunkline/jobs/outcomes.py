@@ -1,4 +1,4 @@
-"""What a handler may answer: outcomes are values. Any other value is the result of a job that is done."""
+"""Outcomes that a handler may return. Any other return value is the result of a job that is done."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from trunkline.types import Duration
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The job is done; the result is stored if somebody asked for it."""
+    """The job is done. The result is stored if the job is tracked."""
 
     result: Any = None
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Try again after `after`, by default the backoff of the job; this attempt counts."""
+    """Retry after `after` (default: the job's backoff). This attempt counts."""
 
     after: Duration | None = None
     error: str | None = None
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Not now: again after `after`, as if it had not been delivered."""
+    """Run the job again after `after`, without counting this attempt."""
 
     after: Duration
 
 
 class Bury(msgspec.Struct, frozen=True):
-    """To the dead letters, with the reason; no more attempts."""
+    """Move the job to the dead letters with this reason, without further attempts."""
 
     reason: str
 
@@ -38,6 +38,6 @@ Outcome = Done | Retry | Snooze | Bury
 
 
 def result_type(hint: Any) -> Any:
-    """The type of a stored result by what a function says it returns; None when that is an outcome or nothing."""
+    """Return the result type of a function from its return annotation, or None for an outcome or no result."""
     parts = get_args(hint) or (hint,)
     return None if hint is type(None) or any(part in (Done, Retry, Snooze, Bury) for part in parts) else hint

@@ -1,4 +1,4 @@
-"""How many jobs to claim at a time: one where they are slow, many where they are quick."""
+"""Adapts the claim size to job duration: slow jobs are claimed one at a time, fast jobs in large batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _PATIENCE_SECONDS = 0.2
 
 
 class Pace:
-    """An attempt is counted when a job is claimed, so a job that kills its worker costs those an attempt that were claimed
-    and had not begun. Hence slow jobs are claimed one by one, each when it can begin, and the one before has had a moment.
-    Where that many jobs end in a few milliseconds, the next claim takes twice as many, and some ahead of free slots. Jobs
-    that take less than two milliseconds by themselves are given longer to end: then it is the machine that is slow.
+    """Decides how many jobs to claim, and when.
+
+    A claim counts an attempt. So a job that kills its worker costs an attempt of every job that was claimed but had not
+    started. Slow jobs are therefore claimed one by one, when they can start and the previous one has run for a moment.
+    If a batch ends within a few milliseconds, the next claim takes twice as many and prefetches some. Jobs with a mean
+    below 2 ms get more time, because then the machine is slow, not the jobs.
     """
 
     def __init__(self, ahead: int | None) -> None:
@@ -32,13 +34,13 @@ class Pace:
         self._bell = Bell()
 
     def want(self, held: int, concurrency: int) -> int:
-        """How many to claim now; none while too little would fit."""
+        """Return how many jobs to claim now, or 0 while there is too little room."""
         ahead = min(self._batch, self._most_ahead) if self._batch >= _AHEAD_FROM else 0
         room = concurrency + ahead - held
         return min(self._batch, room) if room >= max(1, min(self._batch, ahead) // 2) else 0
 
     def ended(self, seconds: float) -> None:
-        """A job ended that took so long. One that took much longer than others may only have waited for the processor."""
+        """Record the duration of a job. Outliers are capped: such a job may only have waited for the CPU."""
         if self._mean is None:
             self._mean = seconds
         else:
@@ -48,19 +50,19 @@ class Pace:
             self._bell.ring()
 
     async def one_ends(self, seconds: float) -> None:
-        """Until a job ends, at most so long."""
+        """Wait until a job ends, at most `seconds`."""
         await self._wait(1, seconds)
 
     async def settle_in(self) -> None:
-        """After a full claim: until half as many jobs have ended. Whether that was soon says how many to take next."""
+        """After a full claim, wait until half as many jobs have ended, and adapt the next claim to the time that took."""
         if await self._wait(max(1, self._batch // 2), self._soon() / 2):
             self._batch = min(_MOST, self._batch * 2)
         else:
             self._batch = max(1, self._batch // 2)
 
-    def fell_short(self, taken: int) -> None:
-        """There were no more to claim; what comes next may be slower."""
-        self._batch = min(self._batch, max(2, 2 * taken))
+    def fell_short(self, claimed: int) -> None:
+        """Reduce the next claim after one that emptied the queue: the next jobs may be slower."""
+        self._batch = min(self._batch, max(2, 2 * claimed))
 
     def wake(self) -> None:
         self._bell.ring()
@@ -73,7 +75,10 @@ class Pace:
         return _FEW_SECONDS if self._batch < _MANY else _MANY_SECONDS
 
     async def _wait(self, jobs: int, seconds: float) -> bool:
-        """Whether so many ended in time. By the clock: a process that gets no turn hears of both at once."""
+        """Return whether `jobs` jobs ended in time.
+
+        Checks the clock, because a starved process sees both events at once.
+        """
         self._left = jobs
         self._bell.hush()
         end = monotonic() + seconds

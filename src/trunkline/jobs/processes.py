@@ -1,4 +1,4 @@
-"""Processes for plain handlers that ask for one: for work that needs a processor of its own, or that may crash."""
+"""Processes for plain handlers with `process=True`: for CPU-bound work or code that may crash."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trunkline.jobs.context import ProcessContext
 
 
 class ProcessDied(RuntimeError):
-    """The process of a handler ended without an answer."""
+    """The process of a handler ended without a result."""
 
 
 def _serve(pipe: Connection) -> None:
-    """What a process does: take a job, run it, answer."""
+    """Run jobs from the pipe and send back their results, in the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     home = os.getpid()
@@ -33,13 +33,13 @@ def _serve(pipe: Connection) -> None:
             job = getattr(importlib.import_module(module), name)
             args, kwargs = job.arguments.decode(payload)
             value = job.function(context, *args, **kwargs) if job.wants_context else job.function(*args, **kwargs)
-            answer = (True, value, "")
+            result = (True, value, "")
         except BaseException as exc:
-            answer = (False, f"{type(exc).__name__}: {exc}", traceback.format_exc())
+            result = (False, f"{type(exc).__name__}: {exc}", traceback.format_exc())
         if os.getpid() != home:
-            os._exit(0)  # a fork of the handler's
+            os._exit(0)  # a child that the handler forked
         try:
-            pipe.send(answer)
+            pipe.send(result)
         except Exception as exc:
             pipe.send((False, f"the result cannot be sent back: {exc}", ""))
 
@@ -61,7 +61,7 @@ class _Process:
 
 
 class HandlerError(Exception):
-    """What a handler raised in another process, as text."""
+    """An exception of a handler in another process, as text."""
 
     def __init__(self, error: str, trace: str) -> None:
         super().__init__(error)
@@ -69,7 +69,7 @@ class HandlerError(Exception):
 
 
 class Processes:
-    """Idle ones are kept for the next job; one that is interrupted is killed."""
+    """A pool of processes. Idle processes are reused; an interrupted one is killed."""
 
     def __init__(self) -> None:
         self._idle: list[_Process] = []
@@ -87,7 +87,7 @@ class Processes:
         except (EOFError, OSError) as exc:
             process.process.join(1)
             process.pipe.close()
-            raise ProcessDied(f"the process of the handler ended with {process.process.exitcode}") from exc
+            raise ProcessDied(f"the handler's process ended with exit code {process.process.exitcode}") from exc
         self._idle.append(process)
         if not good:
             raise HandlerError(value, trace)

@@ -1,4 +1,4 @@
-"""The pytest plug-in: a fixture `jobs` for the app that your fixture `jobs_app` answers.
+"""A pytest plugin with the fixture `jobs` for the app that your fixture `jobs_app` returns.
 
 @pytest.fixture
 def jobs_app() -> App:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def jobs_app() -> App:
-    """The app under test: define a fixture of this name."""
-    raise pytest.UsageError("define a fixture `jobs_app` that answers your App, in conftest.py or next to the test")
+    """The app under test. Define a fixture of this name."""
+    raise pytest.UsageError("define a fixture `jobs_app` that returns your App, in conftest.py or next to the test")
 
 
 @pytest.fixture
 def jobs(jobs_app: App) -> Iterator[Jobs]:
-    """Runs jobs of the app in the test, captures what it enqueues, and moves the clock of its database."""
+    """Run jobs of the app in the test, capture the jobs it enqueues, and move its database's clock."""
     from trunkline.jobs.testing import Jobs
 
-    made = Jobs(jobs_app)
-    yield made
-    made.clock.close()
+    jobs = Jobs(jobs_app)
+    yield jobs
+    jobs.clock.close()

@@ -1,4 +1,4 @@
-"""Errors that only jobs have."""
+"""Errors that only jobs raise."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from trunkline.errors import Conflict, InvalidArgument, NotFound, TrunklineError
 
 
 class InvalidArguments(InvalidArgument, TypeError):
-    """The arguments of a job do not fit its function."""
+    """The arguments of a job do not match its function."""
 
     code = "invalid_arguments"
 
 
 class UnknownKind(NotFound):
-    """No job of this app has this name."""
+    """The app has no job of this name."""
 
     code = "unknown_kind"
 
 
 class EffectUnknown(Conflict):
-    """An effect was started by an earlier attempt, and nobody knows whether it happened."""
+    """An earlier attempt started an effect, and it is unknown whether the effect happened."""
 
     code = "effect_unknown"
 
 
 class JobFailed(TrunklineError):
-    """The job whose result was awaited has failed for good; the message is its last error."""
+    """The awaited job has become a dead letter. The message is its last error."""
 
     code = "job_failed"
 
 
 class JobInterrupted(BaseException):
-    """Raised inside a handler that runs in a thread, to end it: a time-out, a lost lease, a cancel or a stop.
+    """Raised inside a handler that runs in a thread, to end it after a timeout, lost lease, cancellation or stop.
 
-    Not an `Exception`, so that a handler's own `except Exception` lets it pass.
+    Not an `Exception`, so that a handler's own `except Exception` does not catch it.
     """
 
 
 class HandlerStalled(BaseException):
-    """Raised inside an async handler that kept the event loop from running for too long."""
+    """Raised inside an async handler that blocked the event loop for too long."""

@@ -1,4 +1,4 @@
-"""Development: run a command, and run it anew whenever a source file changes."""
+"""Development server: runs a command and restarts it whenever a source file changes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _SKIP = frozenset((".venv", "venv", "node_modules", "__pycache__", ".git"))
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def sources(folder: Path) -> dict[Path, float]:
-    """Python files below a directory and when each was changed."""
-    found: dict[Path, float] = {}
+    """Return the Python files below a directory and their modification times."""
+    files: dict[Path, float] = {}
     for path in folder.iterdir():
         if path.name in _SKIP or path.name.startswith("."):
             continue
         try:
             if path.is_dir() and not path.is_symlink():
-                found |= sources(path)
+                files |= sources(path)
             elif path.suffix == ".py":
-                found[path] = path.stat().st_mtime
+                files[path] = path.stat().st_mtime
         except OSError:
-            continue  # removed while we looked
-    return found
+            continue  # removed during the scan
+    return files
 
 
 def run_and_reload(command: Sequence[str], folder: Path, say: Callable[[str], None]) -> int:
-    """Until Ctrl-C or SIGTERM; answers the exit code of the last run."""
+    """Run the command until Ctrl-C or SIGTERM. Returns the exit code of the last run."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
@@ -37,9 +37,9 @@ def run_and_reload(command: Sequence[str], folder: Path, say: Callable[[str], No
         seen = sources(folder)
         process = subprocess.Popen(list(command))  # noqa: S603  our own command line  # nosec B603
         while not stopped and sources(folder) == seen:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         process.terminate()
         code = process.wait()
         if stopped:
             return code
-        say("a file changed; starting again")
+        say("a file changed; restarting")

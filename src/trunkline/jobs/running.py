@@ -1,4 +1,4 @@
-"""A job at hand: claimed, perhaps running, until it is settled."""
+"""Claimed jobs, running or not, until they are settled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from trunkline.types import Delivery
 
 
 class Lease:
-    """One claim of many messages. `open` are those not settled yet, by position; `since` and `until` are by the clock
-    of this process."""
+    """The lease of one claim. `open` holds unsettled items by position.
+
+    `since` and `until` are by this process's clock.
+    """
 
     __slots__ = ("_on_close", "open", "since", "span", "text", "until")
 
@@ -27,13 +29,13 @@ class Lease:
         self._on_close = on_close
 
     def close(self, item: Item) -> None:
-        """It is settled, or not ours any more."""
+        """Remove an item that was settled or lost."""
         self.open.pop(item.position, None)
         self._on_close()
 
 
 class Item:
-    """A delivery with its job and what became of it."""
+    """A delivery with its job and processing state."""
 
     __slots__ = (
         "_once",
@@ -63,7 +65,7 @@ class Item:
         self.settled = False
         self.abandoned = False
         self.reason: str | None = None
-        """Why the handler was told to end."""
+        """Why the handler was cancelled."""
         self.result: bytes | None = None
         self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
         self.began = 0.0
@@ -71,7 +73,7 @@ class Item:
         self.timer: asyncio.TimerHandle | None = None
         self.slot: asyncio.Task[None] | None = None
         self.stop: Callable[[], None] | None = None
-        """Ends what runs elsewhere, in a thread or process."""
+        """Stops a handler that runs in a thread or process."""
         self._once: Once | None = None
 
     @property
@@ -80,7 +82,7 @@ class Item:
 
     @property
     def position(self) -> int:
-        """The first part of the receipt: what the message is called in its lease."""
+        """The first part of the receipt, which identifies the message within its lease."""
         return int(self.delivery.receipt.partition(".")[0])
 
     @property
@@ -96,7 +98,7 @@ class Item:
 
     @property
     def plain(self) -> bool:
-        """Whether its end is an ack and nothing else."""
+        """True if a plain ack settles it: no result, no unique key."""
         return self.unique is None and not self.tracked
 
     def ending(self) -> Ending:

@@ -1,4 +1,4 @@
-"""Calling a handler: on the event loop, in a thread or in a process, with the middleware around it."""
+"""Calls a handler with its middleware: on the event loop, in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
 
 LEAVE_SECONDS = 5.0
-"""How long a handler that was told to end may take before it is left behind."""
+"""Seconds that a cancelled handler may take to end before it is abandoned."""
 
 
 async def call(worker: Worker, item: Item) -> Any:
-    """Run the handler of an item and answer what it returned."""
+    """Run the handler of an item and return its result."""
     args, kwargs = item.job.arguments.decode(item.delivery.payload)
     if not worker.app.middlewares:
         return await _call(worker, item, args, kwargs)
@@ -66,7 +66,7 @@ def _call_plain(worker: Worker, item: Item, args: tuple[Any, ...], kwargs: dict[
 
 
 async def _elsewhere(item: Item, done: asyncio.Future[Any], stop: Callable[[], None]) -> Any:
-    """Wait for what runs in a thread or process. Told to end, it is interrupted, and left behind if that does not help."""
+    """Wait for a handler in a thread or process. On cancellation, interrupt it, and abandon it if it does not end."""
     item.stop = stop
     try:
         return await asyncio.shield(done)

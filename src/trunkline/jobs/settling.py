@@ -1,4 +1,4 @@
-"""Settling in batches: everything that ended while the last statement was under way goes with the next one."""
+"""Settles jobs in batches: all jobs that end while one statement runs are settled by the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 1000
 
 
 class Verdict(NamedTuple):
-    """What is to become of a job: ack, nack, bury, snooze or release."""
+    """The settlement of a job: ack, nack, bury, snooze or release."""
 
     verb: str
     delay: timedelta | None = None
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 class Settler:
-    """Writes down how jobs ended. While the database is away it keeps what it has and tries again."""
+    """Settles jobs in the background. While the database is unavailable, it keeps them and retries."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -48,14 +48,14 @@ class Settler:
         self._wake()
 
     async def ack_now(self, item: Item) -> Result:
-        """Ack and wait for the answer."""
-        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiters[id(item)] = answer
+        """Ack a job and wait for the result."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiters[id(item)] = future
         self.ack(item)
-        return await answer
+        return await future
 
     async def release_now(self, items: list[Item]) -> None:
-        """Back to the queue without an attempt; on disk when this returns, or as soon as the database is there again."""
+        """Release jobs without counting an attempt, before this returns or once the database is available again."""
         for item in items:
             item.settled = True
         try:
@@ -65,7 +65,7 @@ class Settler:
                 self.settle(item, Verdict("release"))
 
     async def drain(self, timeout: float) -> bool:
-        """Until all is written down, or the time is over; answers whether it is."""
+        """Wait until all jobs are settled, at most `timeout` seconds. Returns whether they are."""
         return await self._idle.wait(timeout)
 
     async def end(self) -> None:
@@ -97,21 +97,25 @@ class Settler:
                         await self._flush_other(*others[0])
                         others.pop(0)
                 except (Unavailable, OutcomeUnknown) as exc:
-                    # a repeat is harmless: what was settled by this lease answers the same again
-                    log.warning("jobs could not be settled, trying again: %s", exc)
+                    # safe to repeat: settling by the same lease returns the same result
+                    log.warning("could not settle jobs; retrying in %s s error=%s", _PAUSE, exc)
                     self._acks[:0] = acks
                     self._others[:0] = others
                     await asyncio.sleep(_PAUSE)
                 except Exception as exc:
-                    # refused, and a repeat would be too: the jobs come again when their lease ends
-                    log.error("jobs could not be settled: %s: %s", type(exc).__name__, exc)
+                    # a retry would fail too: the jobs are redelivered when their lease ends
+                    log.error(
+                        "could not settle jobs; they are redelivered when their leases end error=%s: %s",
+                        type(exc).__name__,
+                        exc,
+                    )
                     for item in [*acks, *(item for item, _ in others[:1])]:
                         self._close(item, "unknown")
                     self._others[:0] = others[1:]
             self._idle.ring()
 
     async def _flush_acks(self, items: list[Item]) -> None:
-        """One statement per lease; those with more to write down in one of their own."""
+        """Ack with one statement per lease. Jobs with a result or unique key share a separate statement."""
         leases: dict[str, list[Item]] = {}
         rich: list[Item] = []
         for item in items:
@@ -121,39 +125,39 @@ class Settler:
                 rich.append(item)
         async with self._runtime.connection(writing=True) as conn:
             for text, group in leases.items():
-                answers = await jobs.ack_lease(conn, text, [item.position for item in group])
-                for item, answer in zip(group, answers, strict=True):
-                    self._close(item, answer)
+                results = await jobs.ack_lease(conn, text, [item.position for item in group])
+                for item, result in zip(group, results, strict=True):
+                    self._close(item, result)
             if rich:
-                answers = await jobs.finish_jobs(conn, "ack", [item.ending() for item in rich])
-                for item, answer in zip(rich, answers, strict=True):
-                    self._close(item, answer)
-                # jobs that waited for these may be free now
+                results = await jobs.finish_jobs(conn, "ack", [item.ending() for item in rich])
+                for item, result in zip(rich, results, strict=True):
+                    self._close(item, result)
+                # jobs that waited for these may be ready now
                 self._runtime.wakeup.poke()
 
     async def _release(self, items: list[Item]) -> None:
         async with self._runtime.connection(writing=True) as conn:
-            answers = await calls.release(conn, [item.receipt for item in items])
-        for item, answer in zip(items, answers, strict=True):
-            self._close(item, answer)
+            results = await calls.release(conn, [item.receipt for item in items])
+        for item, result in zip(items, results, strict=True):
+            self._close(item, result)
 
     async def _flush_other(self, item: Item, verdict: Verdict) -> None:
         receipts = [item.receipt]
         async with self._runtime.connection(writing=True) as conn:
             if verdict.verb == "snooze":
-                answers = await jobs.snooze(conn, receipts, delay=verdict.delay or timedelta(0))
+                results = await jobs.snooze(conn, receipts, delay=verdict.delay or timedelta(0))
             elif verdict.verb == "nack":
-                answers = await calls.nack(conn, receipts, delay=verdict.delay, error=verdict.error)
+                results = await calls.nack(conn, receipts, delay=verdict.delay, error=verdict.error)
             else:
-                answers = await jobs.finish_jobs(conn, verdict.verb, [item.ending()], error=verdict.error)
-        self._close(item, answers[0])
+                results = await jobs.finish_jobs(conn, verdict.verb, [item.ending()], error=verdict.error)
+        self._close(item, results[0])
 
-    def _close(self, item: Item, answer: Result) -> None:
+    def _close(self, item: Item, result: Result) -> None:
         item.lease.close(item)
-        if answer != "done":
+        if result != "done":
             self.lost += 1
             item.lost = True
-            log.warning("job %s %s was lost: its lease ended before it did", item.job.name, item.delivery.id)
+            log.warning("lease ended before the job was settled job=%s id=%s", item.job.name, item.delivery.id)
         waiter = self._waiters.pop(id(item), None) if self._waiters else None
         if waiter is not None and not waiter.done():
-            waiter.set_result(answer)
+            waiter.set_result(result)

@@ -1,4 +1,4 @@
-"""Helpers for tests of programs with jobs: run them here, see what was enqueued, move the clock. On a real database."""
+"""Test helpers for jobs on a real database: run jobs, capture enqueued jobs, move the clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OUTCOMES = {"ack": "done", "nack": "retry", "snooze": "snooze", "bury": "bury",
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """One attempt: its outcome is done, retry, snooze, bury, release or lost; `delay` and `error` as they were settled."""
+    """One attempt. `outcome` is done, retry, snooze, bury, release or lost; `delay` and `error` are as settled."""
 
     kind: str
     id: UUID
@@ -43,7 +43,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Added(msgspec.Struct, frozen=True):
-    """A job that was enqueued, with its arguments as they are stored."""
+    """An enqueued job with its stored arguments."""
 
     kind: str
     queue: str
@@ -52,14 +52,14 @@ class Added(msgspec.Struct, frozen=True):
 
 
 class FakeClock:
-    """The clock of the test's database, moved by hand. Nothing else tells the time."""
+    """The clock of the test database, which the test can move."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._client: SyncClient | None = None
 
     def advance(self, by: Duration) -> None:
-        """Let so much time pass for everybody who uses this database."""
+        """Move the clock of the database forward, for all its clients."""
         with self._open()._runtime().connection(writing=True) as conn:
             sync_calls.move_clock(conn, duration(by))  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ class Jobs:
 
     @contextmanager
     def captured(self) -> Iterator[list[Added]]:
-        """What is enqueued through the app inside the block. It is enqueued all the same."""
+        """Collect the jobs that the app enqueues inside the block. They are still enqueued."""
         added: list[Added] = []
 
         def note(call: Call, handle: Handle[Any]) -> None:
@@ -99,17 +99,19 @@ class Jobs:
             self.app.observers.remove(note)
 
     async def run(self, job: Job[P, Any], *args: P.args, **kwargs: P.kwargs) -> Ran:
-        """Enqueue this job and run it here, once; answers what became of that attempt."""
+        """Enqueue a job, run one attempt of it, and return the outcome."""
         return await self.run_call(job.bind(*args, **kwargs))
 
     async def run_call(self, call: Call, *, timeout: Duration = "30s") -> Ran:
-        """The same for `job.bind(...)`, with the time that it may take."""
+        """Run one attempt of `job.bind(...)`, within `timeout`. See `run`."""
         [handle] = await self.app.enqueue_many([call])
         return next(ran for ran in await self._work(until=handle.id, seconds=_seconds(timeout)) if ran.id == handle.id)
 
     async def drain(self, timeout: Duration = "30s", **settings: Any) -> list[Ran]:
-        """Run all jobs that are due, and those that they enqueue, until nothing is left to run now. `settings` are the
-        worker's."""
+        """Run all jobs that are due, and the jobs they enqueue, until none is left.
+
+        `settings` are passed to the worker.
+        """
         return await self._work(seconds=_seconds(timeout), settings=settings)
 
     async def _work(self, *, seconds: float, until: UUID | None = None, settings: dict[str, Any] | None = None) -> list[Ran]:
@@ -130,18 +132,20 @@ class Jobs:
                         raise _too_late(until, seconds)
                     await asyncio.sleep(0.01)
             except BaseException:
-                # somebody waits no longer: handlers get no grace either
+                # the test gave up: stop without grace for handlers
                 worker.request_stop()
                 worker.request_stop()
                 raise
         return done
 
     async def _busy(self, worker: Worker, done: list[Ran]) -> bool:
-        """Whether something runs, waits to be settled, or is free to start here. What the app has no function for stays for
-        others, and a paused queue gives out nothing."""
+        """Return whether a job runs, waits to be settled, or can start here.
+
+        Jobs without a function in this app and jobs of paused queues do not count.
+        """
         async with self.app.client._runtime().connection(writing=True) as conn:
             await calls.start_waiting(conn)
-            # what was enqueued or is due a moment ago counts
+            # include jobs that were enqueued or became due just now
             await kernel.sequence(conn, queues=list(worker.queues))
             ended, before = len(done), await self._counts(worker)
             if worker.busy or any(leased for _, leased in before.values()):
@@ -149,29 +153,30 @@ class Jobs:
             for queue, (ready, _) in before.items():
                 if ready and await self._has_work(conn, queue):
                     return True
-        # nothing of ours: unless something moved while we looked
+        # no work, unless something changed during the check
         return before != await self._counts(worker) or worker.busy or ended != len(done)
 
     async def _counts(self, worker: Worker) -> dict[str, tuple[int, int]]:
-        """What is ready and what is leased in each queue that gives something out."""
+        """Return the ready and leased counts of each queue. Paused queues have nothing ready."""
         rows = (await self.app.client.stats()).queues
         return {row.queue: (0 if row.paused else row.ready, row.leased) for row in rows if row.queue in worker.queues}
 
     async def _has_work(self, conn: Connection, queue: str) -> bool:
-        waiting = await calls.list_jobs(conn, queue, state="waiting", limit=10_000)
+        rows = await calls.list_jobs(conn, queue, state="waiting", limit=10_000)
         runnable = {name for name, job in self.app.kinds.items() if job.function is not None}
-        return any(row.kind in runnable for row in waiting)
+        return any(row.kind in runnable for row in rows)
 
 
 def _too_late(until: UUID | None, seconds: float) -> Timeout:
     if until is None:
-        return Timeout(f"jobs still run after {seconds:g} s", hint="give drain more time")
+        return Timeout(f"jobs are still running after {seconds:g} s", hint="Increase the timeout of drain.")
     return Timeout(
-        f"job {until} has not ended here after {seconds:g} s", hint="give it more time; or has another worker taken it?"
+        f"job {until} has not ended here after {seconds:g} s",
+        hint="Increase the timeout, and check that no other worker runs it.",
     )
 
 
 def _seconds(span: Duration) -> float:
-    found = duration(span)
-    assert found is not None  # noqa: S101
-    return found.total_seconds()
+    value = duration(span)
+    assert value is not None  # noqa: S101
+    return value.total_seconds()

@@ -1,4 +1,4 @@
-"""Threads for plain handlers. One that cannot be ended is left behind and never waited for."""
+"""Threads for plain handlers. A thread that cannot be interrupted is abandoned."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from trunkline.jobs.refusals import JobInterrupted
 
 
 class _Work:
-    def __init__(self, function: Callable[[], Any], answer: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
         self.function = function
-        self.answer = answer
+        self.future = future
         self.loop = loop
         self.ident: int | None = None
         self.lock = threading.Lock()
 
     def interrupt(self) -> None:
-        """Raise in the handler's thread, if it is still at it."""
+        """Raise JobInterrupted in the handler's thread if it still runs."""
         with self.lock:
             if self.ident is not None:
                 raise_in_thread(self.ident, JobInterrupted)
 
 
 class Threads:
-    """As many threads as there is work at once; they are daemons, so that nothing keeps the process from ending."""
+    """A pool of as many threads as there are concurrent handlers.
+
+    They are daemons, so they never block process exit.
+    """
 
     def __init__(self) -> None:
         self._todo: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -38,7 +41,7 @@ class Threads:
         self._lock = threading.Lock()
 
     def start(self, function: Callable[[], Any]) -> tuple[asyncio.Future[Any], Callable[[], None]]:
-        """Run it in a thread; answers a future and what interrupts it."""
+        """Run a function in a thread. Returns a future and a function that interrupts it."""
         loop = asyncio.get_running_loop()
         work = _Work(function, loop.create_future(), loop)
         with self._lock:
@@ -48,7 +51,7 @@ class Threads:
             else:
                 self._idle -= 1
         self._todo.put(work)
-        return work.answer, work.interrupt
+        return work.future, work.interrupt
 
     def end(self) -> None:
         with self._lock:
@@ -71,25 +74,25 @@ class Threads:
                 error = exc
             with self._lock:
                 self._idle += 1
-            self._tell(work, value, error)
+            self._report(work, value, error)
 
     def _next(self) -> _Work | None:
         while True:
             try:
                 return self._todo.get()
             except JobInterrupted:
-                continue  # it came when its job had ended already
+                continue  # it arrived after its job had ended
 
     @staticmethod
-    def _tell(work: _Work, value: Any, error: BaseException | None) -> None:
-        def answer() -> None:
-            if not work.answer.done():
+    def _report(work: _Work, value: Any, error: BaseException | None) -> None:
+        def resolve() -> None:
+            if not work.future.done():
                 if error is None:
-                    work.answer.set_result(value)
+                    work.future.set_result(value)
                 else:
-                    # StopIteration cannot be put into a future
-                    work.answer.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+                    # a future does not accept StopIteration
+                    work.future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
 
-        # the loop may have been closed meanwhile
+        # the loop may already be closed
         with contextlib.suppress(RuntimeError):
-            work.loop.call_soon_threadsafe(answer)
+            work.loop.call_soon_threadsafe(resolve)

@@ -1,4 +1,4 @@
-"""The worker: runs the jobs of an app until it is told to stop."""
+"""The worker: runs the jobs of an app until it is stopped."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _CANCEL_SECONDS = 1.0
 class Worker:
     """Runs jobs: `async with Worker(app, queues={"mail": 10}):` until the block ends, or `await Worker(app).run()`.
 
-    Claims only the kinds that its app has a function for. `queues` maps names to how many jobs run at once; by default all
-    queues of the app, ten each. At most `prefetch` jobs are claimed ahead, and only where they are
-    quick: slow ones are claimed when they begin.
-    `grace`: how long running handlers may go on after a stop. `stall`: how long a handler may keep the event loop to itself.
+    Runs only the kinds of jobs that its app has a function for. `queues` maps queue names to concurrency; the default
+    is all queues of the app with a concurrency of 10. At most `prefetch` jobs are claimed ahead, and only fast ones: a
+    slow job is claimed when it can start. `grace` is how long running handlers may continue after a stop. `stall` is
+    how long a handler may block the event loop.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class Worker:
     ) -> None:
         self.app = app.handlers(handlers) if handlers else app
         self.name = consumer_name()
-        """New for each start: nothing depends on host names, process ids or clocks."""
+        """Unique for each start: identity does not depend on host names, process ids or clocks."""
         self.lease = duration(lease)
         self.cancels: dict[UUID, str] = {}
         self.closed = False
         self.stopping = False
         self.alone: Lane | None = None
-        """The lane that has a job to run while nothing else does."""
+        """The queue whose next job must run while no other job runs in this worker."""
         names = list(app.queues) if queues is None else queues
         self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
         for queue, count in self.queues.items():
             if count < 1:
-                raise ValueError(f"queue {queue!r} has a concurrency of {count}")
+                raise ValueError(f"the concurrency of queue {queue!r} must be at least 1, got {count}")
         if not self.queues:
-            raise UnknownKind("the app has no queue to work on", hint="define a job, or name queues")
+            raise UnknownKind("the app has no queues", hint="Define a job, or pass queues to the worker.")
         self._prefetch = prefetch
         self._grace = (duration(grace) or timedelta(0)).total_seconds()
         self._stall = (duration(stall) or timedelta(0)).total_seconds()
@@ -94,7 +94,7 @@ class Worker:
         self._limits_needed = Bell()
         self._loops: list[Background] = []
         self.nobody: Job[..., Any] = Job(app, "", None, Arguments("", []), Definition(queue=""))
-        """Stands for kinds that this worker does not know."""
+        """Placeholder for kinds that this worker has no function for."""
 
     # Lifetime
 
@@ -106,7 +106,7 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Bring queues, limits and schedules up to date, then begin to work."""
+        """Create or update queues, limits and schedules, then start to claim jobs."""
         self.loop = asyncio.get_running_loop()
         await self.app.setup()
         for queue in self.queues:
@@ -115,7 +115,7 @@ class Worker:
         self.runtime: Runtime = self.app.client._runtime()
         url = self.app.client._url
         self.sync_client = SyncClient(url, max_connections=max(4, *self.queues.values()))
-        """For plain handlers; the heartbeat has a client of its own, so that it never waits for them."""
+        """For plain handlers. The heartbeat uses a separate client, so that it never waits for them."""
         self._beats = SyncClient(url, max_connections=1)
         self.threads = Threads()
         self.processes = Processes()
@@ -141,12 +141,12 @@ class Worker:
             raise
 
     async def run(self, *, signals: bool = True) -> None:
-        """Start, and work until `request_stop`, SIGTERM or SIGINT; a second signal does not wait for handlers."""
+        """Start and run until `request_stop`, SIGTERM or SIGINT. A second signal stops without waiting for handlers."""
         async with self:
             await self.work(signals=signals)
 
     async def work(self, *, signals: bool = True) -> None:
-        """What `run` does once the worker has started."""
+        """Run a started worker until it is stopped; see `run`."""
         numbers = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in numbers:
             self.loop.add_signal_handler(number, self.request_stop)
@@ -158,13 +158,13 @@ class Worker:
                 self.loop.remove_signal_handler(number)
 
     def request_stop(self) -> None:
-        """Drain; asked a second time, give everything back at once."""
+        """Stop and drain the worker. A second call releases all jobs at once."""
         if self._stop_asked.is_set():
             self._forced.set()
         self._stop_asked.set()
 
     async def stop(self) -> None:
-        """No new claims; what was not started goes back at once without an attempt; running handlers get the grace time."""
+        """Stop claiming, release jobs that have not started, and give running handlers the grace period."""
         if self.stopping:
             return
         self.stopping = True
@@ -190,11 +190,13 @@ class Worker:
         self.threads.end()
         self.processes.end()
         try:
-            # a courtesy: who is away as long as this does not hold up the end
+            # best effort: an unavailable database must not delay the stop
             async with asyncio.timeout(LEAVE_SECONDS), self.runtime.connection(writing=True) as conn:
                 await jobs.forget_worker(conn, self.name)
         except (TrunklineError, TimeoutError) as exc:
-            log.warning("worker %s could not sign off: %s", self.name, str(exc) or "the database did not answer")
+            log.warning(
+                "could not deregister worker worker=%s error=%s", self.name, str(exc) or "the database did not respond"
+            )
         await asyncio.to_thread(self._close_threads)
 
     def _close_threads(self) -> None:
@@ -204,16 +206,16 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a handler runs or an end is still to be written down."""
+        """True if a handler runs or a job is still to be settled."""
         return self.settler.busy or any(lane.running for lane in self._lanes)
 
     @property
     def held(self) -> int:
-        """Jobs at hand, running or not."""
+        """Number of claimed jobs, running or not."""
         return sum(lane.held for lane in self._lanes)
 
     async def _quiet(self, seconds: float, *, forced: bool = True) -> bool:
-        """Until nothing runs, at most so long, or until a second signal; answers whether nothing runs."""
+        """Wait until no job runs, at most `seconds` or until a second signal. Returns whether none runs."""
         end = monotonic() + seconds
         while any(lane.running or lane.claiming for lane in self._lanes):
             if monotonic() > end or (forced and self._forced.is_set()):
@@ -222,11 +224,11 @@ class Worker:
         return True
 
     def leave_if_forked(self) -> None:
-        """A child that a handler forked ends where the handler does: it must not go on as a second worker."""
+        """Exit if this process is a child that a handler forked: it must not continue as a second worker."""
         if os.getpid() != self._pid:
             os._exit(0)
 
-    # What happens to running jobs
+    # Running jobs
 
     def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
         try:
@@ -236,19 +238,19 @@ class Worker:
 
     def _lost(self, item: Item) -> None:
         item.lost = True
-        log.warning("the lease of job %s %s was lost", item.job.name, item.delivery.id)
+        log.warning("job lease lost job=%s id=%s", item.job.name, item.delivery.id)
         self._interrupt(item, "lost: the lease ended")
 
     def give_time(self, item: Item, seconds: float) -> None:
-        """Start the time-out of an attempt anew."""
+        """Restart the timeout of an attempt."""
         if item.timer is not None:
             item.timer.cancel()
         item.cut_at = monotonic() + seconds
-        words = f"timeout: TimeoutError: the handler took longer than {seconds:g} s"
-        item.timer = self.loop.call_later(seconds, self._interrupt, item, words)
+        reason = f"timeout: TimeoutError: the handler took longer than {seconds:g} s"
+        item.timer = self.loop.call_later(seconds, self._interrupt, item, reason)
 
     def _interrupt(self, item: Item, reason: str) -> None:
-        """Tell a handler to end. One that does not is left behind after a while."""
+        """Cancel a handler. One that does not end in time is abandoned."""
         if item.slot is None or item.reason is not None:
             return
         item.reason = reason
@@ -258,12 +260,12 @@ class Worker:
         self.loop.call_later(grace, lane.abandon, item)
 
     def _stalled(self, item: Item, seconds: float) -> None:
-        """In the heartbeat's thread: a handler keeps the loop to itself. Its job is settled from here; the loop cannot."""
+        """Settle the job of a handler that blocks the event loop. Runs in the heartbeat thread, as the loop cannot."""
         timeout = item.job.definition.timeout
         if seconds < (self._stall if timeout is None else min(self._stall, timeout.total_seconds())) or item.settled:
             return
-        error = f"HandlerStalled: the handler kept the event loop from running for {seconds:.1f} s; make it a plain function"
-        log.error("job %s %s: %s", item.job.name, item.delivery.id, error)
+        error = f"HandlerStalled: the handler blocked the event loop for {seconds:.1f} s; make it a plain function"
+        log.error("handler stalled job=%s id=%s error=%s", item.job.name, item.delivery.id, error)
         item.settled = True
         last = item.delivery.attempt >= item.max_attempts
         try:
@@ -282,7 +284,7 @@ class Worker:
         item.lease.close(item)
 
     def store_result(self, item: Item, result: bytes) -> None:
-        """The job was settled inside its handler; what it answered comes behind."""
+        """Store the result of a job that its handler has already settled."""
 
         async def store() -> None:
             async with self.runtime.connection(writing=True) as conn:
@@ -303,7 +305,7 @@ class Worker:
         return monotonic() - self._cancels_at >= _CANCEL_SECONDS
 
     async def refresh_cancels(self, *, force: bool = False) -> None:
-        """Hear of new cancels, at most once a second."""
+        """Read new cancellations, at most once a second."""
         if not force and not self.cancels_due:
             return
         self._cancels_at = monotonic()
@@ -318,7 +320,7 @@ class Worker:
                     self._interrupt(item, f"cancel: {reason}")
 
     async def cancelled(self, id: UUID) -> str | None:
-        """Why a job must not start. Asked again before that is said: it may have been brought back a moment ago."""
+        """Return why a job must not start, or None. Reads again first: the job may just have been retried."""
         if id in self.cancels:
             await self.refresh_cancels(force=True)
         return self.cancels.get(id)
@@ -332,13 +334,13 @@ class Worker:
         self._limits_needed.ring()
 
     async def _limit_for_ever(self) -> None:
-        """Ask for capacity and tokens when jobs wait for them, and once a second to keep or give back what we have."""
+        """Request capacity and tokens when jobs wait for them, and renew or release capacity once a second."""
         while True:
             pause = 1.0
             try:
                 pause = await self._ask_limits()
             except TrunklineError as exc:
-                log.warning("limits could not be asked for: %s", exc)
+                log.warning("could not acquire limits; retrying in %s s error=%s", pause, exc)
             for lane in self._lanes:
                 lane.unblock()
             self._limits_needed.hush()
@@ -350,14 +352,14 @@ class Worker:
     async def _ask_limits(self) -> float:
         pause = 1.0
         capacity = sum(self.queues.values())
-        held = [holder for holder in self._holders.values() if holder.limit.running is not None]
+        holders = [holder for holder in self._holders.values() if holder.limit.running is not None]
         async with self.runtime.connection(writing=True) as conn:
-            if held:
-                wants = [capacity if holder.waiting or holder.used else holder.running for holder in held]
+            if holders:
+                wants = [capacity if holder.waiting or holder.used else holder.running for holder in holders]
                 grants = await jobs.hold_slots(
-                    conn, self.name, [holder.limit.name for holder in held], wants, span=_SLOT_SPAN
+                    conn, self.name, [holder.limit.name for holder in holders], wants, span=_SLOT_SPAN
                 )
-                for holder, granted in zip(held, grants, strict=True):
+                for holder, granted in zip(holders, grants, strict=True):
                     holder.granted = granted
                     holder.used = False
                     if holder.waiting and granted <= holder.running:
@@ -369,10 +371,10 @@ class Worker:
                 fresh = now - holder.tokens_at < holder.TOKEN_SECONDS
                 if fresh and holder.tokens >= holder.waiting:
                     continue
-                kept = holder.tokens if fresh else 0
-                got, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.wanted() - kept)
-                holder.tokens = kept + got
-                holder.tokens_at = now if got or not fresh else holder.tokens_at
+                unused = holder.tokens if fresh else 0
+                granted, seconds = await jobs.take_tokens(conn, holder.limit.name, holder.wanted() - unused)
+                holder.tokens = unused + granted
+                holder.tokens_at = now if granted or not fresh else holder.tokens_at
                 if holder.tokens < holder.waiting:
                     pause = min(pause, max(seconds, 0.005))
         return pause
@@ -390,7 +392,7 @@ class Worker:
                     registered = monotonic()
                     await self._register()
             except TrunklineError as exc:
-                log.warning("worker %s: %s", self.name, exc)
+                log.warning("could not update worker status worker=%s error=%s", self.name, exc)
 
     async def _register(self) -> None:
         info = {

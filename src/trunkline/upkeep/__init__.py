@@ -1,4 +1,4 @@
-"""Upkeep as a process: runs the SQL tasks in a loop. Any number of processes may run it; one acts at a time."""
+"""Upkeep, the background maintenance: runs the SQL tasks in a loop. Many processes may run it; one acts at a time."""
 
 from trunkline.upkeep.runner import run
 

@@ -23,8 +23,8 @@ async def run(
 ) -> None:
     """Run upkeep every `interval` until `stop` is set.
 
-    A failing task is reported when it starts to fail, fails differently or works again; it does not slow down the others.
-    If the database cannot be reached, the next try comes after 0.5 s, then after twice as long each time, up to 30 s.
+    A task is reported when it starts to fail, fails with another error or recovers. A failing task does not delay
+    others. If the database cannot be reached, retry after 0.5 s, then after twice as long each time, up to 30 s.
     """
     pause = _FIRST_PAUSE
     while not stop.is_set():
@@ -43,7 +43,7 @@ async def run(
 
 
 def _report_task(notice: Diagnostic, report: Callable[[str], object]) -> None:
-    """Pass on what upkeep() says about its tasks. It does so once per change, over all processes."""
+    """Report a notice of upkeep() about its tasks. It raises one per change, across all processes."""
     text = notice.message_primary or ""
     if text.startswith("upkeep"):
         report(text)
