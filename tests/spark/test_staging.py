@@ -168,11 +168,11 @@ NOT_TEXT = pa.array([b"ok", b"\xff\xfe", b"ok"])
         ({"key": NOT_TEXT}, r"key of row 101 of the task is not UTF-8 text: b'\\xff\\xfe'"),
         ({"label": NOT_TEXT}, "label of row 101 "),
         ({"id": NOT_TEXT}, "id of row 101 "),
-        ({"partition": pa.array([0, 1 << 40, 0])}, "partition of row 101 of the task is 1099511627776"),
+        ({"partition": pa.array([0, 1 << 40, 0])}, "partition of row 101 of the task does not fit into 32 bits: 1099511627776"),
         ({"headers": pa.array(["{}", "{", "{}"])}, "headers of row 101 of the task are not a JSON object: { "),
         ({"headers": pa.array(["{}", None, "[1]"])}, r"headers of row 102 of the task are not a JSON object: \[1\]"),
         ({"occurred_at": pa.array([0, None, 1 << 62], pa.timestamp("us", "UTC"))}, "occurred_at of row 102 "),
-        ({"id": pa.array([None, "x", None])}, "the id 'x' of a row is not a uuid"),
+        ({"id": pa.array([None, "x", None])}, "id 'x' of a row is not a uuid"),
     ],
 )
 def test_errors_name_the_column_the_row_and_what_to_do(
@@ -225,8 +225,8 @@ def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
             InvalidArgument,
             "^headers of row 0 of the task are not a JSON object: {x",
         ),
-        (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition is 1"),
-        (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition is -1"),
+        (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition must be between 0 and 0, got 1"),
+        (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition must be between 0 and 0, got -1"),
         (batch(0, 1, headers=pa.array(["[1]"])), "t", InvalidArgument, "not a JSON object"),
     ]:
         with pytest.raises(kind, match=said):
@@ -278,7 +278,7 @@ def test_only_rows_that_are_there_get_offsets(db: str, conn: Connection) -> None
     refused("2 of 4 staged rows are left", "commit_stage('w', 0, array[%s, %s], '{2, 2}')", attempt, attempt)
     assert conn.execute("select trunkline.commit_stage('w', 0, array[%s], '{2}')", (attempt,)).fetchone() == (2,)
     refused("0 of 2 staged rows are left", "commit_stage('w', 1, array[%s], '{2}')", attempt)
-    refused("partition is 1", "open_stage('t', %s, '{1}', '{2}')", other)
+    refused("partition must be between 0 and 0, got 1", "open_stage('t', %s, '{1}', '{2}')", other)
     refused("rows is 0", "open_stage('t', %s, '{0}', '{0}')", other)
     assert conn.execute("select count(*) from trunkline.read('t', 0, 1)").fetchone() == (2,)
 

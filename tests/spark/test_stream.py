@@ -102,7 +102,7 @@ def test_checkpoints_that_do_not_fit_any_more(
     conn.execute("select trunkline.create_topic('t', p_segment_rows => 16), trunkline.create_topic('u')")
     publish(conn, "t", 40)
     collector.run()
-    fails(collector, "the checkpoint is of topics that this query does not read: t", topic="u")
+    fails(collector, "the checkpoint contains topics that this query does not read: t", topic="u")
     publish(conn, "t", 60, first=40)
     conn.execute("call trunkline.sequence()")
     conn.execute(
