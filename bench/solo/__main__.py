@@ -1,6 +1,6 @@
-"""`python -m bench.solo NAME ACTION OPTIONS`: one contestant, alone in one process.
+"""`python -m bench.solo NAME ACTION OPTIONS`: run one contestant in one process.
 
-The database is in DATABASE_URL, the options are JSON, and the answer is one line of JSON on stdout.
+DATABASE_URL is the database, OPTIONS is JSON, and the result is one line of JSON on stdout.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_nothing_to_read(spark: SparkSession, db: str, conn: Connection, tmp_pat
     assert compact(db, "t", str(tmp_path / "table"), spark=spark).keys == 0
     assert validate(db, "t", schema={"type": "object"}, rejects="copy", spark=spark).read == 0
     assert report(db, str(tmp_path / "report"), spark=spark).messages == 0
-    assert "Nothing in this period" in (tmp_path / "report" / "report.html").read_text()
+    assert "No data in this period" in (tmp_path / "report" / "report.html").read_text()
     (tmp_path / "all.sql").write_text("select value from messages")
     ran = run_file(db, str(tmp_path / "all.sql"), "t", to_topic="copy", checkpoint=str(tmp_path / "c"), spark=spark)
     assert (ran.read, payloads(conn, "copy")) == (0, [[]])
