@@ -33,7 +33,9 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> list[str
 @click.option("--rounds", type=click.IntRange(1), help="Rounds per contestant [5; 3 with --quick].")
 @click.option("--seconds", type=click.FloatRange(1), help="Seconds per measurement [8; 3 with --quick].")
 @click.option("--minutes", type=click.FloatRange(0.05), help="Minutes to hold xmin [10; 1 with --quick].")
-@click.option("--deep", type=click.IntRange(10_000), help="Messages in the deep backlog [10 million; 1 million with --quick].")
+@click.option(
+    "--deep", type=click.IntRange(10_000), help="Messages in the deep backlog [10 million; 1 million with --quick]."
+)
 @click.option("--samples", type=click.IntRange(20), help="Samples per latency [300; 100 with --quick].")
 @click.option("--disconnects", type=click.IntRange(1), help="Forced disconnects of a listener [200; 20 with --quick].")
 @click.option(

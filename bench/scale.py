@@ -274,7 +274,9 @@ def _call_figures(bed: Bed) -> dict[str, float]:
 
 @main.command("many")
 @click.option("--queues", type=click.IntRange(100), default=10_000, show_default=True)
-@click.option("--topics", type=click.IntRange(0), default=1_000, show_default=True, help="Number of topics, with four partitions each.")
+@click.option(
+    "--topics", type=click.IntRange(0), default=1_000, show_default=True, help="Number of topics, with four partitions each."
+)
 @click.option("--dump/--no-dump", default=True, show_default=True, help="Measure dump and restore.")
 def many(queues: int, topics: int, dump: bool) -> None:
     """Measure thousands of queues and topics: creation, memory, upkeep, statistics, migrate, dump and restore."""

@@ -58,17 +58,17 @@ async def _receive(send: Send) -> None:
     server = await asyncio.get_running_loop().create_server(lambda: _NoOp(seen), "127.0.0.1", 0, backlog=1000)
     send("ready")
     send(server.sockets[0].getsockname()[1])
-    told = 0
+    reported = 0
     while True:
         await asyncio.sleep(0.02)
-        if len(seen) > told:
-            part, told = seen[told:], len(seen)
+        if len(seen) > reported:
+            part, reported = seen[reported:], len(seen)
             # The pipe may not be read at the moment; that must not block responses.
             await asyncio.to_thread(send, part)
 
 
 async def _dispatch(url: str, send: Send) -> None:
-    # ends in order, so that the next one need not share with it
+    # Shut down cleanly, so that the next dispatcher need not share rate limits with this one.
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     send("ready")

@@ -30,7 +30,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     for before, level in zip((0, *levels), levels, strict=False):
         _add(lab, level - before)
         lab.calm()
-        time.sleep(5)  # until passes have seen it all
+        time.sleep(5)  # until sequencer passes have processed all of them
         found[level] = _measure(lab, plan.seconds)
         say(f"waiting_cost {level:,}: " + ", ".join(f"{name} {value:.3g}" for name, value in found[level].items()))
     for queue in ("leased", "delayed", "returned", "used"):
