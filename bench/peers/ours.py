@@ -31,7 +31,7 @@ def make_topic(lab: Lab, name: str) -> int:
 
 
 def make_queue(lab: Lab, name: str) -> int:
-    """Create a queue and return the number of its own log."""
+    """Create a queue and return the number of the log that stores its direct messages."""
     return int(lab.value("select (trunkline.create_queue(%s)).inbox_id", name))
 
 
@@ -136,9 +136,9 @@ class ClaimAck:
             position, _, lease = receipt.partition(b".")
             leases.setdefault(lease, []).append(int(position).to_bytes(8))
         for lease, positions in leases.items():
-            answer = self._session.call("ack", lease, int8_array(positions)).get_value(0, 0)
-            if answer is not None:
-                raise RuntimeError(f"not every ack was done: {answer!r}")
+            result = self._session.call("ack", lease, int8_array(positions)).get_value(0, 0)
+            if result is not None:
+                raise RuntimeError(f"all acks must be done, got {result!r}")
         return claimed.ntuples
 
 
@@ -157,9 +157,9 @@ class ClaimAckReceipts:
         claimed = self._session.call("claim", self._queue, self._batch)
         if claimed.ntuples == 0:
             return 0
-        answers = column(self._session.call("ack", text_array(column(claimed, 0))), 2)
-        if answers != [b"done"] * claimed.ntuples:
-            raise RuntimeError(f"not every ack was done: {sorted(set(answers))}")
+        results = column(self._session.call("ack", text_array(column(claimed, 0))), 2)
+        if results != [b"done"] * claimed.ntuples:
+            raise RuntimeError(f"all acks must be done, got {sorted(set(results))}")
         return claimed.ntuples
 
 
@@ -181,7 +181,7 @@ class FetchCommit:
             return 0
         partition, generation = rows.get_value(0, 0) or b"", rows.get_value(0, 1) or b""
         last = rows.get_value(rows.ntuples - 1, 3) or b""
-        answer = self._session.call("commit", *self._names, partition, generation, last).get_value(0, 0)
-        if answer != b"done":
-            raise RuntimeError(f"a commit was answered with {answer!r}")
+        result = self._session.call("commit", *self._names, partition, generation, last).get_value(0, 0)
+        if result != b"done":
+            raise RuntimeError(f"commit must return done, got {result!r}")
         return rows.ntuples

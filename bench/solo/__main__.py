@@ -19,8 +19,8 @@ async def _main(name: str, action: str, options: Options) -> None:
     url = os.environ["DATABASE_URL"]
     contestant: Contestant = importlib.import_module(f"bench.solo.with_{name}").make(url)
     async with contestant:
-        answer = await ACTIONS[action](contestant, url, options)
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        result = await ACTIONS[action](contestant, url, options)
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
 
 
 if __name__ == "__main__":

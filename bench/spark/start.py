@@ -51,9 +51,9 @@ class Starts:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
             assert process.stdout is not None
-            answer = process.stdout.readline().strip()
+            output = process.stdout.readline().strip()
             seconds = time.perf_counter() - start
             process.wait(_LONGEST)
-        if answer != "row":
-            raise RuntimeError(f"first_row {kind} printed {answer!r} and exited with status {process.returncode}")
+        if output != "row":
+            raise RuntimeError(f"first_row {kind} printed {output!r} and exited with status {process.returncode}")
         return seconds

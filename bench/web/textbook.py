@@ -86,13 +86,13 @@ async def publish_many(messages: list[Message]) -> dict[str, list[int]]:
 
 
 @app.post("/claims")
-async def claim(asked: Claim) -> dict[str, list[dict[str, Any]]]:
-    return {"messages": await _rows(_CLAIM, asked.limit)}
+async def claim(body: Claim) -> dict[str, list[dict[str, Any]]]:
+    return {"messages": await _rows(_CLAIM, body.limit)}
 
 
 @app.post("/acks")
-async def ack(asked: Ack) -> dict[str, int]:
-    done = await _rows(_ACK, asked.ids)
-    if len(done) < len(asked.ids):
+async def ack(body: Ack) -> dict[str, int]:
+    done = await _rows(_ACK, body.ids)
+    if len(done) < len(body.ids):
         raise HTTPException(409, "some messages do not exist")
     return {"acked": len(done)}

@@ -227,9 +227,9 @@ def _claim_ours(batch: int, _: int) -> Exchange:
     claim = request("POST", f"/v1/queues/{_QUEUE}/claims", msgspec.json.encode({"limit": batch}))
     while found := _deliveries.decode((yield claim, 0)).deliveries:
         receipts = [delivery.receipt for delivery in found]
-        answer = yield request("POST", f"/v1/queues/{_QUEUE}/ack", msgspec.json.encode({"receipts": receipts})), len(found)
-        if answer.count(b'"done"') != len(found):
-            raise RuntimeError(f"not all were acked: {answer[:500]!r}")
+        response = yield request("POST", f"/v1/queues/{_QUEUE}/ack", msgspec.json.encode({"receipts": receipts})), len(found)
+        if response.count(b'"done"') != len(found):
+            raise RuntimeError(f"all {len(found)} messages must be acked, got {response[:500]!r}")
 
 
 def _claim_peer(batch: int, _: int) -> Exchange:

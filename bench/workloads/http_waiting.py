@@ -129,10 +129,10 @@ def _publish_http(port: int, noun: str, samples: int) -> None:
         headers = {"content-type": "application/json"}
         body = msgspec.json.encode({"payload": _message()})
         connection.request("POST", f"/v1/{noun}/{place}/messages", body, headers)
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != 201:
-            raise RuntimeError(f"status {answer.status}")
+        response = connection.getresponse()
+        response.read()
+        if response.status != 201:
+            raise RuntimeError(f"status {response.status}")
 
 
 async def _publish_client(url: str, noun: str, samples: int) -> None:

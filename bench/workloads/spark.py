@@ -318,8 +318,8 @@ def _start(starts: Starts, plan: Plan) -> list[Row]:
         contestants = {later: starts.warmed, **contestants}
     measured = interleave(title, "s", contestants, rounds=min(plan.rounds, _STARTS))
     notes = {
-        later: "with the classes that the first start has had kept",
-        first: "without kept classes",
+        later: "with the class archive of the first start",
+        first: "without class archive",
         default: "SparkSession.builder.getOrCreate()",
     }
     return [

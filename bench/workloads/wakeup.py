@@ -165,7 +165,7 @@ def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
 
     contestants: dict[str, Callable[[], float]] = {
         "NOTIFY, a process listens": heard,
-        "NOTIFY, nobody listens": lambda: alone(partial(publish, hints=True)),
+        "NOTIFY, no listener": lambda: alone(partial(publish, hints=True)),
         "no NOTIFY": lambda: alone(partial(publish, hints=False)),
     }
 

@@ -64,7 +64,10 @@ def test_kafkas_options_in_any_case() -> None:
             {"kafka.security.protocol": "SSL", "kafka.sasl.mechanism": "x"},
             "options kafka.sasl.mechanism, kafka.security.pro",
         ),
-        ({"groupIdPrefix": "g", "fetchOffset.numRetries": "3"}, "options fetchOffset.numRetries, groupIdPrefix are specific to Kafka"),
+        (
+            {"groupIdPrefix": "g", "fetchOffset.numRetries": "3"},
+            "options fetchOffset.numRetries, groupIdPrefix are specific to Kafka",
+        ),
         ({"groupId": "a", "group": "b"}, "given twice"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "above maxOffsetsPerTrigger"),
         ({"url": "jdbc:postgresql://h/d"}, "JDBC"),

@@ -168,7 +168,10 @@ NOT_TEXT = pa.array([b"ok", b"\xff\xfe", b"ok"])
         ({"key": NOT_TEXT}, r"key of row 101 of the task is not UTF-8 text: b'\\xff\\xfe'"),
         ({"label": NOT_TEXT}, "label of row 101 "),
         ({"id": NOT_TEXT}, "id of row 101 "),
-        ({"partition": pa.array([0, 1 << 40, 0])}, "partition of row 101 of the task does not fit into 32 bits: 1099511627776"),
+        (
+            {"partition": pa.array([0, 1 << 40, 0])},
+            "partition of row 101 of the task does not fit into 32 bits: 1099511627776",
+        ),
         ({"headers": pa.array(["{}", "{", "{}"])}, "headers of row 101 of the task are not a JSON object: { "),
         ({"headers": pa.array(["{}", None, "[1]"])}, r"headers of row 102 of the task are not a JSON object: \[1\]"),
         ({"occurred_at": pa.array([0, None, 1 << 62], pa.timestamp("us", "UTC"))}, "occurred_at of row 102 "),
@@ -226,7 +229,12 @@ def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
             "^headers of row 0 of the task are not a JSON object: {x",
         ),
         (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition must be between 0 and 0, got 1"),
-        (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition must be between 0 and 0, got -1"),
+        (
+            batch(0, 1, partition=pa.array([-1], pa.int32())),
+            "t",
+            InvalidArgument,
+            "partition must be between 0 and 0, got -1",
+        ),
         (batch(0, 1, headers=pa.array(["[1]"])), "t", InvalidArgument, "not a JSON object"),
     ]:
         with pytest.raises(kind, match=said):
