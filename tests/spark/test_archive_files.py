@@ -30,7 +30,7 @@ from trunkline.types import NewMessage
 
 
 def fill(db: str, topic: str, n: int, *, partitions: int = 1, conn: Connection) -> int:
-    """Messages of all kinds in a topic of small segments; answers its number."""
+    """Create messages of all kinds in a topic of small segments; return its number."""
     made = conn.execute(
         "select (trunkline.create_topic(%s, %s, p_retention => '0', p_segment_rows => 64)).topic_id", (topic, partitions)
     ).fetchone()

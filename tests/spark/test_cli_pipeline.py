@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 @pytest.mark.timeout(600)
 def test_archive_list_show_and_read(cli: Cli, tmp_path: Path) -> None:
-    """One command starts a Spark of its own, as a user's would."""
+    """One command starts its own Spark session, as a user's would."""
     with SyncClient(cli.url) as mq:
         mq.topics.create("orders")
         mq.publish_many("orders", [{"n": n} for n in range(50)])
@@ -82,7 +82,7 @@ def publish():
 
 @pytest.mark.timeout(600)
 def test_a_declared_pipeline_finds_its_tables_again(cli: Cli, tmp_path: Path) -> None:
-    """Two commands one after the other: the second takes what is new, in a Spark of its own."""
+    """Two commands in sequence: the second processes new messages, in its own Spark session."""
     (tmp_path / "shop.py").write_text(DECLARED)
     with SyncClient(cli.url) as mq:
         mq.topics.create("orders")

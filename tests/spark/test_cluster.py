@@ -23,7 +23,7 @@ from trunkline.db import archive as calls
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-# Runs as a program of its own: a process has one Spark, and the other tests have theirs.
+# Runs as a separate program: a process has one Spark, and the other tests have theirs.
 PROGRAM = """
 import sys, time
 from trunkline.spark import open_session
@@ -223,6 +223,6 @@ def test_tasks_with_twins(cluster: Cluster, db: str, conn: Connection, tmp_path:
         found.append([int(row[0]) for page in pages for row in page])
     assert flat(found) == list(range(rows))
     assert in_order_of_keys(found)
-    # what the one that was overtaken had brought is there, and counts for nothing
+    # The rows of the superseded attempt exist, and are not counted.
     lost = conn.execute("select count(distinct attempt) from trunkline.staged where complete").fetchone()
     assert lost is not None and lost[0] >= 1

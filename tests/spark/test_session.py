@@ -1,4 +1,4 @@
-"""What is missing is told in a word, before anything is started."""
+"""Missing requirements are reported in one line, before anything is started."""
 
 from __future__ import annotations
 

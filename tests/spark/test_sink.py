@@ -115,7 +115,7 @@ def test_overwrite_is_refused(spark: SparkSession, db: str) -> None:
 
 
 def test_topic_to_topic_once(spark: SparkSession, db: str, conn: Connection, tmp_path: Path) -> None:
-    """Tasks fail, a commit's answer gets lost after it was published, and the query is started again."""
+    """Tasks fail, the response of a commit is lost after it was published, and the query is restarted."""
     conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('out', 2)")
     publish(conn, "t", 2000)
 

@@ -118,7 +118,7 @@ def test_a_version_that_was_never_published_is_refused_after_a_later_one(db: str
     with pytest.raises(InvalidArgument, match="version 4 of writer 'w' cannot be published after version 5"):
         commit(db, "w", 4, [stage(db, [batch(4, 1)], topic="t")])
     assert not commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")]).done, "its record says that it was published"
-    # without its record, nobody knows
+    # without its record, it is unknown
     conn.execute("update trunkline.sink_commits set at = at - interval '2 days'")
     conn.execute("select trunkline._upkeep_stages()")
     with pytest.raises(InvalidArgument, match="version 3 of writer 'w' cannot be published after version 5"):
