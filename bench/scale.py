@@ -1,8 +1,8 @@
 """`python -m bench.scale`: measure how costs grow with open messages and with the number of queues and topics.
 
 `open` measures with 0, 10,000 and 100,000 open leases, delayed messages, returns, waiting jobs and idle groups. `many`
-creates thousands of queues and topics. Both run upkeep task by task on a separate connection, so that each figure belongs
-to one task. CPU time is that of the backend.
+creates thousands of queues and topics. Both run upkeep task by task on a separate connection, so that each figure
+belongs to one task. CPU time is that of the backend.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Bed:
         self.upkeep.conn.execute("select trunkline.run_upkeep(%s)", (task,))
 
     def settle_down(self, rounds: int = 6) -> None:
-        """Run all upkeep tasks repeatedly until they are idle, then vacuum and analyze, as autovacuum eventually would."""
+        """Run all upkeep tasks repeatedly until they are idle, then vacuum and analyze like autovacuum."""
         for _ in range(rounds):
             for task in self.tasks():
                 self.run(task)

@@ -1,11 +1,13 @@
 """Check the dependencies in the lock files.
 
 Verifies that every entry is one exact version with at least one SHA-256, and that the installed packages are compatible
-(`pip check`) and match the lock files. If the package index responds, also verifies that no locked release was yanked and
-that the index has every locked hash. An index that does not respond is reported, but is a failure only with `--strict`.
+(`pip check`) and match the lock files. If the package index responds, also verifies that no locked release was yanked
+and that the index has every locked hash. An index that does not respond is reported, but is a failure only with
+`--strict`.
 
-Does not check for known vulnerabilities: that requires an advisory database (PyPI's JSON API or OSV), which machines with
-access to a package index only cannot reach. With full network access, run `pip-audit --require-hashes -r requirements.lock`.
+Does not check for known vulnerabilities: that requires an advisory database (PyPI's JSON API or OSV), which machines
+with access to a package index only cannot reach. With full network access, run `pip-audit --require-hashes -r
+requirements.lock`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ def read_lock(text: str) -> tuple[list[Entry], list[str]]:
 
 
 def compare_installed(entries: list[Entry], installed: dict[str, str]) -> list[str]:
-    """Return differences between locked and installed versions. Ignores packages that are not installed or not locked."""
+    """Return differences between locked and installed versions.
+
+    Ignores packages that are not installed or not locked.
+    """
     locked: dict[str, set[str]] = {}
     for entry in entries:
         locked.setdefault(entry.name, set()).add(entry.version)

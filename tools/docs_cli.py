@@ -20,10 +20,10 @@ INTRO = """# Command line
 
 `tools/docs_cli.py` generates this page from the commands.
 
-Commands have the form `trunkline <resource> <command>`. Data goes to stdout, all other output to stderr. Data is printed as
-a table on a terminal and as JSON elsewhere; `-o` overrides this. Control characters in messages are escaped. Destructive
-commands ask you to type the name on a terminal and require `--yes` elsewhere. `topic read`, `topic tail` and `queue peek`
-have no effect on any reader.
+Commands have the form `trunkline <resource> <command>`. Data goes to stdout, all other output to stderr. Data is
+printed as a table on a terminal and as JSON elsewhere; `-o` overrides this. Control characters in messages are
+escaped. Destructive commands ask you to type the name on a terminal and require `--yes` elsewhere. `topic read`,
+`topic tail` and `queue peek` have no effect on any reader.
 
 All commands that use a database have these options:
 
@@ -35,13 +35,13 @@ All commands that use a database have these options:
 | `--timeout TIME` | maximum time for the command |
 | `-q`, `--quiet` | print only errors to stderr |
 
-`trunkline --url URL <resource> <command>` sends requests to an HTTP service instead, with a token from `--token` or
-`TRUNKLINE_TOKEN`. `TRUNKLINE_URL` has the same effect for every command. Output and exit codes are the same.
+`trunkline --url URL <resource> <command>` sends requests to an HTTP service instead, with a token from `--token`
+or `TRUNKLINE_TOKEN`. `TRUNKLINE_URL` has the same effect for every command. Output and exit codes are the same.
 `queue purge`, `queue cleanup`, `token`, `doctor` and `migrate` are not available over HTTP.
 
-Write durations as `500ms`, `30s`, `5m`, `2h` or `7d`. A position is `earliest`, `latest`, an offset, a timestamp such as
-`2026-01-31T12:00:00Z`, or an age such as `1h`. Commands without an end (`topic tail`, `top`, `--watch`) write one JSON
-object per line with `-o json` too.
+Write durations as `500ms`, `30s`, `5m`, `2h` or `7d`. A position is `earliest`, `latest`, an offset, a timestamp
+such as `2026-01-31T12:00:00Z`, or an age such as `1h`. Commands without an end (`topic tail`, `top`, `--watch`)
+write one JSON object per line with `-o json` too.
 
 ## Exit codes
 

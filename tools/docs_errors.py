@@ -15,27 +15,28 @@ INTRO = """\
 
 <!-- Written by tools/docs_errors.py from src/trunkline/errors.py; change that file, not this one. -->
 
-Identify an error by its class or code, never by its message. In SQL the code is the SQLSTATE, in Python the class, over
-HTTP the status and the code, on the command line the exit code. Every error has a `message`; most also have a `hint` that
-says how to fix it.
+Identify an error by its class or code, never by its message: in SQL by the SQLSTATE, in Python by the class, over
+HTTP by the status and the code, on the command line by the exit code. Every error has a `message`; most also have
+a `hint` that says how to fix it.
 
-An empty claim and a lost lease are not errors: a claim returns an empty list, and settling an expired lease returns `lost`.
+An empty claim and a lost lease are not errors: a claim returns an empty list, and settling an expired lease
+returns `lost`.
 
 | code | class | SQLSTATE | HTTP | exit | meaning | what to do |
 |---|---|---|---|---|---|---|
 """
 OUTRO = """
-Errors form a class hierarchy: `except NotFound` catches `TopicNotFound`, and `except Unavailable` catches all errors that a
-retry may resolve. They are in `trunkline.errors`; `LeaseLost`, `TransactionMisuse` and `InvalidBody` in `trunkline.client`,
-those of jobs in `trunkline.jobs`. An argument of a Python call that has the wrong type or value is a `TypeError` or
-`ValueError` before anything is sent, as everywhere in Python.
+Errors form a class hierarchy: `except NotFound` catches `TopicNotFound`, and `except Unavailable` catches all
+errors that a retry may resolve. The classes are in `trunkline.errors`, except `LeaseLost`, `TransactionMisuse` and
+`InvalidBody` in `trunkline.client`, and those of jobs in `trunkline.jobs`. As usual in Python, an argument of the
+wrong type or value raises `TypeError` or `ValueError`, before anything is sent.
 
 ```text
 {tree}
 ```
 
-Commands exit with 0 on success, 2 for wrong usage, 124 if `--timeout` was exceeded, 130 if interrupted, and 141 if stdout
-was closed by its reader.
+Commands exit with 0 on success, 2 for wrong usage, 124 if `--timeout` was exceeded, 130 if interrupted, and 141 if
+stdout was closed by its reader.
 """
 
 # Hints by code, for errors without an entry in errors.HINTS and without a hint from the server.

@@ -84,13 +84,13 @@ INTRO = """\
 
 <!-- Written by tools/docs_python.py from src/trunkline/client; change those files, not this one. -->
 
-`from trunkline import Client, SyncClient, NewMessage, LeaseLost`. `SyncClient` has the same methods without `await`; use
-`with` and `for` instead of `async with` and `async for`. Durations are a `timedelta` or text such as `500ms`, `30s`, `5m`,
-`2h`, `7d`. A position is `"earliest"`, `"latest"`, an offset or a time. Methods that settle deliveries return `done`,
-`lost` or `unknown`. Errors: [errors](errors.md).
+`from trunkline import Client, SyncClient, NewMessage, LeaseLost`. `SyncClient` has the same methods without
+`await`; use `with` and `for` instead of `async with` and `async for`. Durations are a `timedelta` or text such as
+`500ms`, `30s`, `5m`, `2h`, `7d`. A position is `"earliest"`, `"latest"`, an offset or a time. Methods that settle
+deliveries return `done`, `lost` or `unknown`. Errors: [errors](errors.md).
 
-Text, numbers, lists, dictionaries, None, dataclasses, msgspec Structs and Pydantic models are sent as JSON, bytes unchanged.
-`type=` decodes bodies into a type.
+Text, numbers, lists, dictionaries, None, dataclasses, msgspec Structs and Pydantic models are sent as JSON, bytes
+unchanged. `type=` decodes bodies into a type.
 """
 
 

@@ -1,8 +1,8 @@
 """Run all tests in three processes, then rerun a few failed ones alone.
 
-Some tests depend on real processes and clocks, and three at a time on two cores may starve one of them. A failure that does
-not recur alone is printed but does not count. Kernel tests are not rerun. Tests of planted bugs are, because the bug may not
-have been triggered.
+Some tests depend on real processes and clocks, and three at a time on two cores may starve one of them. A failure that
+does not recur alone is printed but does not count. Kernel tests are not rerun. Tests of planted bugs are, because the
+bug may not have been triggered.
 """
 
 from __future__ import annotations

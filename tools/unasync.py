@@ -1,7 +1,7 @@
-"""Generate the sync versions of the async modules: `python tools/unasync.py`; `--check` verifies that they are up to date.
+"""Generate the sync versions of the async modules: `python tools/unasync.py`; `--check` only verifies them.
 
-The async files are the source. The generator rewrites tokens, which preserves comments, and formats the result with ruff.
-Code that differs between tasks and threads is in `db/tasks.py` and `db/threads.py`, which define the same names.
+The async files are the source. The generator rewrites tokens, which preserves comments, and formats the result with
+ruff. Code that differs between tasks and threads is in `db/tasks.py` and `db/threads.py`, which define the same names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Celery with Redis, as a reference: an in-memory broker without flushes. Starts a server and a worker per measurement."""
+"""Celery with Redis, as a reference: an in-memory broker without flushes.
+
+Starts a server and a worker per measurement.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ def read(bed: Bed, number: int, topic: str, *, tasks: int) -> DataFrame:
 
 
 def make_sink(lab: Lab) -> None:
-    """Create a logged table with a primary key and the minimal columns of a message. Unlike ours, it has no message ids."""
+    """Create a logged table with a primary key and the minimal columns of a message.
+
+    Unlike ours, it has no message ids.
+    """
     lab.conn.execute(f"drop table if exists {SINK}".encode())
     lab.conn.execute(
         f"create table {SINK} (id bigint generated always as identity primary key, key text, value bytea not null,"

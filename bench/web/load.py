@@ -18,8 +18,8 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length:"
 
 Exchange = Generator[tuple[bytes, int], bytes, None]
-"""The work of one connection: yields a request with the number of messages that its response completes, and receives the
-response body. Ends when there is no work left."""
+"""The work of one connection: yields a request with the number of messages that its response completes, and receives
+the response body. Ends when there is no work left."""
 
 
 class Load(msgspec.Struct, kw_only=True):

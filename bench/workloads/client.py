@@ -1,4 +1,4 @@
-"""The Python client in one process: large batches, coalesced single publishes, and consuming with one ack per message."""
+"""The Python client in one process: large batches, coalesced publishes, and consuming with one ack per message."""
 
 from __future__ import annotations
 

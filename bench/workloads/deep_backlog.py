@@ -1,4 +1,7 @@
-"""Claim latency with a deep backlog, compared with a backlog of a thousand messages. Calls alternate between both queues."""
+"""Claim latency with a deep backlog, compared with a backlog of a thousand messages.
+
+Calls alternate between both queues.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ class _Followed:
 
 
 class _Counted:
-    """A fetch step that records its group's position. Like a woken consumer, it fetches only if messages are available."""
+    """A fetch step that records its group's position.
+
+    Like a woken consumer, it fetches only if messages are available.
+    """
 
     def __init__(self, step: crew.Step, counts: Any, group: int) -> None:
         self.latencies: list[float] = []

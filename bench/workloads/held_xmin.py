@@ -24,7 +24,10 @@ _CONSUMERS = 4
 
 
 class _Phase(msgspec.Struct, frozen=True):
-    """Result of one phase. Dead rows are counted after its connections are closed, when their statistics are complete."""
+    """Result of one phase.
+
+    Dead rows are counted after its connections are closed, when their statistics are complete.
+    """
 
     acked: float
     p50: float

@@ -1,4 +1,4 @@
-"""Typed jobs: no-op jobs in one process compared with other libraries, batch enqueues, pickup latency, cost of a limit."""
+"""Typed jobs: no-op jobs in one process compared with other libraries, batch enqueues, pickup, cost of a limit."""
 
 from __future__ import annotations
 

@@ -39,7 +39,10 @@ class PublisherSpec(msgspec.Struct, frozen=True, tag="publisher"):
 
 
 class Publisher:
-    """Publish until the required number is accepted, at about the given rate. Awaits each response, so its order is known."""
+    """Publish until the required number is accepted, at about the given rate.
+
+    Awaits each response, so its order is known.
+    """
 
     def __init__(self, session: Session, spec: PublisherSpec) -> None:
         self.session = session

@@ -86,7 +86,7 @@ class Redriven:
 
 
 def collect_redriven(by_call: dict[str, list[Op]], report: Report) -> Redriven:
-    """A redrive without a response took effect if and only if its letters are not dead at the end and not redriven later."""
+    """A redrive without a response took effect if its letters are neither dead at the end nor redriven later."""
     redriven = Redriven()
     for op in by_call["redrive"]:
         if op.outcome != "ok":

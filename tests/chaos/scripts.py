@@ -380,7 +380,10 @@ def message_past_its_ttl(world: World) -> None:
 
 
 def claim_beside_passes(world: World) -> None:
-    """A claim stays open while passes check its drawn positions. It commits, and no other consumer gets its messages."""
+    """A claim stays open while passes check its drawn positions.
+
+    It commits, and no other consumer gets its messages.
+    """
     one, two = world.session("one"), world.session("two")
     enqueue(world.main, "a", "b")
     world.sequence()

@@ -142,7 +142,7 @@ class Crew:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Return the faults of the ledger; all empty if effects happened exactly once."""
+    """Faults of the ledger; all empty if effects happened exactly once."""
 
     missing: list[str]
     """Published, without an effect."""

@@ -25,8 +25,8 @@ from trunkline.errors import OutcomeUnknown, Unavailable
 
 LEASE = "2s"
 LEDGER = "insert into ledger (target, value, worker) values (%s, %s, %s)"
-# Errors that a consumer may encounter: its lease expired, the server went away, or it restarted and lost a fetch of its last
-# moment (OffsetAhead). Anything else ends the process, and the test.
+# Errors that a consumer may encounter: its lease expired, the server went away, or it restarted without a fetch of its
+# last moment (OffsetAhead). Anything else ends the process, and the test.
 GONE = (LeaseLost, OutcomeUnknown, Unavailable)
 
 

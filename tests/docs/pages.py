@@ -38,7 +38,7 @@ def pages() -> list[str]:
 
 
 def wants(page: str) -> frozenset[str]:
-    """Requirements of a page besides a database: `<!-- with: a second server -->`."""
+    """Return the requirements of a page besides a database: `<!-- with: a second server -->`."""
     return frozenset(_WITH.findall((ROOT / page).read_text()))
 
 

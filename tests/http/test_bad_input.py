@@ -230,7 +230,7 @@ def test_settlements(http: httpx.Client, queue: str) -> None:
 
 
 def test_a_hint_is_a_request_that_helps(http: httpx.Client, name: str) -> None:
-    """Dependencies are created by the preceding requests, which are sent unchanged."""
+    """The hint names the request that creates the missing object; the test sends it unchanged."""
     steps = [
         (f"/v1/queues/{name}", "queue_not_found"),
         (f"/v1/topics/{name}", "topic_not_found"),

@@ -99,7 +99,7 @@ def test_many_waiters_get_one_message_each(server: HttpServer, http: httpx.Clien
 
 
 def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http: httpx.Client, queue: str) -> None:
-    """A wait queue that is known to be empty admits new clients without another query; later messages reach all of them."""
+    """While a queue is known to be empty, new clients wait without another query; later messages reach all of them."""
 
     def wait(seconds: float) -> list[Any]:
         answer = httpx.post(f"{server.url}/v1/queues/{queue}/claims", json={"wait": seconds}, timeout=40)

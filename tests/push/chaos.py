@@ -326,7 +326,8 @@ def _check(url: str, plan: Plan, world: World, events: list[float], record: Path
 def _repeats(world: World, events: list[float], unheard: set[str]) -> tuple[int, int]:
     """Return requests for messages that already got a 200, and how many of them are unexplained.
 
-    Explanations are a kill or crash at that time, or a dispatcher that recorded that the response did not arrive in time.
+    Explanations are a kill or crash at that time, or a dispatcher that recorded that the response did not arrive in
+    time.
     """
     repeats = unexplained = 0
     for id, answers in world.answered.items():

@@ -26,7 +26,10 @@ async def test_t11_a_delayed_message_is_not_delivered_early(db: str, conn: Conne
 
 
 async def test_t12_an_idle_dispatcher_delivers_within_about_a_second(db: str, conn: Connection, receiver: Receiver) -> None:
-    """Published from plain SQL, without a wake-up, so the poll finds it. Only checks that it takes less than a minute."""
+    """Published from plain SQL, without a wake-up, so the poll finds it.
+
+    Only checks that it takes less than a minute.
+    """
     make(conn, receiver.url)
     async with dispatching(db):
         for number in range(1, 4):

@@ -1,4 +1,4 @@
-"""An open publisher blocks no session, and no session blocks publishers: P4, and DESIGN 3.4 on rotation and retention."""
+"""An open publisher blocks no session, and no session blocks publishers: P4, DESIGN 3.4 on rotation and retention."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def limits(session: Session) -> list[int]:
 
 
 def test_publishers_trust_only_segments_that_were_there_before(main: Session) -> None:
-    """Objects that a transaction attaches are visible a moment before others are notified: functions must not rely on that."""
+    """Objects that a transaction attaches are visible before other sessions know them: functions must not use them yet."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     there = main.one("select max(segment) + 1 from trunkline.segments")
     for _ in range(3):

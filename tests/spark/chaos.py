@@ -242,7 +242,10 @@ class Chaos:
         return bool(row[0])
 
     def _note_replay(self) -> None:
-        """Return true if a batch was published that Spark has not recorded. The next driver repeats it, which must be a no-op."""
+        """Count a batch that was published but not recorded by Spark.
+
+        The next driver repeats it, which must be a no-op.
+        """
         folder = self._home / "checkpoint" / "commits"
         noted = max((int(path.name) for path in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
         with suppress(psycopg.Error), psycopg.connect(self._server.url, autocommit=True) as conn:

@@ -165,7 +165,7 @@ def run_together(threads: list[threading.Thread]) -> None:
 
 @contextmanager
 def refused(sqlstate: str, named: str = "") -> Iterator[None]:
-    """Check that the call fails with this code, that the text names the problem, and that our own errors have a hint."""
+    """Check that the call fails with this code, that the text names the problem, and that our errors have a hint."""
     with pytest.raises(psycopg.Error) as caught:
         yield
     diag = caught.value.diag

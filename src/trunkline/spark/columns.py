@@ -1,7 +1,7 @@
 """Convert log batches to the columns of a Spark schema: Kafka's names and types first, then ours. All in Arrow.
 
-The schema decides which columns are read. Text columns can be read as binary, and binary columns as text if the bytes are
-valid UTF-8.
+The schema decides which columns are read. Text columns can be read as binary, and binary columns as text if the bytes
+are valid UTF-8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The partition of a key: Postgres's `hashtextextended`, vectorised with NumPy.
 
-Calling the database for each key would cost more than all other work on a row. `PROBE` is hashed on both sides to verify
-that they agree.
+Calling the database for each key would cost more than all other work on a row. `PROBE` is hashed on both sides to
+verify that they agree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One policy for offsets that a query should read but that are missing. Pure.
 
 Retention removes messages, archives have holes, topics are recreated, databases are restored to an earlier time. Batch
-reads, streams, repeated batches and tasks all apply the policy here: the query fails and names the missing offsets. With
-failOnDataLoss=false it skips exactly those offsets and logs a warning for each gap.
+reads, streams, repeated batches and tasks all apply the policy here: the query fails and names the missing offsets.
+With failOnDataLoss=false it skips exactly those offsets and logs a warning for each gap.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def parse(option: str, text: str) -> str | Positions:
 def resolve(option: str, wanted: str | Positions, heads: Sequence[Head]) -> tuple[Positions, list[TrunklineError]]:
     """Resolve an option to current positions. Return them with an error for each one that is out of range.
 
-    A position beyond the end is replaced by the end. One below the earliest available offset is kept: the caller detects
-    the missing offsets when it reads from there.
+    A position beyond the end is replaced by the end. One below the earliest available offset is kept: the caller
+    detects the missing offsets when it reads from there.
     """
     if isinstance(wanted, dict):
         _check_cover(option, wanted, heads)
@@ -152,7 +152,7 @@ def ranges(start: Positions, end: Positions, ids: Mapping[str, int]) -> list[Ran
 
 
 def admit(start: Positions, heads: Sequence[Head], max_rows: int | None) -> Positions:
-    """Return the end positions of the next batch: the heads, or `max_rows` split in proportion to each partition's lag."""
+    """Return the end positions of the next batch: the heads, or `max_rows` split in proportion to the partitions' lag."""
     waiting = [max(0, head.head - start[head.topic][head.partition]) for head in heads]
     take = waiting if max_rows is None or sum(waiting) <= max_rows else _shared(waiting, max_rows)
     positions: Positions = {}
@@ -164,8 +164,8 @@ def admit(start: Positions, heads: Sequence[Head], max_rows: int | None) -> Posi
 def _shared(waiting: Sequence[int], max_rows: int) -> list[int]:
     """Return proportional shares that add up to `max_rows`.
 
-    Rounding differences go to the largest remainders, then to the largest lags, so a limit below the number of partitions
-    starves none of them.
+    Rounding differences go to the largest remainders, then to the largest lags, so a limit below the number of
+    partitions starves none of them.
     """
     total = sum(waiting)
     take = [rows * max_rows // total for rows in waiting]

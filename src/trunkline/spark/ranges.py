@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Starting a task costs as much as reading 10,000 rows, so small ranges share one. A large task delays the end of the job.
+# Starting a task costs as much as reading 10,000 rows, so small ranges share one. Large tasks delay the end of the job.
 SMALL_TASK = 50_000
 LARGE_TASK = 250_000
 

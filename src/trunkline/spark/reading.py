@@ -106,7 +106,10 @@ def _read_part(
 def _windows(
     conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Read runs whose ids jump, in windows sorted by offset. A window holds about _WINDOW_BYTES at most, or one message."""
+    """Read runs whose ids jump, in windows sorted by offset.
+
+    A window holds about _WINDOW_BYTES at most, or one message.
+    """
     rows = _FIRST_WINDOW
     left = runs
     while len(left.n):

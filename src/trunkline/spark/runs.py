@@ -1,8 +1,8 @@
 """Map offsets to row ids and back: runs of ids, split so that each part is one scan of the primary key. Pure.
 
-Offsets follow the commit order of transactions, ids their insert order. With one publisher both agree. With many, the ids
-of a range of offsets jump back and forth: usually a little, far if a transaction stayed open. Parts with ascending ids are
-streamed as they are; the others are read in windows and sorted here.
+Offsets follow the commit order of transactions, ids their insert order. With one publisher both agree. With many, the
+ids of a range of offsets jump back and forth: usually a little, far if a transaction stayed open. Parts with ascending
+ids are streamed as they are; the others are read in windows and sorted here.
 """
 
 from __future__ import annotations

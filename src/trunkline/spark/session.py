@@ -79,7 +79,7 @@ def open_session(
     if chosen.startswith("local"):
         settings |= _LOCAL_CONF | _java_options(conf or {}, quiet=quiet)
         if SparkSession.getActiveSession() is None:
-            # Spark's default of 200 suits a cluster. On one machine it adds a minute to small jobs, seconds to each batch.
+            # Spark's default, 200, suits a cluster. On one machine it adds a minute to small jobs, seconds to each batch.
             settings["spark.sql.shuffle.partitions"] = str(4 * (os.cpu_count() or 1))
     if quiet:
         _hush()
@@ -164,7 +164,7 @@ def register(spark: SparkSession, url: str | None = None) -> None:
         spark.dataSource.register(TrunklineSource)
     target = url or (f"env:{URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else None)
     if target is not None and not getattr(spark, "_trunkline_listener", False):
-        # With Connect, PySpark runs listeners in a thread that keeps the program alive, unless a daemon thread starts it.
+        # With Connect, PySpark's listener thread keeps the program alive, unless a daemon thread starts it.
         adding = threading.Thread(target=spark.streams.addListener, args=(ProgressListener(Secret(target)),), daemon=True)
         if is_connect(spark):
             adding.start()
@@ -248,7 +248,10 @@ def _private_folder() -> Path:
 
 
 def _java_options(conf: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
-    """Return the JVM options. A class archive halves the start time; it is valid only for Spark's default class path."""
+    """Return the JVM options.
+
+    A class archive halves the start time; it is valid only for Spark's default class path.
+    """
     if "spark.driver.extraJavaOptions" in conf:
         return {}
     # Other collectors are designed for many cores and start more slowly.

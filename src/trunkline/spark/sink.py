@@ -118,8 +118,8 @@ def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
 class BatchSink(DataSourceArrowWriter):
     """`df.write`: publishes all rows or none. With txnAppId and txnVersion, repeating a job publishes nothing.
 
-    In foreachBatch the version is the batch number, which restarts at 0 with a new checkpoint. The query id is therefore
-    part of the writer's name, so that a new query's batches are not mistaken for repeats.
+    In foreachBatch the version is the batch number, which restarts at 0 with a new checkpoint. The query id is
+    therefore part of the writer's name, so that a new query's batches are not mistaken for repeats.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
@@ -148,7 +148,10 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream`: publishes each micro-batch exactly once. The query id is the writer, the batch id the version."""
+    """`df.writeStream`: publishes each micro-batch exactly once.
+
+    The query id is the writer, the batch id the version.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         if options.app_id is not None:

@@ -1,10 +1,10 @@
 """The data source "trunkline": Spark's entry points. Modules without Spark dependencies do the work.
 
-`pushFilters` is not implemented: Spark 4.3 keeps pushed filters with the DataFrame, and its next use would return the rows
-of the first.
+`pushFilters` is not implemented: Spark 4.3 keeps pushed filters with the DataFrame, and its next use would return the
+rows of the first.
 
-Readers and writers are imported lazily: Spark starts one process each to find the source, to get its schema and to plan,
-and each would import everything.
+Readers and writers are imported lazily: Spark starts one process each to find the source, to get its schema and to
+plan, and each would import everything.
 """
 
 from __future__ import annotations

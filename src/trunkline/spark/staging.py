@@ -1,7 +1,7 @@
 """Exactly-once writes, without Spark: tasks copy rows to the log, invisible to readers; one transaction publishes them.
 
-A task that runs twice stages its rows under two attempts; a commit publishes only the attempts that it names. The commit
-records its version in the same transaction, so repeating it has no effect.
+A task that runs twice stages its rows under two attempts; a commit publishes only the attempts that it names. The
+commit records its version in the same transaction, so repeating it has no effect.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Committed:
 def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None, job: str | None = None) -> Staged:
     """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. Runs in a task.
 
-    All rows go to `topic` (or `queue:<name>`); without it, the column `topic` decides for each row. `job` is common to all
-    attempts at the same work: `commit` discards those that it does not publish.
+    All rows go to `topic` (or `queue:<name>`); without it, the column `topic` decides for each row. `job` is common to
+    all attempts at the same work: `commit` discards those that it does not publish.
     """
     attempt = _new_attempt(job)
     targets: dict[str, _Target] = {}
@@ -243,7 +243,7 @@ def _first_misfit(column: pa.Array, kind: pa.DataType) -> int:
 
 
 def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) -> None:
-    """Raise an error that names the row whose headers are not a JSON object, if any, after the database rejected rows."""
+    """Raise an error that names a row whose headers are not a JSON object. Called after the database rejected rows."""
     texts = chunk.column("headers").to_pylist() if "headers" in chunk.schema.names else []
     for row, text in enumerate(texts):
         try:
@@ -392,7 +392,10 @@ def _headers(batch: pa.RecordBatch) -> pa.Array | None:
 
 
 def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
-    """Convert Kafka's headers, a list of structs, to two lists of text. `first` is the number of the column's first row."""
+    """Convert Kafka's headers, a list of structs, to two lists of text.
+
+    `first` is the number of the column's first row.
+    """
     items = column.flatten()
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))

@@ -27,8 +27,8 @@ from trunkline.spark.reading import resolved
 from trunkline.spark.tiering import Reading, read
 from trunkline.spark.workers import settle
 
-# Seconds to wait before reporting that there are no new messages: Spark polls without a pause by default, which would run
-# a hundred queries a second.
+# Seconds to wait before reporting that there are no new messages: by default Spark polls without a pause, which would
+# run a hundred queries a second.
 _IDLE_WAIT = 0.1
 
 

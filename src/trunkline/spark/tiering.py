@@ -139,7 +139,7 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
 
 
 def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -> int:
-    """Return the offset at which to continue if the first offset of `rest` was missing: in the archive, or after the gap."""
+    """Return where to continue if the first offset of `rest` is missing: in the archive, or after the gap."""
     found = stored(url, rest, how.tier)
     if found is None:
         loss.decide([loss.deleted(rest)], fail=how.fail_on_data_loss)

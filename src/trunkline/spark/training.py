@@ -1,4 +1,4 @@
-"""`python -m trunkline.spark.training FILE`: run a typical session, so that Java archives the classes it loads in FILE."""
+"""`python -m trunkline.spark.training FILE`: run a typical session, so that Java archives its classes in FILE."""
 
 from __future__ import annotations
 

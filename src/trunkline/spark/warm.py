@@ -1,8 +1,8 @@
 """`python -m trunkline.spark.warm`: archive the classes that a session loads, to halve the start time of later ones.
 
-This is Java's class-data sharing. The archive is specific to a Java and a Spark build, and is stored in the user's cache.
-It is optional: if it is missing or does not match, Spark starts as usual. A session without one creates it in the
-background after the program ends, unless `TRUNKLINE_SPARK_KEEP_CLASSES=off` is set.
+This is Java's class-data sharing. The archive is specific to a Java and a Spark build, and is stored in the user's
+cache. It is optional: if it is missing or does not match, Spark starts as usual. A session without one creates it in
+the background after the program ends, unless `TRUNKLINE_SPARK_KEEP_CLASSES=off` is set.
 """
 
 from __future__ import annotations

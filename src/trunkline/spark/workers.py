@@ -8,7 +8,9 @@ from pyspark import TaskContext
 
 
 def settle() -> None:
-    """Exclude imported modules from garbage collection. Each task calls this; only the first call in a worker does work.
+    """Exclude imported modules from garbage collection.
+
+    Each task calls this; only the first call in a worker does work.
 
     Spark runs a collection after every task. Scanning all imported modules takes about 20 ms, as long as reading 10,000
     messages. Objects that exist when the first task begins live as long as the worker, so freeze them.

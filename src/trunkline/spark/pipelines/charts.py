@@ -1,4 +1,7 @@
-"""Charts as inline SVG, without scripts or external resources. CSS variables set the colours, so they follow the theme."""
+"""Charts as inline SVG, without scripts or external resources.
+
+CSS variables set the colours, so they follow the theme.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Spark Declarative Pipelines: files declare tables and sinks; Spark derives the order and runs the flows.
 
-They need Spark Connect. A run starts its own session or uses a given Connect session, and switches PySpark's functions in
-this process to Connect while it runs.
+They need Spark Connect. A run starts its own session or uses a given Connect session, and switches PySpark's functions
+in this process to Connect while it runs.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ def run_declared(
     master: str | None = None,
     told: Progress | None = None,
 ) -> DeclaredReport:
-    """Run the pipeline that a .py, .sql or spec (.yml) file declares. Each flow processes its new input, then the run ends.
+    """Run the pipeline that a .py, .sql or spec (.yml) file declares.
 
-    `storage` is the folder of the checkpoints; if the run starts its own session, also of the tables and their catalogue.
-    `refresh` limits the run to these tables. `full_refresh` discards all state and reads everything again. `dry_run` only
-    validates the pipeline.
+    Each flow processes its new input, then the run ends.
+
+    `storage` is the folder of the checkpoints; if the run starts its own session, also of the tables and their
+    catalogue. `refresh` limits the run to these tables. `full_refresh` discards all state and reads everything again.
+    `dry_run` only validates the pipeline.
     """
     if spark is not None and not is_connect(spark):
         raise InvalidArgument(

@@ -38,8 +38,8 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
 def export(url: str, topic: str, format: str, *, table: str | None = None) -> ExportReport:
     """Add the files archived since the last export. Safe to repeat and to run concurrently: each file is added once.
 
-    Delta: the table is the topic's folder in the archive. Iceberg: the table, by default `trunkline.<topic>`, belongs to a
-    catalogue in the same Postgres database.
+    Delta: the table is the topic's folder in the archive. Iceberg: the table, by default `trunkline.<topic>`, belongs
+    to a catalogue in the same Postgres database.
     """
     started = time.monotonic()
     with clear_errors(), psycopg.connect(url, autocommit=True) as conn:

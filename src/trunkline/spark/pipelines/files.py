@@ -1,7 +1,9 @@
-"""Archive files: consecutive offsets of one partition as Parquet. Each file is read back and verified before it is listed.
+"""Archive files: consecutive offsets of one partition as Parquet.
 
-A file has all columns of the log, so reads from the archive and from the log return equal rows. Row groups are limited in
-rows and bytes, which bounds memory for payloads of any size.
+Each file is read back and verified before it is listed.
+
+A file has all columns of the log, so reads from the archive and from the log return equal rows. Row groups are limited
+in rows and bytes, which bounds memory for payloads of any size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replay a range of messages from log or archive to a topic or queue. Exactly once, and resumable.
 
-The first start stores the plan (source, offsets, target, chunk size) under the replay's id. Each chunk is one version of
-one writer, so a restart continues with the first unpublished chunk and publishes none twice.
+The first start stores the plan (source, offsets, target, chunk size) under the replay's id. Each chunk is one version
+of one writer, so a restart continues with the first unpublished chunk and publishes none twice.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def replay(
 ) -> ReplayReport:
     """Publish the messages from `start` to `end` (exclusive) again. Keeps the order within each partition.
 
-    `filter` is a SQL condition, `transform` a .py or .sql file that works row by row, `rate` the maximum number of messages
-    per second. `dry_run` reads and transforms without publishing.
+    `filter` is a SQL condition, `transform` a .py or .sql file that works row by row, `rate` the maximum number of
+    messages per second. `dry_run` reads and transforms without publishing.
     """
     target = Target.of(to_topic, to_queue)
     change = transforms.load(transform) if transform else None
@@ -156,7 +156,10 @@ def copy(
     rate: float | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Copy the plan's messages to the target in chunks. Each chunk is published once per writer, also after a failure."""
+    """Copy the plan's messages to the target in chunks.
+
+    Each chunk is published once per writer, also after a failure.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 

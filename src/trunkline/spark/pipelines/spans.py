@@ -22,8 +22,8 @@ Spans = dict[int, tuple[int, int]]
 def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest", *, readable: bool = True) -> Spans:
     """Return the offsets from `start` to `end` (exclusive) by partition, archive included.
 
-    Raises `OffsetOutOfRange` for an offset below the archive. With `readable`, also if an offset is neither in the log nor
-    in the archive.
+    Raises `OffsetOutOfRange` for an offset below the archive. With `readable`, also if an offset is neither in the log
+    nor in the archive.
     """
     if isinstance(start, int) and isinstance(end, int) and start > end:
         raise InvalidArgument(f"start {start} is after end {end}", hint="Swap start and end.")
@@ -117,7 +117,10 @@ def count(found: Mapping[int, tuple[int, int]]) -> int:
 
 
 def chunks(found: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
-    """Divide the ranges into parts of about `rows` rows at most, each with a share of every partition. Deterministic."""
+    """Divide the ranges into parts of about `rows` rows at most, each with a share of every partition.
+
+    Deterministic.
+    """
     total = count(found)
     parts = max(1, -(-total // rows))
     for part in range(parts):

@@ -32,7 +32,10 @@ class Piece:
 
 
 def archived(url: str, topics: Sequence[str]) -> list[Piece]:
-    """Return the files of these topics by topic, partition and offset. Files never overlap; the log may overlap them."""
+    """Return the files of these topics by topic, partition and offset.
+
+    Files never overlap; the log may overlap them.
+    """
     with _connection(url) as conn:
         listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
     return [
@@ -42,7 +45,10 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
 
 
 def archived_of(url: str, range_: Range) -> list[Piece]:
-    """Return the files with offsets of this range, in order. Queries only these, so the archive's size does not matter."""
+    """Return the files with offsets of this range, in order.
+
+    Queries only these, so the archive's size does not matter.
+    """
     pieces = []
     for tier in tiers_of(url, range_):
         if tier.tier == "archive":

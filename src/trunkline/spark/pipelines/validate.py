@@ -53,7 +53,8 @@ def validate(
 ) -> ValidateReport:
     """Validate every payload from `start` to `end` (exclusive). Without a schema, one is inferred.
 
-    Rejects are published to the topic `rejects` once per `id` (default: the offsets), with position and reason in headers.
+    Rejects are published to the topic `rejects` once per `id` (default: the offsets), with position and reason in
+    headers.
     """
     started = time.monotonic()
     if schema is not None:
