@@ -81,7 +81,7 @@ def open_lab(*, slower_flush_ms: float = 0) -> Iterator[Lab]:
             with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url) as upkeep_process:
                 conn.execute("create schema bench")
                 if slower_flush_ms:
-                    # commit_delay sleeps with the WAL lock held. As with a slow disk, other commits join the next flush.
+                    # commit_delay sleeps with the WAL lock held: as with a slow disk, others join the next flush.
                     conn.execute(f"alter system set commit_delay = {round(slower_flush_ms * 1000)}".encode())
                     conn.execute("alter system set commit_siblings = 0")
                     conn.execute("select pg_reload_conf()")

@@ -114,7 +114,7 @@ def limits(session: Session) -> list[int]:
 
 
 def test_publishers_trust_only_segments_that_were_there_before(main: Session) -> None:
-    """Objects that a transaction attaches are visible before other sessions know them: functions must not use them yet."""
+    """Segments that a transaction attaches are visible before others know them: functions must not use them yet."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     there = main.one("select max(segment) + 1 from trunkline.segments")
     for _ in range(3):

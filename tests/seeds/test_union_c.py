@@ -91,7 +91,7 @@ def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: 
 
 
 def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
-    """At the same time, in both forms; a dead member's messages are redelivered after its lease; its commit is refused."""
+    """Concurrently, in both forms; a dead member's messages are redelivered after its lease; its commit is refused."""
     publish(conn, "t", *range(100))
     ranges: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""The shared store: queues share its tables, each with its own dense log; messages that outlive a segment are copied."""
+"""The shared store: queues share tables, each with its own dense log; messages that outlive a segment are copied."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def ranges(start: Positions, end: Positions, ids: Mapping[str, int]) -> list[Ran
 
 
 def admit(start: Positions, heads: Sequence[Head], max_rows: int | None) -> Positions:
-    """Return the end positions of the next batch: the heads, or `max_rows` split in proportion to the partitions' lag."""
+    """Return the end positions of the next batch: the heads, or `max_rows` shared in proportion to partition lag."""
     waiting = [max(0, head.head - start[head.topic][head.partition]) for head in heads]
     take = waiting if max_rows is None or sum(waiting) <= max_rows else _shared(waiting, max_rows)
     positions: Positions = {}

@@ -79,7 +79,7 @@ def open_session(
     if chosen.startswith("local"):
         settings |= _LOCAL_CONF | _java_options(conf or {}, quiet=quiet)
         if SparkSession.getActiveSession() is None:
-            # Spark's default, 200, suits a cluster. On one machine it adds a minute to small jobs, seconds to each batch.
+            # Spark's default, 200, suits a cluster. Here it adds a minute to small jobs, and seconds to each batch.
             settings["spark.sql.shuffle.partitions"] = str(4 * (os.cpu_count() or 1))
     if quiet:
         _hush()

@@ -113,7 +113,7 @@ def _latest(frame: DataFrame, tombstones: timedelta | None) -> DataFrame:
 
     names = [name for name in _KEPT if name in frame.columns and name != "key"]
     row = f.struct(*names)
-    # Within a partition the highest offset wins. After partitions were added, a key can be in two: then the time decides.
+    # In a partition the highest offset wins. After partitions were added, a key can be in two: then the time decides.
     by_partition = frame.where("key is not null").groupBy("key", "partition").agg(f.max_by(row, "offset").alias("m"))
     latest = by_partition.groupBy("key").agg(f.max_by("m", "m.timestamp").alias("m"))
     out = latest.select(f.col("key").cast("string").alias("key"), "m.*").withColumn("deleted", f.octet_length("value") == 0)
