@@ -1,8 +1,8 @@
-# `make up` and `make test` are all a fresh machine needs; both make .venv first.
+# On a fresh machine, `make up` and `make test` are sufficient: both create .venv first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# The first interpreter that is new enough; override with `make PYTHON=...`.
+# First interpreter of a supported version; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 VENV := .venv
@@ -10,21 +10,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 SPARK := $(VENV)/.spark
 
-# Nothing may depend on a writable HOME: every cache lives in the checkout.
+# Keep all caches in the checkout, so that no target needs a writable HOME.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Compiled modules are kept even where the environment says otherwise: the tests start hundreds of processes.
+# Write bytecode even if the environment disables it: the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 CLASSES := .cache/trunkline/.classes
 CHECKS := check-types check-security check-audit check-lint
 
 .PHONY: help setup up test check $(CHECKS) format generate bench chaos lock clean
 
-help: ## this list
+help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
-setup: $(STAMP) ## make .venv from requirements.lock
+setup: $(STAMP) ## create .venv from requirements.lock
 
-# The whole directory is rebuilt: an interrupted or outdated .venv is never patched up.
+# Rebuild the whole directory, so that an interrupted or outdated .venv is never reused.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "trunkline needs Python 3.11 or newer; install it or run make PYTHON=/path/to/python" >&2; exit 1; }
 	rm -rf $(VENV)
@@ -33,7 +33,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Half a gigabyte: only tests, checks and benchmarks need it.
+# Spark is half a gigabyte; only tests, checks and benchmarks need it.
 $(SPARK): $(STAMP) requirements-spark.lock
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements-spark.lock
 	@touch $@
@@ -41,15 +41,15 @@ $(SPARK): $(STAMP) requirements-spark.lock
 up: setup ## start everything in .trunkline; ARGS="--port 8080 --pg-port 5433"
 	@exec $(BIN)/trunkline up $(ARGS)
 
-# Class-data sharing halves the start of each of Spark's Java machines. Without Java nothing is written.
+# Class-data sharing halves the start time of Spark's JVMs. Without Java, no archive is written.
 $(CLASSES): $(SPARK)
 	-XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/python -m trunkline.spark.warm
 	@mkdir -p $(@D) && touch $@
 
-test: $(CLASSES) ## all tests; ARGS="-k name"
+test: $(CLASSES) ## run all tests; ARGS="-k name"
 	$(BIN)/python tools/tests.py $(ARGS)
 
-check: $(SPARK) ## format, lint, strict types, import contract, security
+check: $(SPARK) ## check format, lint, strict types, import contract, security
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(CHECKS)
 
 check-types:
@@ -66,23 +66,23 @@ check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 
-format: setup ## rewrite the code in the house format
+format: setup ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## write the sync twin of the client and the reference pages anew
+generate: setup ## regenerate the sync modules and the reference pages
 	$(BIN)/python tools/unasync.py
 	for page in sql python errors cli; do $(BIN)/python tools/docs_$$page.py; done
 
-bench: $(SPARK) ## measure; prints one table and JSON
+bench: $(SPARK) ## run the benchmarks; prints a table and writes JSON
 	$(BIN)/python -m bench $(ARGS)
 
-chaos: setup ## the long run of the history checker
+chaos: setup ## run the history checker at full length
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-lock: ## renew requirements.lock (needs the network)
+lock: ## regenerate the lock files (needs network access)
 	tools/lock.sh
 
-clean: ## remove .venv and caches; never the data
+clean: ## remove .venv and caches, but no data
 	rm -rf $(VENV) .cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

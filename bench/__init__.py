@@ -1,1 +1,1 @@
-"""Benchmarks: ours next to other ways to do the same on the same Postgres. Run with `python -m bench`."""
+"""Benchmarks of Trunkline and of alternatives on the same Postgres. Run with `python -m bench`."""

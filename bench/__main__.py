@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print one table, keep one JSON file."""
+"""`python -m bench`: run the benchmarks, print a table and write a JSON file."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     names = list(WORKLOADS) if value is None else [name.strip() for name in value.split(",") if name.strip()]
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown or not names:
-        raise click.BadParameter(f"no workload {', '.join(unknown) or 'given'}; there are: {', '.join(WORKLOADS)}")
+        problem = f"unknown workload {', '.join(unknown)}" if unknown else "no workload given"
+        raise click.BadParameter(f"{problem}; choose from {', '.join(WORKLOADS)}")
     return names
 
 
 @click.command("bench")
-@click.option("--quick", is_flag=True, help="Small sizes: 1 million messages behind, one minute of held xmin.")
-@click.option("--only", "names", metavar="NAME,...", callback=_names, help="These workloads only.")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds of each contestant [5; 3 with --quick].")
-@click.option("--seconds", type=click.FloatRange(1), help="Seconds of one measurement [8; 3 with --quick].")
-@click.option("--minutes", type=click.FloatRange(0.05), help="Minutes with a held xmin [10; 1 with --quick].")
-@click.option("--deep", type=click.IntRange(10_000), help="Messages of the deep backlog [10 million; 1 with --quick].")
-@click.option("--samples", type=click.IntRange(20), help="Samples of each latency [300; 100 with --quick].")
+@click.option("--quick", is_flag=True, help="Small sizes: backlog of 1 million, xmin held for 1 minute.")
+@click.option("--only", "names", metavar="NAME,...", callback=_names, help="Run only these workloads.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds per contestant [5; 3 with --quick].")
+@click.option("--seconds", type=click.FloatRange(1), help="Seconds per measurement [8; 3 with --quick].")
+@click.option("--minutes", type=click.FloatRange(0.05), help="Minutes to hold xmin [10; 1 with --quick].")
+@click.option(
+    "--deep", type=click.IntRange(10_000), help="Messages in the deep backlog [10 million; 1 million with --quick]."
+)
+@click.option("--samples", type=click.IntRange(20), help="Samples per latency [300; 100 with --quick].")
 @click.option("--disconnects", type=click.IntRange(1), help="Forced disconnects of a listener [200; 20 with --quick].")
 @click.option(
     "--slower-flush",
     metavar="MS",
     type=click.FloatRange(0, 100),
     default=0,
-    help="Each flush of the WAL takes so much longer.",
+    help="Milliseconds to add to each WAL flush.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes.")
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="File for the JSON document.")
 def main(
     quick: bool,
     names: list[str],
@@ -57,9 +60,9 @@ def main(
     output: str,
     save: Path | None,
 ) -> None:
-    """Measure Trunkline next to a SKIP LOCKED table, a counter-row log, plain tables and other queues, on one Postgres.
+    """Compare Trunkline with a SKIP LOCKED table, a counter-row log, plain tables and other queues on one Postgres.
 
-    A run of all workloads is kept in bench/results; one with --only is kept where --save says.
+    Runs of all workloads are saved in bench/results. Runs with --only are saved only with --save.
     """
     plan = Plan(
         quick=quick,

@@ -1,4 +1,4 @@
-"""Programs of the Python client, each in a process of its own."""
+"""Run programs that use the Python client in separate processes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _READY = "ready"
 
 
 class Failed(RuntimeError):
-    """The other process ended with an error."""
+    """The other process failed."""
 
 
 def alone(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine in a new process and answer what it returned."""
+    """Run a coroutine in a new process and return its result."""
 
     async def program(send: Send) -> None:
         send(await main())
 
     with _process(program) as pipe:
-        answer: T = _receive(pipe, 600)
-        return answer
+        result: T = _receive(pipe, 600)
+        return result
 
 
 class Reports:
-    """What a running process tells, in order."""
+    """The reports of a running process, in order."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -43,23 +43,23 @@ class Reports:
         return _receive(self._pipe, timeout)
 
     def take(self, n: int, timeout: float) -> list[Any]:
-        """The next `n` reports; a TimeoutError names how many came."""
+        """Return the next `n` reports. Raises TimeoutError with the number received."""
         reports: list[Any] = []
         end = time.monotonic() + timeout
         while len(reports) < n:
             try:
                 reports.append(self.next(max(0.0, end - time.monotonic())))
             except TimeoutError as exc:
-                raise TimeoutError(f"{len(reports)} of {n} came within {timeout:.0f} s") from exc
+                raise TimeoutError(f"{len(reports)} of {n} reports arrived within {timeout:.0f} s") from exc
         return reports
 
 
 @contextmanager
 def beside(program: Callable[[Send], Awaitable[None]]) -> Iterator[Reports]:
-    """A process that runs beside this one until the block ends. The block begins when it has sent "ready"."""
+    """Run a program in another process during the block. The block starts once the program has sent "ready"."""
     with _process(program) as pipe:
         if _receive(pipe, 60) != _READY:
-            raise Failed("the other process said something before it was ready")
+            raise Failed("the other process sent a report before it was ready")
         yield Reports(pipe)
 
 
@@ -90,11 +90,11 @@ def _run(program: Callable[[Send], Awaitable[None]], pipe: Connection) -> None:
 
 def _receive(pipe: Connection, timeout: float) -> Any:
     if not pipe.poll(timeout):
-        raise TimeoutError(f"nothing came within {timeout:.0f} s")
+        raise TimeoutError(f"no report arrived within {timeout:.0f} s")
     try:
-        answer = pipe.recv()
+        report = pipe.recv()
     except EOFError as exc:
         raise Failed("the other process ended") from exc
-    if isinstance(answer, Failed):
-        raise answer
-    return answer
+    if isinstance(report, Failed):
+        raise report
+    return report

@@ -1,4 +1,4 @@
-"""Load from several processes with several connections each, all started at the same moment."""
+"""Generate load from several processes with several connections each, all started at the same moment."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Step(Protocol):
-    """One unit of work on one connection: answers how many messages it moved, 0 for none.
+    """One unit of work on one connection. Returns the number of messages moved.
 
-    `latencies` holds the seconds of the calls the step wants to time.
+    `latencies` collects the durations, in seconds, of the calls that the step times.
     """
 
     latencies: list[float]
@@ -31,10 +31,10 @@ class Step(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Connections that repeat a step. `empty` says what 0 messages mean: stop, or try again after that many seconds.
+    """Connections that repeat a step. `empty` is the pause in seconds after a step that moved nothing; None: stop.
 
-    `every` paces the calls of each connection; a late connection catches up and drops nothing. `warm_up` calls come before
-    the start, so that what is compiled and planned once is not measured.
+    `every` paces the calls of each connection; a late connection catches up without dropping calls. `warm_up` calls run
+    before the start, so that one-time compilation and planning is not measured.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What the connections of one job did, and when the last of them had work."""
+    """Totals of one job. `elapsed` ends when the last connection finished its last message."""
 
     messages: int = 0
     calls: int = 0
@@ -60,9 +60,9 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 def run(url: str, jobs: Sequence[Job], seconds: float) -> dict[str, Tally]:
-    """Run all jobs together for `seconds`; when none of them has an `empty` pause, until they have drained their sources."""
-    everybody = sum(job.connections for job in jobs)
-    barrier, stop = _fork.Barrier(everybody + 1), _fork.Event()
+    """Run all jobs together for `seconds`. If none has an `empty` pause, stop once all have drained their sources."""
+    connections = sum(job.connections for job in jobs)
+    barrier, stop = _fork.Barrier(connections + 1), _fork.Event()
     # Frozen, so that collections in the children do not copy the parent's pages.
     gc.freeze()
     workers: list[tuple[str, Connection, Any]] = []
@@ -96,7 +96,7 @@ def run(url: str, jobs: Sequence[Job], seconds: float) -> dict[str, Tally]:
 
 
 def _wait(pipes: list[Connection], deadline: float) -> None:
-    """Until the deadline, or until every one of these has something to say."""
+    """Wait until the deadline, or until all pipes have data."""
     waiting = list(pipes)
     while (left := deadline - time.monotonic()) > 0:
         if not pipes:
@@ -110,13 +110,13 @@ def _wait(pipes: list[Connection], deadline: float) -> None:
 
 def _collect(tally: Tally, pipe: Connection, start: float) -> list[str]:
     try:
-        answers: list[tuple[int, int, float, list[float]] | str] = pipe.recv()
+        results: list[tuple[int, int, float, list[float]] | str] = pipe.recv()
     except EOFError:
         return ["a worker process died"]
-    failures = [answer for answer in answers if isinstance(answer, str)]
-    for answer in answers:
-        if not isinstance(answer, str):
-            messages, calls, end, latencies = answer
+    failures = [result for result in results if isinstance(result, str)]
+    for result in results:
+        if not isinstance(result, str):
+            messages, calls, end, latencies = result
             tally.messages += messages
             tally.calls += calls
             tally.elapsed = max(tally.elapsed, end - start)
@@ -125,20 +125,20 @@ def _collect(tally: Tally, pipe: Connection, start: float) -> list[str]:
 
 
 def _work(url: str, job: Job, first: int, share: int, barrier: Barrier, stop: Event, pipe: Connection) -> None:
-    answers: list[Any] = [None] * share
+    results: list[Any] = [None] * share
     threads = [
-        threading.Thread(target=_repeat, args=(url, job, first + number, barrier, stop, answers, number))
+        threading.Thread(target=_repeat, args=(url, job, first + number, barrier, stop, results, number))
         for number in range(share)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    pipe.send(answers)
+    pipe.send(results)
     pipe.close()
 
 
-def _repeat(url: str, job: Job, index: int, barrier: Barrier, stop: Event, answers: list[Any], number: int) -> None:
+def _repeat(url: str, job: Job, index: int, barrier: Barrier, stop: Event, results: list[Any], number: int) -> None:
     try:
         session = Session(url)
         step = job.make(session, index)
@@ -146,12 +146,12 @@ def _repeat(url: str, job: Job, index: int, barrier: Barrier, stop: Event, answe
             step()
         step.latencies.clear()
         barrier.wait(60)
-        answers[number] = _loop(job, step, stop)
+        results[number] = _loop(job, step, stop)
         session.close()
     except threading.BrokenBarrierError:
-        answers[number] = "another connection failed before the start"
+        results[number] = "another connection failed before the start"
     except Exception:
-        answers[number] = traceback.format_exc()
+        results[number] = traceback.format_exc()
         barrier.abort()
         stop.set()
 

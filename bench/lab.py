@@ -1,4 +1,4 @@
-"""The place where everything is measured: one fresh embedded Postgres, migrated, with upkeep running as in production."""
+"""The test bed: a fresh embedded Postgres with the schema installed and upkeep running as in production."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trunkline.sql.migrate import migrate
 
 
 class Lab:
-    """The server's addresses and one connection for preparing and cleaning up."""
+    """The server's addresses, and a connection for setup and cleanup."""
 
     def __init__(
         self, directory: Path, url: str, tcp_url: str, conn: psycopg.Connection[Any], upkeep_process: BaseProcess
@@ -39,14 +39,17 @@ class Lab:
         return row[0] if row else None
 
     def calm(self, *tables: str) -> None:
-        """Before each measurement, for everybody alike: vacuum and analyze what was loaded, then a checkpoint."""
+        """Vacuum and analyze the loaded tables, then run a checkpoint.
+
+        Called before each measurement of any contestant.
+        """
         for table in tables:
             self.conn.execute(f"vacuum (analyze) {table}".encode())
         self.conn.execute("checkpoint")
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Neither upkeep nor autovacuum: whatever the server does now, the measured program asked for it."""
+        """Stop upkeep and autovacuum, so that all activity of the server comes from the measured program."""
         pid = self._upkeep_process.pid
         assert pid is not None
         self._autovacuum("off")
@@ -64,21 +67,21 @@ class Lab:
 
 @contextmanager
 def open_lab(*, slower_flush_ms: float = 0) -> Iterator[Lab]:
-    """A lab in a directory of its own, removed at the end; flushes of the WAL may be made slower, as on a far disk."""
+    """Open a lab in a temporary directory. `slower_flush_ms` delays WAL flushes, to simulate a slow disk."""
     # /tmp may be memory, where a flush costs nothing; /var/tmp is a disk.
     home = Path(tempfile.mkdtemp(prefix="trunkline-bench-", dir="/var/tmp"))
     try:
         with EmbeddedServer(home / "data") as server:
             migrate(server.url)
             with psycopg.connect(server.superuser_url, autocommit=True) as admin:
-                # what the lab does to the server besides its work on the database
+                # Privileges that the lab needs beyond those of the database owner.
                 admin.execute("grant pg_checkpoint to trunkline")
                 admin.execute("grant alter system on parameter autovacuum, commit_delay, commit_siblings to trunkline")
                 admin.execute("grant execute on function pg_reload_conf() to trunkline")
             with psycopg.connect(server.url, autocommit=True) as conn, _upkeep(server.url) as upkeep_process:
                 conn.execute("create schema bench")
                 if slower_flush_ms:
-                    # who flushes waits first and holds the lock on the WAL: as with a slow disk, others join the next flush
+                    # commit_delay sleeps with the WAL lock held: as with a slow disk, others join the next flush.
                     conn.execute(f"alter system set commit_delay = {round(slower_flush_ms * 1000)}".encode())
                     conn.execute("alter system set commit_siblings = 0")
                     conn.execute("select pg_reload_conf()")
@@ -95,7 +98,7 @@ def _upkeep(url: str) -> Iterator[BaseProcess]:
     try:
         yield process
         if not process.is_alive():
-            raise RuntimeError("upkeep stopped during the run: the figures do not count")
+            raise RuntimeError("upkeep stopped during the run: the figures are invalid")
     finally:
         process.terminate()
         process.join()

@@ -1,4 +1,4 @@
-"""Facts about the machine, without which the figures mean nothing."""
+"""Facts about the machine that are needed to interpret the figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETTINGS = (
 
 
 def facts(conn: psycopg.Connection[Any], directory: Path) -> dict[str, Any]:
-    """Hardware, kernel, server settings that decide about durability, and what a flush costs."""
+    """Return hardware, kernel, the server's durability settings, and the cost of a flush."""
     settings = {}
     for name in _SETTINGS:
         row = conn.execute("select current_setting(%s)", (name,)).fetchone()
@@ -49,24 +49,24 @@ def host_kind() -> str:
 
 
 def fsync_ms(directory: Path, *, times: int = 100) -> float:
-    """Median of writing one 8 kB block and flushing it, in the directory of the server."""
+    """Return the median time in ms to write and flush one 8 kB block in the server's directory."""
     path = directory / "fsync-probe"
-    taken = []
+    durations = []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         for _ in range(times):
             start = time.perf_counter()
             os.pwrite(descriptor, os.urandom(8192), 0)
             os.fdatasync(descriptor)
-            taken.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
     finally:
         os.close(descriptor)
         path.unlink()
-    return round(median(taken) * 1000, 3)
+    return round(median(durations) * 1000, 3)
 
 
 def commits_per_s(conn: psycopg.Connection[Any], *, seconds: float = 1.0) -> float:
-    """Durable one-row commits of a single connection."""
+    """Return the rate of durable one-row commits of a single connection."""
     conn.execute("create table if not exists bench.commits (n bigint)")
     count, start = 0, time.perf_counter()
     while time.perf_counter() < start + seconds:
@@ -78,7 +78,7 @@ def commits_per_s(conn: psycopg.Connection[Any], *, seconds: float = 1.0) -> flo
 
 
 class CpuMeter:
-    """The use of all cores since it was made, in per cent of the whole machine, other programs included."""
+    """CPU use since creation, in per cent of all cores, including other programs."""
 
     def __init__(self) -> None:
         self._start = _cpu_times()

@@ -1,4 +1,4 @@
-"""Load from pgbench: prepared statements, one process, no driver in the way."""
+"""Generate load with pgbench: prepared statements, one process, no driver overhead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FAILED = re.compile(r"^number of failed transactions: ([0-9]+)", re.MULTILINE)
 
 
 def rate(url: str, script: str, *, clients: int, seconds: float, payload: int = 0) -> float:
-    """Transactions per second of a script; `:payload` in it is a text of that many bytes.
+    """Return the transactions per second of a script. `:payload` in it is a text of `payload` bytes.
 
-    A first second, in which connections compile and plan, is run in addition and not counted.
-    Fails if a client was aborted or a transaction failed: a run that broke is not a figure.
+    An additional first second, in which connections compile and plan, is not counted. Raises RuntimeError if a client
+    aborted or a transaction failed.
     """
     target = urlsplit(url)
     with tempfile.TemporaryDirectory(prefix="trunkline-pgbench-") as folder:
@@ -48,5 +48,5 @@ def rate(url: str, script: str, *, clients: int, seconds: float, payload: int = 
 
 
 def text(size: int) -> str:
-    """A payload that every way of sending it (text, bytea, JSON string) takes as it is."""
+    """Return a payload that is valid as text, bytea and JSON string without escaping."""
     return ("the-quick-brown-fox-jumps-over-the-lazy-dog-" * (size // 44 + 1))[:size]

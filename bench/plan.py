@@ -1,4 +1,4 @@
-"""What a run was asked to do."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one run; workloads read their sizes from here and nowhere else."""
+    """Sizes and durations of one run. Workloads take all their sizes from here."""
 
     quick: bool
     rounds: int
@@ -17,6 +17,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     publishers: int = 64
     consumers: int = 16
     copiers: int = 4
-    # Samples of each latency, and forced disconnects.
+    # Samples per latency, and number of forced disconnects.
     samples: int = 300
     disconnects: int = 200

@@ -1,4 +1,4 @@
-"""The report: one table for people, one JSON document for programs."""
+"""Output of a run: a table and a JSON document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save(content: dict[str, Any], path: Path) -> None:
 
 
 def print_table(machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    """A drawn table on a terminal, aligned columns elsewhere."""
+    """Print a formatted table on a terminal, aligned columns elsewhere."""
     cells = [_cells(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(cells)

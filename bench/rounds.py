@@ -1,4 +1,4 @@
-"""Rounds: all contestants one after the other, then again, so that a noisy machine is noisy for everybody."""
+"""Interleaved rounds: measure all contestants in turn, then again, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def interleave(
     title: str, unit: str, contestants: Mapping[str, Callable[[], float]], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Measure each contestant once per round; every second round runs in the opposite order."""
+    """Measure each contestant once per round. Every second round runs in reverse order."""
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
         order = list(contestants)

@@ -1,4 +1,4 @@
-"""The rows of the report, and the arithmetic that makes them from interleaved rounds."""
+"""Rows of the report, and their computation from interleaved rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Goal(msgspec.Struct, frozen=True):
         return f"{self.sign} {self.limit:g}"
 
     def verdict(self, value: float) -> str:
-        """PASS, or on which side of the goal the value is."""
+        """Return `PASS`, or the side on which the value missed the goal: `below` or `above`."""
         if self.sign == ">=":
             return "PASS" if value >= self.limit else "below"
         return "PASS" if value <= self.limit else "above"
@@ -33,9 +33,9 @@ def at_most(limit: float) -> Goal:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One measured figure. `ratio` is ours divided by this row, the median over rounds; its goal decides the verdict.
+    """One measured figure. `ratio` is Trunkline's value divided by this row's, the median over rounds.
 
-    A row with a goal and no ratio is judged by its own value.
+    The goal applies to the ratio, or to the value if there is no ratio.
     """
 
     workload: str
@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Round by round, because both halves of a round saw the same machine."""
+    """Divide round by round: both values of a round were measured under the same conditions."""
     return [a / b if b else float("inf") for a, b in zip(above, below, strict=True)]
 
 
@@ -70,7 +70,7 @@ def compare(
     goals: Mapping[str, Goal],
     notes: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Rows for all contestants; the first one is ours and the others carry the ratio to it."""
+    """Return a row per contestant. The first one is Trunkline; the others get the ratio of Trunkline to them."""
     ours = next(iter(measured))
     rows = []
     for name, rounds in measured.items():
@@ -103,7 +103,7 @@ def figure(
     goal: Goal | None = None,
     note: str = "",
 ) -> Row:
-    """A row that stands for itself: its goal is one for its value."""
+    """Return a row without comparison; its goal applies to the value."""
     return Row(
         workload=workload,
         payload=payload,

@@ -1,8 +1,8 @@
-"""`python -m bench.scale`: how cost grows with what is open, and with the number of queues and topics.
+"""`python -m bench.scale`: measure how costs grow with open messages and with the number of queues and topics.
 
 `open` measures with 0, 10,000 and 100,000 open leases, delayed messages, returns, waiting jobs and idle groups. `many`
-creates thousands of queues and topics. Both run upkeep task by task on their own connection, so a figure belongs to one
-task; processor time is that of the backend.
+creates thousands of queues and topics. Both run upkeep task by task on a separate connection, so that each figure
+belongs to one task. CPU time is that of the backend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALLS = 60
 
 @click.group("scale")
 def main() -> None:
-    """Measure how cost grows with what is open and with the number of queues and topics."""
+    """Measure how costs grow with open messages and with the number of queues and topics."""
 
 
 class Bed:
@@ -54,7 +54,7 @@ class Bed:
         return row[0] if row else None
 
     def tasks(self) -> dict[str, float]:
-        """Upkeep tasks and their intervals in seconds."""
+        """Return the upkeep tasks and their intervals in seconds."""
         rows = self.conn.execute("select task, extract(epoch from every)::float8 from trunkline._upkeep_tasks()")
         return dict(rows.fetchall())
 
@@ -62,7 +62,7 @@ class Bed:
         self.upkeep.conn.execute("select trunkline.run_upkeep(%s)", (task,))
 
     def settle_down(self, rounds: int = 6) -> None:
-        """Run every task until nothing is left to do, then collect statistics, as autovacuum does after a while."""
+        """Run all upkeep tasks repeatedly until they are idle, then vacuum and analyze like autovacuum."""
         for _ in range(rounds):
             for task in self.tasks():
                 self.run(task)
@@ -75,14 +75,14 @@ class Bed:
 
 
 class Backend:
-    """A connection with the processor time, memory and WAL of what it does."""
+    """A connection that measures the CPU time and memory of its backend."""
 
     def __init__(self, url: str) -> None:
         self.conn = psycopg.connect(url, autocommit=True)
         self.pid = self.conn.info.backend_pid
 
     def cpu(self) -> float:
-        """Processor time so far, in milliseconds."""
+        """Return the CPU time so far, in milliseconds."""
         return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e6
 
     def private_kb(self) -> int:
@@ -90,15 +90,15 @@ class Backend:
         return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Private_Clean:")))
 
     def spent(self, call: Callable[[], object], *, times: int, warm: int = 2) -> float:
-        """The median processor time of a call, in milliseconds."""
+        """Return the median CPU time of a call, in milliseconds."""
         for _ in range(warm):
             call()
-        taken = []
+        durations = []
         for _ in range(times):
             start = self.cpu()
             call()
-            taken.append(self.cpu() - start)
-        return median(taken)
+            durations.append(self.cpu() - start)
+        return median(durations)
 
     def rows(self, query: str, *args: Any) -> list[Any]:
         return self.conn.execute(query.encode(), args).fetchall()
@@ -108,7 +108,7 @@ class Backend:
 def _bed() -> Iterator[Bed]:
     home = Path(tempfile.mkdtemp(prefix="trunkline-scale-", dir="/var/tmp"))
     try:
-        # what Postgres has by default: the number of locks depends on it
+        # Postgres's defaults: the size of the lock table depends on them.
         default = {"max_connections": "100", "max_prepared_transactions": "0", "shared_buffers": "128MB"}
         with patch.dict("trunkline.db.embedded._STATIC", default), EmbeddedServer(home / "data") as server:
             migrate(server.url)
@@ -130,7 +130,7 @@ def _print(bed: Bed, rows: list[Row], facts: dict[str, Any]) -> None:
 
 
 def _upkeep_figures(bed: Bed, *, runs: int = _RUNS) -> dict[str, float]:
-    """Processor time of each task, and of all tasks and their WAL per second by their intervals."""
+    """Return the CPU time of each task, and the total CPU time and WAL per second at the tasks' intervals."""
     figures: dict[str, float] = {}
     total = wal = 0.0
     for task, every in bed.tasks().items():
@@ -154,7 +154,7 @@ def _upkeep_figures(bed: Bed, *, runs: int = _RUNS) -> dict[str, float]:
 @main.command("open")
 @click.option("--level", "levels", type=click.IntRange(0), multiple=True, help="Sizes [0, 10,000 and 100,000].")
 def open_(levels: tuple[int, ...]) -> None:
-    """Cost with many open leases, delayed messages, returns, waiting jobs and idle groups."""
+    """Measure costs with many open leases, delayed messages, returns, waiting jobs and idle groups."""
     sizes = levels or (0, 10_000, 100_000)
     measured: dict[int, dict[str, float]] = {}
     with _bed() as bed:
@@ -235,7 +235,7 @@ def _enqueue(bed: Bed, queue: str, count: int, due: str) -> None:
 
 
 def _call_figures(bed: Bed) -> dict[str, float]:
-    """Processor time of calls: in queues where much is open, and beside them."""
+    """Return the CPU time of calls on queues with many open messages, and on other queues."""
     _enqueue(bed, "used", 1000, "null")
     _enqueue(bed, "leased", 1000, "null")
     for task in ("sequence", "pass"):
@@ -274,10 +274,12 @@ def _call_figures(bed: Bed) -> dict[str, float]:
 
 @main.command("many")
 @click.option("--queues", type=click.IntRange(100), default=10_000, show_default=True)
-@click.option("--topics", type=click.IntRange(0), default=1_000, show_default=True, help="Of four partitions.")
-@click.option("--dump/--no-dump", default=True, show_default=True, help="Also dump and restore.")
+@click.option(
+    "--topics", type=click.IntRange(0), default=1_000, show_default=True, help="Number of topics, with four partitions each."
+)
+@click.option("--dump/--no-dump", default=True, show_default=True, help="Measure dump and restore.")
 def many(queues: int, topics: int, dump: bool) -> None:
-    """Thousands of queues and topics: create, memory, upkeep, statistics, migrate, dump and restore."""
+    """Measure thousands of queues and topics: creation, memory, upkeep, statistics, migrate, dump and restore."""
     with _bed() as bed:
         facts = machine.facts(bed.conn, bed.directory)
         rows: list[Row] = []
@@ -308,20 +310,20 @@ def _relations(bed: Bed) -> int:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """The time of a call on the clock, in milliseconds: on a busy machine much of it is waiting."""
+    """Return the wall time of a call, in milliseconds. On a busy machine much of it is waiting."""
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1000
 
 
 def _measured(backend: Backend, calls: Iterable[Callable[[], object]], last: int | None = None) -> tuple[float, str]:
-    """Call each of them; the median processor time of the (last) calls, and a note with their time on the clock."""
+    """Run all calls. Return the median CPU time of the (last) calls, and a note with their median wall time."""
     spent, clock = [], []
     for call in calls:
         start = backend.cpu()
         clock.append(_timed(call))
         spent.append(backend.cpu() - start)
-    return median(spent[-(last or len(spent)) :]), f"{median(clock[-(last or len(clock)) :]):,.1f} ms on the clock"
+    return median(spent[-(last or len(spent)) :]), f"{median(clock[-(last or len(clock)) :]):,.1f} ms wall time"
 
 
 def _create_all(bed: Bed, add: Callable[..., None], kind: str, count: int, query: str) -> None:
@@ -330,14 +332,14 @@ def _create_all(bed: Bed, add: Callable[..., None], kind: str, count: int, query
         other.rows("select from trunkline.claim('first')")
     before = _relations(bed)
     few = max(20, count // 50)
-    taken: list[Callable[[], object]] = [lambda i=i: creator.rows(query, f"{kind}-{i}") for i in range(count)]  # type: ignore[misc]
-    value, note = _measured(creator, taken[:few])
+    creations: list[Callable[[], object]] = [lambda i=i: creator.rows(query, f"{kind}-{i}") for i in range(count)]  # type: ignore[misc]
+    value, note = _measured(creator, creations[:few])
     add(f"create a {kind}, the first {few}", value, "ms", None, note)
-    _measured(creator, taken[few:-few])
-    value, note = _measured(creator, taken[-few:-10])
+    _measured(creator, creations[few:-few])
+    value, note = _measured(creator, creations[-few:-10])
     add(f"create a {kind}, the last {few}", value, "ms", at_most(20), note)
     after = []
-    for create in taken[-10:]:
+    for create in creations[-10:]:
         other.rows("select from trunkline.claim('first')")
         create()
         after.append(_measured(other, [lambda: other.rows("select from trunkline.claim('first')")])[0])
@@ -432,7 +434,7 @@ def _read_many(bed: Bed, add: Callable[..., None]) -> None:
         add(name, value, "ms", goal, note)
     backend.conn.close()
     add("migrate again", _timed(lambda: migrate(bed.url)) / 1000, "s")
-    # as after an upgrade of the program: all functions are written anew
+    # As after an upgrade: all functions are replaced.
     bed.conn.execute("update trunkline.function_files set checksum = ''")
     add("migrate with new functions", _timed(lambda: migrate(bed.url)) / 1000, "s", at_most(10))
 

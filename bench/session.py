@@ -1,6 +1,6 @@
-"""A connection driven below the driver's rows and types, so that the load generator is not the bottleneck.
+"""A low-level connection without row and type conversion, so that the load generator is not the bottleneck.
 
-Parameters are encoded once and sent in binary; results arrive whole, and only the fields a step needs are read.
+Parameters are encoded once and sent in binary format; a step reads only the result fields that it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TEXT, _BYTEA, _INT8 = 25, 17, 20
 
 
 class Session:
-    """One connection with prepared statements. Every call is a transaction of its own."""
+    """One connection with prepared statements. Each call is a separate transaction."""
 
     def __init__(self, url: str) -> None:
         self._conn = pq.PGconn.connect(url.encode())
@@ -83,7 +83,7 @@ def _array(oid: int, values: Sequence[bytes]) -> bytes:
 
 
 def copy_buffer(rows: Sequence[Sequence[bytes]]) -> bytes:
-    """A whole binary COPY stream."""
+    """Encode rows as a complete binary COPY stream."""
     parts = [b"PGCOPY\n\xff\r\n\0", struct.pack("!ii", 0, 0)]
     for row in rows:
         parts.append(struct.pack("!h", len(row)))

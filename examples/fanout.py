@@ -1,4 +1,4 @@
-"""One topic, three queues. Nothing is copied: each queue reads the log of the topic through its own filter.
+"""One topic, three queues. No message is copied: each queue reads the topic's log through its own filter.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/fanout.py
 """

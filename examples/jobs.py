@@ -1,4 +1,4 @@
-"""Typed jobs: a map of handlers with an effect that happens once, retried and done.
+"""Typed jobs: a map of handlers, and an effect that runs once although the job is retried.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/jobs.py
 """
@@ -50,7 +50,7 @@ async def on_image(payload: ProcessImage, ctx: Context) -> None:
 async def main() -> None:
     async with app:
         welcome = SendEmail(to="ann@example.com", subject="Welcome")
-        # a key of this run: a repeat within a day would be recognised as the job of the first run
+        # The key is unique to this run: with a fixed key, a run within a day would return the job of the first run.
         key = f"email:ann:welcome:{uuid4()}"
         first = await app.add(send_email, welcome, idempotency_key=key, max_attempts=5)
         again = await app.add(send_email, welcome, idempotency_key=key, max_attempts=5)

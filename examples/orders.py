@@ -1,4 +1,4 @@
-"""An order and the message about it are one transaction; a group books each order exactly once.
+"""Publish an order's message in the order's transaction; a group books each order exactly once.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/orders.py
 """
@@ -16,7 +16,7 @@ ORDERS = [("ann", 30), ("bob", 12), ("ann", 7)]
 
 
 async def place_order(mq: Client, url: str, customer: str, total: int) -> None:
-    """The row and the message are committed together, or neither is."""
+    """Commit the row and the message in one transaction."""
     async with await psycopg.AsyncConnection.connect(url) as conn:
         cursor = await conn.execute(
             "insert into shop_orders (customer, total) values (%s, %s) returning id", (customer, total)
@@ -28,7 +28,7 @@ async def place_order(mq: Client, url: str, customer: str, total: int) -> None:
 
 
 async def keep_books(mq: Client, expected: int) -> None:
-    """The booking and the group's position are committed together, so no order is booked twice."""
+    """Commit the booking and the group's position in one transaction, so that no order is booked twice."""
     booked = 0
     async with mq.subscribe("shop-orders", group="books") as batches:
         async for batch in batches:
@@ -48,7 +48,7 @@ async def main() -> None:
     url = os.environ["TRUNKLINE_DATABASE_URL"]
     async with Client(url) as mq:
         async with mq.connection() as conn:
-            # an earlier run has left its rows: this one starts with empty books
+            # Remove the rows of an earlier run.
             await conn.execute("drop table if exists shop_orders, shop_books")
             await conn.execute("create table shop_orders (id int generated always as identity, customer text, total int)")
             await conn.execute("create table shop_books (customer text primary key, total int)")

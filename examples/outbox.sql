@@ -14,7 +14,7 @@ begin;
 delete from customers;
 rollback;
 
--- a message gets its offset within 0.2 s while a service runs, and so at once
+-- A running service assigns offsets within 0.2 s; this call assigns them immediately.
 call trunkline.sequence();
 select log_offset, key, headers ->> 'operation' as operation, convert_from(payload, 'UTF8') as payload
 from trunkline.read('customers', 0, 1);

@@ -1,4 +1,4 @@
-"""A worker without await: the same client, the same verbs.
+"""A worker without await, with the same client and methods.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/sync_worker.py
 """
@@ -14,7 +14,7 @@ with SyncClient() as mq:
     with mq.queue("sums").claims(slots=2) as deliveries:
         for delivery in deliveries:
             with delivery.transaction() as conn:
-                # what is written on conn and the ack are one transaction
+                # Statements on conn and the ack are one transaction.
                 row = conn.execute("select %s + %s", (delivery.body["a"], delivery.body["b"])).fetchone()
             done += 1
             print(delivery.body, row)

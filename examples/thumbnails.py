@@ -1,4 +1,4 @@
-"""A worker: four pictures at a time, retries, dead letters, and a clean stop on Ctrl-C or SIGTERM.
+"""A worker with four concurrent deliveries, retries, dead letters, and a clean stop on Ctrl-C or SIGTERM.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/thumbnails.py
 """
@@ -20,7 +20,7 @@ class Picture:
 
 
 async def shrink(picture: Picture) -> None:
-    """Stands for real work."""
+    """Simulate work."""
     await asyncio.sleep(0.01)
     if picture.width <= 0:
         raise ValueError(f"{picture.name} has no width")
@@ -30,7 +30,7 @@ async def handle(delivery: Delivery[Picture]) -> None:
     try:
         await shrink(delivery.body)
     except ValueError as exc:
-        # comes again after the queue's backoff, and is a dead letter after the last attempt
+        # Redelivered after the queue's backoff; a dead letter after the last attempt.
         await delivery.nack(error=str(exc))
     else:
         await delivery.ack()
@@ -41,7 +41,7 @@ async def work(mq: Client) -> None:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, deliveries.stop)
-        # the loop waits while four deliveries are out and not settled
+        # The loop waits while four deliveries are unsettled.
         async for delivery in deliveries:
             tasks.create_task(handle(delivery))
 

@@ -1,4 +1,4 @@
-"""A webhook and its receiver: signed, tried again after a failure, and booked exactly once.
+"""A webhook and its receiver: signed, retried after a failure, and booked exactly once.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/webhooks.py
 """
@@ -19,7 +19,7 @@ URL = os.environ["TRUNKLINE_DATABASE_URL"]
 
 
 class Receiver:
-    """Another service. It books each order once, however often it is told of it."""
+    """Another service, which books each order once even if the webhook is repeated."""
 
     def __init__(self, conn: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
         self.conn = conn
@@ -38,14 +38,14 @@ class Receiver:
                 await self.conn.execute("insert into booked values (%s)", (delivery.json()["id"],))
         print(f"attempt {delivery.attempt}: {'booked' if first else 'known already'}")
         if delivery.attempt == 1:
-            return web.Response(status=500)  # as if the answer had been lost
+            return web.Response(status=500)  # simulates a lost response
         self.booked.set()
         return web.Response(status=204)
 
 
 async def main() -> None:
     async with Client(URL) as mq, await psycopg.AsyncConnection.connect(URL, autocommit=True) as conn:
-        # an earlier run has left its rows
+        # Remove the rows of an earlier run.
         await conn.execute("drop table if exists booked")
         await conn.execute("create table booked (id int)")
         receiver = Receiver(conn)
@@ -65,7 +65,7 @@ async def main() -> None:
         await mq.endpoints.bind("shop-hooks", "shop")
         await mq.enqueue("shop-hooks", {"id": 42})
 
-        # `trunkline up` and `trunkline dispatch` do this; loopback is refused unless it is allowed
+        # `trunkline up` and `trunkline dispatch` run a dispatcher. Loopback addresses are denied by default.
         stop = asyncio.Event()
         dispatcher = asyncio.create_task(Dispatcher(URL, allow=["127.0.0.0/8"]).run(stop))
         await asyncio.wait_for(receiver.booked.wait(), 30)

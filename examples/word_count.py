@@ -1,4 +1,4 @@
-"""Spark's word count, as its guide has it for Kafka: only the format and the options are other.
+"""Spark's word count for Kafka, from its guide, with a different format and options.
 
 TRUNKLINE_DATABASE_URL=postgresql:///app python examples/word_count.py
 """

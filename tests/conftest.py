@@ -93,7 +93,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def _shares(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture that is made once per file."""
+    """Return true if a test uses a module-scoped fixture."""
     fixtures: dict[str, Any] = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     return any(definitions[-1].scope == "module" for definitions in fixtures.values())
 

@@ -27,7 +27,7 @@ def scratch(prefix: str) -> Path:
 
 
 class DebianServer:
-    """Postgres 15 of the distribution, in a directory of its own, on a private socket."""
+    """The distribution's Postgres 15 in a temporary directory, on a private socket."""
 
     def __init__(self) -> None:
         self.home = scratch("tl15-")
@@ -81,7 +81,7 @@ def make_server(version: int) -> DebianServer | WheelServer:
 
 
 def missing(version: int) -> str | None:
-    """Why this version cannot be tested here, or None."""
+    """Return why this version cannot be tested here, or None."""
     if version == 15 and not (DEBIAN_15 / "initdb").exists():
         return "Postgres 15 is not installed (Debian package postgresql-15)"
     return None

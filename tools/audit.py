@@ -1,12 +1,13 @@
-"""Checks the dependencies that requirements.lock and requirements-spark.lock name.
+"""Check the dependencies in the lock files.
 
-Always: every entry is one exact version with at least one SHA-256, and the installed packages fit together (`pip check`) and
-are the locked ones. If the package index answers: no locked release was yanked, and the index knows every locked hash.
-
-What it cannot do: say whether a version has a known vulnerability. That takes an advisory database (PyPI's JSON API or OSV),
-which this check does not ask, because a machine that only reaches a package index has none; with a full network
-`pip-audit --require-hashes -r requirements.lock` does. An index that does not answer is reported and is no failure, unless
+Verifies that every entry is one exact version with at least one SHA-256, and that the installed packages are compatible
+(`pip check`) and match the lock files. If the package index responds, also verifies that no locked release was yanked
+and that the index has every locked hash. An index that does not respond is reported, but is a failure only with
 `--strict`.
+
+Does not check for known vulnerabilities: that requires an advisory database (PyPI's JSON API or OSV), which machines
+with access to a package index only cannot reach. With full network access, run `pip-audit --require-hashes -r
+requirements.lock`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def normal(name: str) -> str:
 
 
 def read_lock(text: str) -> tuple[list[Entry], list[str]]:
-    """The entries of a lock file, and what is wrong with it."""
+    """Return the entries of a lock file, and its faults."""
     entries: list[Entry] = []
     faults: list[str] = []
     for block in re.split(r"\n(?=\S)", text.strip()):
@@ -62,7 +63,10 @@ def read_lock(text: str) -> tuple[list[Entry], list[str]]:
 
 
 def compare_installed(entries: list[Entry], installed: dict[str, str]) -> list[str]:
-    """Locked and installed differ. What is locked for another platform or extra may be missing, and `trunkline` is ours."""
+    """Return differences between locked and installed versions.
+
+    Ignores packages that are not installed or not locked.
+    """
     locked: dict[str, set[str]] = {}
     for entry in entries:
         locked.setdefault(entry.name, set()).add(entry.version)
@@ -74,25 +78,25 @@ def compare_installed(entries: list[Entry], installed: dict[str, str]) -> list[s
 
 
 def read_index_page(page: str) -> tuple[set[str], set[str]]:
-    """SHA-256 of the files of a project page, and of those that were yanked."""
-    known: set[str] = set()
+    """Return the SHA-256 hashes of all files on a project page, and those of yanked files."""
+    hashes: set[str] = set()
     yanked: set[str] = set()
     for attributes, _ in _LINK.findall(page):
-        found = re.search(r"sha256=([0-9a-f]{64})", html.unescape(attributes))
-        if found:
-            known.add(found[1])
+        match = re.search(r"sha256=([0-9a-f]{64})", html.unescape(attributes))
+        if match:
+            hashes.add(match[1])
             if "data-yanked" in attributes:
-                yanked.add(found[1])
-    return known, yanked
+                yanked.add(match[1])
+    return hashes, yanked
 
 
 def judge(entry: Entry, page: str) -> list[str]:
-    """What the index holds against a locked release."""
-    known, yanked = read_index_page(page)
+    """Return the faults of a locked release according to its index page."""
+    hashes, yanked = read_index_page(page)
     faults = []
-    if not known:
+    if not hashes:
         return [f"{entry.name}: the index shows no hashes"]
-    if strange := entry.hashes - known:
+    if strange := entry.hashes - hashes:
         faults.append(f"{entry.name} {entry.version}: {len(strange)} locked hashes are not in the index")
     if entry.hashes & yanked:
         faults.append(f"{entry.name} {entry.version} was yanked")
@@ -110,19 +114,19 @@ def index_url() -> str:
 
 
 def ask_index(url: str, name: str) -> str | None:
-    """The page of a project; None when the index does not answer."""
+    """Return the page of a project; None if the index does not respond."""
     request = urllib.request.Request(f"{url}/{name}/", headers={"accept": "text/html"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return str(answer.read().decode())
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return str(response.read().decode())
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strict", action="store_true", help="fail when the index does not answer")
-    parser.add_argument("--offline", action="store_true", help="do not ask the index")
+    parser.add_argument("--strict", action="store_true", help="fail if the index does not respond")
+    parser.add_argument("--offline", action="store_true", help="do not query the index")
     options = parser.parse_args()
     faults: list[str] = []
     releases: dict[tuple[str, str], Entry] = {}
@@ -139,17 +143,19 @@ def main() -> int:
     silent: list[str] = []
     if not options.offline:
         url = index_url()
-        # one question tells whether anybody is there; a hundred time-outs would not tell more
-        answers = ask_index(url, next(iter(releases.values())).name) is not None
+        # Probe once, so that an unreachable index causes one timeout instead of a hundred.
+        reachable = ask_index(url, next(iter(releases.values())).name) is not None
         with ThreadPoolExecutor(16) as pool:
-            pages = pool.map(lambda entry: ask_index(url, entry.name) if answers else None, releases.values())
+            pages = pool.map(lambda entry: ask_index(url, entry.name) if reachable else None, releases.values())
         for entry, page in zip(releases.values(), pages, strict=True):
             if page is None:
                 silent.append(entry.name)
             else:
                 faults += judge(entry, page)
         if silent:
-            print(f"audit: the index did not answer for {len(silent)} of {len(releases)} releases: yanked or not is unknown")
+            print(
+                f"audit: no response from the index for {len(silent)} of {len(releases)} releases, not checked for yanking"
+            )
     for fault in faults:
         print(f"audit: {fault}", file=sys.stderr)
     if not faults:

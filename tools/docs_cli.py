@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands themselves. `--check`: only says whether the page is up to date."""
+"""Generate docs/reference/cli.md from the commands. `--check` only verifies that the page is up to date."""
 
 from __future__ import annotations
 
@@ -18,48 +18,49 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 SHARED = ("database_url", "data", "output", "timeout", "quiet")
 INTRO = """# Command line
 
-This page is made from the commands by `tools/docs_cli.py`.
+`tools/docs_cli.py` generates this page from the commands.
 
-`trunkline <noun> <verb>`. Data goes to stdout, words go to stderr. On a terminal data is a table, elsewhere JSON; `-o`
-chooses. Control characters in messages are shown as escapes. Nothing destructive happens without a terminal unless `--yes`
-is given; on a terminal you type the name. `topic read`, `topic tail` and `queue peek` never change anything for any reader.
+Commands have the form `trunkline <resource> <command>`. Data goes to stdout, all other output to stderr. Data is
+printed as a table on a terminal and as JSON elsewhere; `-o` overrides this. Control characters in messages are
+escaped. Destructive commands ask you to type the name on a terminal and require `--yes` elsewhere. `topic read`,
+`topic tail` and `queue peek` have no effect on any reader.
 
-Every command that talks to a database has these options:
+All commands that use a database have these options:
 
 | option | meaning |
 |---|---|
-| `--database-url URL` | the database; with a password better in `TRUNKLINE_DATABASE_URL` or a `.env` file |
-| `--data DIR` | or the directory of a running `trunkline up` or `trunkline demo` (`TRUNKLINE_DATA`) |
-| `-o table\\|json\\|jsonl` | a table, one JSON document, or one JSON object per line |
-| `--timeout TIME` | give up after this time |
-| `-q`, `--quiet` | no words on stderr, only errors |
+| `--database-url URL` | database URL; to hide a password, set `TRUNKLINE_DATABASE_URL` or use a `.env` file |
+| `--data DIR` | directory of a running `trunkline up` or `trunkline demo` (`TRUNKLINE_DATA`) |
+| `-o table\\|json\\|jsonl` | output format: a table, one JSON document, or one JSON object per line |
+| `--timeout TIME` | maximum time for the command |
+| `-q`, `--quiet` | print only errors to stderr |
 
-`trunkline --url URL <noun> <verb>` speaks HTTP to a service instead, with a token from `--token` or `TRUNKLINE_TOKEN`;
-`TRUNKLINE_URL` does the same for every command. Answers and exit codes are the same. `queue purge`, `queue cleanup`,
-`token`, `doctor` and `migrate` have no HTTP form.
+`trunkline --url URL <resource> <command>` sends requests to an HTTP service instead, with a token from `--token`
+or `TRUNKLINE_TOKEN`. `TRUNKLINE_URL` has the same effect for every command. Output and exit codes are the same.
+`queue purge`, `queue cleanup`, `token`, `doctor` and `migrate` are not available over HTTP.
 
-Times are `500ms`, `30s`, `5m`, `2h` or `7d`. A place in a log is `earliest`, `latest`, an offset, a time such as
-`2026-01-31T12:00:00Z`, or an age such as `1h`. What does not end (`topic tail`, `top`, `--watch`) is
-written as lines with `-o json` too.
+Write durations as `500ms`, `30s`, `5m`, `2h` or `7d`. A position is `earliest`, `latest`, an offset, a timestamp
+such as `2026-01-31T12:00:00Z`, or an age such as `1h`. Commands without an end (`topic tail`, `top`, `--watch`)
+write one JSON object per line with `-o json` too.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | failed, or done in part (`--continue-on-error`) |
-| 2 | wrong usage, or input that is refused |
+| 0 | success |
+| 1 | failed, or partly failed (`--continue-on-error`) |
+| 2 | wrong usage, or invalid input |
 | 3 | not found |
-| 4 | conflict with the present state, or not permitted |
-| 5 | a check failed (`doctor`, `group lag --max-seconds`), or not available now |
+| 4 | conflict with the current state, or permission denied |
+| 5 | a check failed (`doctor`, `group lag --max-seconds`), or temporarily unavailable |
 | 6 | the database cannot be reached |
-| 7 | the outcome is unknown: repeat with the same idempotency key |
-| 124 | `--timeout` passed |
+| 7 | unknown outcome: retry with the same idempotency key |
+| 124 | `--timeout` exceeded |
 | 130 | interrupted |
-| 141 | whoever read the output has gone |
+| 141 | stdout was closed by its reader |
 
-An error is one line on stderr with its code in brackets. With `-o json` or `-o jsonl` the last line of stderr is
-`{"error": {"code", "message", "hint", "detail", "exit_code"}}` and stdout holds no error.
+An error is one line on stderr with its code in brackets. With `-o json` or `-o jsonl`, the last line of stderr is
+`{"error": {"code", "message", "hint", "detail", "exit_code"}}`, and stdout contains no error.
 
 | error | exit code | meaning |
 |---|---|---|
@@ -67,7 +68,7 @@ An error is one line on stderr with its code in brackets. With `-o json` or `-o 
 
 
 def main_page() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = [f"| `{kind.code}` | {kind.exit_code} | {_first(kind.__doc__)} |" for kind in _errors()]
     context = click.Context(main.app, info_name="trunkline")
     return INTRO + "\n".join(rows) + "\n" + "".join(_command(main.app, context, 2))

@@ -1,4 +1,4 @@
-"""Writes docs/reference/errors.md from the classes: `python tools/docs_errors.py`, or `--check`."""
+"""Generate docs/reference/errors.md from the error classes: `python tools/docs_errors.py`, or `--check`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from docs_pages import cell, settle
 
 import trunkline.client
-import trunkline.jobs.refusals  # noqa: F401  and those of jobs
+import trunkline.jobs.refusals  # noqa: F401  defines the errors of jobs
 from trunkline.errors import BY_SQLSTATE, HINTS, TrunklineError
 
 INTRO = """\
@@ -15,69 +15,70 @@ INTRO = """\
 
 <!-- Written by tools/docs_errors.py from src/trunkline/errors.py; change that file, not this one. -->
 
-An error is known by its class or its code, never by its words. In SQL the code is the SQLSTATE; in Python the class; over
-HTTP the status and the code; on the command line the exit code. Every error says what happened (`message`), and most say
-what to do (`hint`).
+Identify an error by its class or code, never by its message: in SQL by the SQLSTATE, in Python by the class, over
+HTTP by the status and the code, on the command line by the exit code. Every error has a `message`; most also have
+a `hint` that says how to fix it.
 
-An empty claim is not an error, and neither is a lost lease: the answers are an empty list, and `lost`.
+An empty claim and a lost lease are not errors: a claim returns an empty list, and settling an expired lease
+returns `lost`.
 
 | code | class | SQLSTATE | HTTP | exit | meaning | what to do |
 |---|---|---|---|---|---|---|
 """
 OUTRO = """
-Classes are made from each other: `except NotFound` catches `TopicNotFound`, `except Unavailable` catches all that may
-succeed later. They are in `trunkline.errors`; `LeaseLost`, `TransactionMisuse` and `InvalidBody` in `trunkline.client`,
-those of jobs in `trunkline.jobs`. An argument of a Python call that has the wrong type or value is a `TypeError` or
-`ValueError` before anything is sent, as everywhere in Python.
+Errors form a class hierarchy: `except NotFound` catches `TopicNotFound`, and `except Unavailable` catches all
+errors that a retry may resolve. The classes are in `trunkline.errors`, except `LeaseLost`, `TransactionMisuse` and
+`InvalidBody` in `trunkline.client`, and those of jobs in `trunkline.jobs`. As usual in Python, an argument of the
+wrong type or value raises `TypeError` or `ValueError`, before anything is sent.
 
 ```text
 {tree}
 ```
 
-The command line ends with 0 when it is done, 2 for wrong usage, 124 when `--timeout` has passed, 130 when it was interrupted
-and 141 when its output was closed.
+Commands exit with 0 on success, 2 for wrong usage, 124 if `--timeout` was exceeded, 130 if interrupted, and 141 if
+stdout was closed by its reader.
 """
 
-# What to do, where neither the server nor errors.HINTS says it: by code.
+# Hints by code, for errors without an entry in errors.HINTS and without a hint from the server.
 WHAT_TO_DO = {
-    "error": "Read the message; if it names something inside Trunkline, report it.",
-    "invalid_argument": "Correct the argument that the message names. Trying again does not help.",
+    "error": "Read the message. If the cause is inside Trunkline, report it.",
+    "invalid_argument": "Correct the argument that the message names. Do not retry unchanged.",
     "invalid_name": "Use 1 to 200 letters, digits, `-`, `.` or `_`.",
     "invalid_duration": "Write `500ms`, `30s`, `5m`, `2h` or `7d`, within the limits that the hint names.",
-    "invalid_body": "Bury the message, or read it as bytes. The sender must be corrected.",
-    "payload_too_large": "Send less, put the data elsewhere and send its address, or raise `max_payload`.",
-    "batch_too_large": "Send several batches; the Python client cuts by itself.",
+    "invalid_body": "Bury the message, or read it as bytes. Then fix the sender.",
+    "payload_too_large": "Send less, store the data elsewhere and send a reference, or raise `max_payload`.",
+    "batch_too_large": "Send several batches. The Python client splits batches itself.",
     "invalid_settings": "Correct the flag, variable or line that the message names.",
     "not_found": "Check the name.",
     "topic_not_found": "Check the name, or create the topic.",
     "queue_not_found": "Check the name, or create the queue.",
     "group_not_found": "Check topic and name, or create the group.",
-    "subscription_not_found": "See `list_subscriptions`.",
-    "dead_letter_not_found": "See `list_dead_letters`: it may have been redriven or purged.",
-    "schedule_not_found": "See `list_schedules`.",
-    "endpoint_not_found": "See `list_endpoints`.",
-    "offset_out_of_range": "Go on from the lowest offset left, which the hint names; or `seek` to `earliest`.",
-    "invalid_arguments": "Give arguments that fit the function; for an old message deploy code that fits, then redrive.",
-    "unknown_kind": "Check the name against `trunkline job kinds`.",
-    "effect_unknown": "Look whether the effect happened; choose `on_unknown` of `run_once` beforehand.",
-    "job_failed": "Read its error; `trunkline job retry` brings it back.",
-    "conflict": "Read the message; the state has to change before the call can succeed.",
-    "offset_ahead": "Commit only what was fetched; seek only up to the head.",
-    "wrong_isolation": "Run the verb in a READ COMMITTED transaction, the default of Postgres.",
+    "subscription_not_found": "Check the name with `list_subscriptions`.",
+    "dead_letter_not_found": "Check `list_dead_letters`. The message may have been redriven or purged.",
+    "schedule_not_found": "Check the name with `list_schedules`.",
+    "endpoint_not_found": "Check the name with `list_endpoints`.",
+    "offset_out_of_range": "Continue from the earliest available offset, or `seek` to `earliest`.",
+    "invalid_arguments": "Pass arguments that match the function. For an old message, deploy matching code, then redrive.",
+    "unknown_kind": "Check the name with `trunkline job kinds`.",
+    "effect_unknown": "Check whether the effect happened. To decide in advance, set `on_unknown` of `run_once`.",
+    "job_failed": "Read the job's error. Run it again with `trunkline job retry`.",
+    "conflict": "Read the message. The call cannot succeed before the state changes.",
+    "offset_ahead": "Commit only fetched offsets, and seek only up to the head.",
+    "wrong_isolation": "Call the function in a READ COMMITTED transaction, Postgres's default.",
     "already_exists": "Use the `ensure` form, another name, or `alter`.",
-    "in_use": "Remove what depends on it first, or force it.",
+    "in_use": "Remove its dependents first, or use force.",
     "idempotency_conflict": "Use a new key for a new message.",
-    "not_supported": "Use another kind of topic or queue; the hint says which.",
-    "unauthenticated": "Send a token that allows it; make one with `trunkline token create`.",
-    "lease_lost": "Nothing: somebody else has the messages. Make the lease longer than the work if it happens often.",
-    "transaction_misuse": "Leave commit and rollback to the block.",
-    "unavailable": "Try again later.",
+    "not_supported": "Use the kind of topic or queue that the hint names.",
+    "unauthenticated": "Send a valid token with the required scope. Create one with `trunkline token create`.",
+    "lease_lost": "Do nothing: another consumer owns the messages. If it happens often, use a longer lease.",
+    "transaction_misuse": "Do not commit or roll back inside the block.",
+    "unavailable": "Retry later.",
     "embedded_server": "Read the end of the server's log in the detail.",
 }
 
 
 def classes() -> list[type[TrunklineError]]:
-    """All error classes, a class before those made from it."""
+    """Return all error classes, each before its subclasses."""
     found: list[type[TrunklineError]] = []
 
     def walk(cls: type[TrunklineError]) -> None:
@@ -109,7 +110,7 @@ def page() -> str:
 
 
 def advice(cls: type[TrunklineError]) -> str:
-    """What the class says itself, or the table above, or what is said about the class it is made from."""
+    """Return what to do about a class of errors: its hint, else its entry in WHAT_TO_DO, else that of a base class."""
     for base in cls.__mro__:
         if hint := HINTS.get(base):
             return hint[0].upper() + hint[1:] + "."

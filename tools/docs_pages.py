@@ -1,4 +1,4 @@
-"""What the writers of reference pages share: a page is written, or compared with what is there."""
+"""Shared by the generators of reference pages: write a page, or compare it with the existing one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def settle(name: str, text: str, arguments: list[str]) -> int:
-    """Write docs/reference/<name>, or with --check say whether it is up to date."""
+    """Write docs/reference/<name>, or with --check verify that it is up to date. Return the exit status."""
     page = REFERENCE / name
     if "--check" not in arguments:
         page.write_text(text)
@@ -22,5 +22,5 @@ def settle(name: str, text: str, arguments: list[str]) -> int:
 
 
 def cell(text: str) -> str:
-    """Text for one cell of a table."""
+    """Escape text for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")

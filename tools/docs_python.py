@@ -1,4 +1,4 @@
-"""Writes docs/reference/python.md from signatures and docstrings: `python tools/docs_python.py`, or `--check`."""
+"""Generate docs/reference/python.md from signatures and docstrings: `python tools/docs_python.py`, or `--check`."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ INTRO = """\
 
 <!-- Written by tools/docs_python.py from src/trunkline/client; change those files, not this one. -->
 
-`from trunkline import Client, SyncClient, NewMessage, LeaseLost`. `SyncClient` has the same methods without `await`; what is
-`async with` and `async for` here is `with` and `for` there. Durations are a `timedelta` or text such as `500ms`, `30s`,
-`5m`, `2h`, `7d`. A place in a log is `"earliest"`, `"latest"`, an offset or a time. Settling verbs answer `done`, `lost` or
-`unknown`. Errors: [errors](errors.md).
+`from trunkline import Client, SyncClient, NewMessage, LeaseLost`. `SyncClient` has the same methods without
+`await`; use `with` and `for` instead of `async with` and `async for`. Durations are a `timedelta` or text such as
+`500ms`, `30s`, `5m`, `2h`, `7d`. A position is `"earliest"`, `"latest"`, an offset or a time. Methods that settle
+deliveries return `done`, `lost` or `unknown`. Errors: [errors](errors.md).
 
-Bodies: text, numbers, lists, dictionaries, None, dataclasses, msgspec Structs and Pydantic models become JSON; bytes go as
-they are. `type=` decodes into a type.
+Text, numbers, lists, dictionaries, None, dataclasses, msgspec Structs and Pydantic models are sent as JSON, bytes
+unchanged. `type=` decodes bodies into a type.
 """
 
 
@@ -135,7 +135,7 @@ def _described(cls: type[Any]) -> list[str]:
 
 
 def _members(cls: type[Any]) -> list[tuple[str, Any]]:
-    """Public methods and properties of our own classes, in the order in which they are written."""
+    """Return the public methods and properties of a class and its bases in this package, in source order."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith(("trunkline.client", "trunkline.jobs")):
@@ -144,7 +144,7 @@ def _members(cls: type[Any]) -> list[tuple[str, Any]]:
 
 
 def _way(function: Any) -> str:
-    """How it is used: awaited, as a context, or in a loop."""
+    """Return the prefix that shows the usage: awaited, as a context manager, or in a loop."""
     inner = inspect.unwrap(function)
     if inner is not function and inspect.isasyncgenfunction(inner):
         return "async with "

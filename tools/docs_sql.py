@@ -1,4 +1,4 @@
-"""Writes docs/reference/sql.md from the SQL files: `python tools/docs_sql.py`, or `--check`."""
+"""Generate docs/reference/sql.md from the SQL files: `python tools/docs_sql.py`, or `--check`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ INTRO = """\
 
 <!-- Written by tools/docs_sql.py from src/trunkline/sql; change those files, not this one. -->
 
-Every verb is a function in schema `trunkline`. Arguments behind the first few are best given by name: `p_key => 'ann'`.
-*May call* names the [roles](../howto/roles.md) besides `trunkline_owner`, which may call everything. Names that begin with
-`_` are internal. Errors have a SQLSTATE of class `TL` and a hint: see [errors](errors.md).
+All functions are in schema `trunkline`. Pass all but the first arguments by name: `p_key => 'ann'`. *May call*
+lists the [roles](../howto/roles.md) besides `trunkline_owner`, which can call every function. Names that begin
+with `_` are internal. Errors have a SQLSTATE of class `TL`, and most a hint: see [errors](errors.md).
 
-The rows that functions answer with:
+Row types that functions return:
 
 | type | columns |
 |---|---|
 {rows}
 
-Functions that return `trunkline.topics`, `trunkline.queues` and so on answer with a row of that table.
+Functions that return `trunkline.topics`, `trunkline.queues` and so on return rows of that table.
 """
 
-# The families of functions: by the file that has them.
+# Groups of functions, by source file.
 FAMILIES = {
     "topics.sql": "Topics",
     "publish.sql": "Publishing",
@@ -43,7 +43,7 @@ FAMILIES = {
     "schedules.sql": "Schedules",
     "explain.sql": "Explaining",
     "history.sql": "Delivery history and archive",
-    "stats.sql": "Numbers",
+    "stats.sql": "Statistics",
     "rollups.sql": "Rates and latencies",
     "archive.sql": "The archive",
     "report.sql": "Reports",
@@ -55,7 +55,7 @@ FAMILIES = {
     "clock.sql": "Time and ids",
 }
 
-# It is written inside a block, for two versions of Postgres.
+# Defined inside a do block, with a variant per Postgres version.
 NEW_ID = "Returns a version 7 uuid, so that ids sort by time."
 
 _FUNCTION = re.compile(r"^create or replace (function|procedure) trunkline\.([a-z]\w*)\(", re.MULTILINE)
@@ -67,7 +67,7 @@ _ROWS = ("published", "message", "fetched", "delivery", "settlement")
 
 
 class Function(NamedTuple):
-    """A verb: where it is, how it is called, what its file says about it."""
+    """A public function: its file, its signature, and the comment above it."""
 
     file: str
     name: str
@@ -76,7 +76,7 @@ class Function(NamedTuple):
 
 
 def functions() -> list[Function]:
-    """All public functions, in the order of their files."""
+    """Return all public functions, in file order."""
     found: dict[str, Function] = {}
     for file in catalog.functions():
         for match in _FUNCTION.finditer(file.text):
@@ -102,7 +102,7 @@ def _comment_above(text: str, start: int) -> str:
 
 
 def callers() -> dict[str, list[str]]:
-    """The roles that may call a function, besides the owner, who may call all."""
+    """Return the roles that can call a function. Omits the owner, which can call all."""
     text = next(file.text for file in catalog.functions() if file.name == "roles.sql")
     may: dict[str, list[str]] = {}
     for role, verbs in _ROLE.findall(text):
@@ -112,7 +112,7 @@ def callers() -> dict[str, list[str]]:
 
 
 def types() -> dict[str, str]:
-    """The row types that functions answer with."""
+    """Return the row types that functions return, with their columns."""
     found = {}
     for file in catalog.migrations():
         found.update({name: " ".join(columns.split()) for name, columns in _TYPE.findall(file.text)})
@@ -142,7 +142,7 @@ def page() -> str:
 
 
 def _wrapped(signature: str) -> str:
-    """One parameter per line when the line would be long."""
+    """Put each parameter on its own line if the signature is long."""
     if len(signature) <= 110:
         return signature
     head, _, rest = signature.partition("(")
@@ -170,7 +170,7 @@ def _parameters(text: str) -> list[str]:
 
 
 def _paragraphs(comment: str) -> str:
-    """Indented lines of a comment are code."""
+    """Convert a comment to Markdown; indented lines become code blocks."""
     out: list[str] = []
     for line in comment.split("\n"):
         code = line.startswith("  ")

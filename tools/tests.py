@@ -1,8 +1,8 @@
-"""All tests, in three processes; then the few that failed once more, alone.
+"""Run all tests in three processes, then rerun a few failed ones alone.
 
-Some tests have real processes and clocks in them, and three at a time on two cores may starve one of them. A failure under
-load that does not occur alone is printed, not counted. The proofs of the kernel have no second try; a planted bug that was
-not found has one, because the moment at which it acts may not have come.
+Some tests depend on real processes and clocks, and three at a time on two cores may starve one of them. A failure that
+does not recur alone is printed but does not count. Kernel tests are not rerun. Tests of planted bugs are, because the
+bug may not have been triggered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def run(*arguments: str) -> int:
 
 def main() -> int:
     LAST_FAILED.unlink(missing_ok=True)
-    # in the order of tests/conftest.py: xdist would start the groups with the most tests first
+    # Keep the order of tests/conftest.py: by default xdist starts the groups with the most tests first.
     code = run("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", *sys.argv[1:])
-    # 1: tests failed; anything else is an interruption or an error of pytest itself
+    # 1 means failed tests; other codes are an interruption or an error of pytest itself.
     if code != 1 or not LAST_FAILED.exists():
         return code
     failed = sorted(json.loads(LAST_FAILED.read_text()))

@@ -1,7 +1,7 @@
-"""Writes the sync twins of the async modules: `python tools/unasync.py`, or `--check` to see whether they are up to date.
+"""Generate the sync versions of the async modules: `python tools/unasync.py`; `--check` only verifies them.
 
-The async files are the source. Tokens are rewritten (so comments stay), then ruff formats the result. What cannot be
-rewritten, because tasks and threads differ, is in `db/tasks.py` and `db/threads.py`: the same names, made twice.
+The async files are the source. The generator rewrites tokens, which preserves comments, and formats the result with
+ruff. Code that differs between tasks and threads is in `db/tasks.py` and `db/threads.py`, which define the same names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NAMES = {
     "async_driver": "sync_driver",
     "asynccontextmanager": "contextmanager",
 }
-# in comments and texts
+# Replacements in comments and strings.
 WORDS = (
     (r"\basync (with|for|def)\b", r"\1"),
     (r"\bawait ", ""),
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 
 def generate() -> dict[Path, str]:
-    """The text that each twin must have."""
+    """Return the expected text of each generated file."""
     files = {}
     for layer, modules in TWINS.items():
         folder = PACKAGE / layer / "sync"
@@ -96,7 +96,7 @@ def generate() -> dict[Path, str]:
 
 
 def rewritten(source: str) -> str:
-    """The sync form of an async module."""
+    """Return the sync version of an async module."""
     lines = [0]
     for line in source.splitlines(True):
         lines.append(lines[-1] + len(line))
@@ -119,7 +119,7 @@ def rewritten(source: str) -> str:
             following = tokens[number + 1]
             edits.append((start, lines[following.start[0] - 1] + following.start[1], ""))
         elif token.type == tokenize.NAME and text == "Awaitable" and tokens[number + 1].string == "[":
-            # what an awaitable gives: its brackets go with it
+            # Awaitable[T] becomes T: drop the brackets too.
             bracket = tokens[number + 1]
             edits.append((start, lines[bracket.end[0] - 1] + bracket.end[1], ""))
             closing.append(depth + 1)
@@ -146,7 +146,7 @@ def with_twin_modules(source: str) -> str:
 
 
 def formatted(text: str, target: Path) -> str:
-    """As ruff would write it: imports sorted, the unused ones gone."""
+    """Format with ruff: sort imports and remove unused ones."""
     ruff = Path(sys.executable).with_name("ruff")
     name = ["--stdin-filename", str(target)]
     fix = [str(ruff), "check", "--fix", "--quiet", "--exit-zero", "--select", "F401,F811,I", *name, "-"]

@@ -1,6 +1,6 @@
-// One contestant, alone in one Node process: node solo.mjs NAME ACTION OPTIONS. The same actions as bench/solo.
+// Run one contestant in a Node process: node solo.mjs NAME ACTION OPTIONS. The actions are those of bench/solo.
 //
-// The database is in DATABASE_URL, the options are JSON, and the answer is one line of JSON on stdout.
+// DATABASE_URL is the database, OPTIONS is JSON, and the result is one line of JSON on stdout.
 import pg from 'pg'
 
 const [name, action, text] = process.argv.slice(2)
@@ -12,7 +12,7 @@ const { default: Contestant } = await import(`./with_${name}.mjs`)
 const seconds = () => performance.now() / 1000
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 
-// Repeat a call from several tasks, each waiting for its own; first half a second that does not count.
+// Repeat a call from several tasks, each awaiting its own calls. The first half second is not counted.
 async function repeat (call) {
   const during = async (span) => {
     const start = seconds()
@@ -54,7 +54,7 @@ const actions = {
     return { messages: done.calls * options.batch, seconds: done.seconds }
   },
 
-  // From the first message handled until all are finished in the tables, or until the time is over.
+  // Measure from the first handled message until all are finished in the tables, or the time is up.
   async consume (contestant) {
     const pool = new pg.Pool({ connectionString: url, max: 1 })
     const unfinished = async () => Number((await pool.query(contestant.unfinished)).rows[0].n)

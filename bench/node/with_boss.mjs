@@ -1,4 +1,4 @@
-// pg-boss with a queue in a table of its own, full batches fetched without a pause, and each batch completed by one statement.
+// pg-boss with a separate table for the queue. Full batches are fetched without a pause; one statement completes a batch.
 import { PgBoss } from 'pg-boss'
 
 const QUEUE = 'bench'

@@ -1,7 +1,7 @@
-// graphile-worker with the settings of its page on performance.
+// graphile-worker with the settings from its performance page.
 import { Logger, makeWorkerUtils, run } from 'graphile-worker'
 
-// A line per finished job would be most of the work; its own benchmark turns them off the same way.
+// Logging a line per finished job would dominate the cost; its own benchmark disables it in the same way.
 process.env.NO_LOG_SUCCESS = '1'
 const logger = new Logger(() => () => {})
 

@@ -1,1 +1,1 @@
-"""The contestants: for each the tables, the statements, and the steps that a connection repeats."""
+"""The contestants: tables, statements, and the steps that a connection repeats."""

@@ -1,4 +1,7 @@
-"""Celery with Redis, the outsider: a broker in memory that flushes nothing. A server and a worker for each measurement."""
+"""Celery with Redis, as a reference: an in-memory broker without flushes.
+
+Starts a server and a worker per measurement.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _QUEUE = "bench"
 _PREFETCH = 500
 _ROOT = Path(__file__).resolve().parents[2]
 _BACKLOG = 4_000
-"""Per second of a run; who drains it earlier is measured up to the last message."""
+"""Backlog per second of a run. A contestant that drains it earlier is measured up to its last message."""
 _LOAD = """
 import sys
 from bench.solo.with_celery import app, noop
@@ -34,7 +37,7 @@ with app.producer_pool.acquire(block=True) as producer:
 
 
 def name() -> str | None:
-    """How it is called in the table; None, and a word on stderr, where it cannot run."""
+    """Return the name for the table; None, with a message on stderr, if it cannot run here."""
     if shutil.which("redis-server") is None:
         say("  jobs: Celery with Redis is skipped, redis-server is not installed (Debian: apt-get install redis-server)")
     elif importlib.util.find_spec("celery") is None or importlib.util.find_spec("redis") is None:
@@ -44,11 +47,11 @@ def name() -> str | None:
     return None
 
 
-NOTE = f"the outsider: Redis in memory, nothing flushed; one process (solo), acks_late, prefetch {_PREFETCH}, no results"
+NOTE = f"reference: Redis in memory, nothing flushed; one process (solo), acks_late, prefetch {_PREFETCH}, no results"
 
 
 def measure(plan: Plan, payload: int) -> float:
-    """Tasks per second of one worker process, from the first that is done to the last."""
+    """Return the tasks per second of one worker process, from the first completed task to the last."""
     tasks = int(_BACKLOG * plan.seconds)
     with _redis() as (redis, environment):
         load = [sys.executable, "-c", _LOAD, str(tasks), body(payload)["body"]]
@@ -75,7 +78,7 @@ def _watch(redis: Any, tasks: int, seconds: float) -> float:
     deadline = time.monotonic() + 60
     while not (first := done()):
         if time.monotonic() > deadline:
-            raise RuntimeError("Celery's worker did not begin")
+            raise RuntimeError("Celery's worker did not start")
         time.sleep(0.002)
     start = now = time.perf_counter()
     last = first

@@ -1,6 +1,6 @@
 """The counter-row log: publishers take offsets from one row, groups claim ranges by moving one row each.
 
-A claim is for good (at most once): there is no ack, no redelivery and no lease.
+A claim is final (at most once): there are no acks, redeliveries or leases.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ APPEND = (
 
 
 def make_topic(lab: Lab, name: str) -> int:
-    """Create a topic; answers the number in the names of its own publish functions."""
+    """Create a topic and return its number, which is part of the names of its publish functions."""
     return int(lab.value("select (trunkline.create_topic(%s)).topic_id", name))
 
 
 def make_queue(lab: Lab, name: str) -> int:
-    """Create a queue; answers the number of its inbox."""
+    """Create a queue and return the number of the log that stores its direct messages."""
     return int(lab.value("select (trunkline.create_queue(%s)).inbox_id", name))
 
 
@@ -70,7 +70,7 @@ def claim_ack_script(queue: str) -> str:
 
 
 class PublishMany:
-    """publish_many (or enqueue_many) of one batch; the ids come back."""
+    """Call publish_many (or enqueue_many) with one batch and read the ids."""
 
     def __init__(self, session: Session, function: str, name: str, *, batch: int, payload: int) -> None:
         self.latencies: list[float] = []
@@ -85,9 +85,9 @@ class PublishMany:
 
 
 class PublishCopy:
-    """What the client does with a large batch: draw the row ids, then stream the rows, in one transaction.
+    """Publish a large batch as the client does: draw the row ids, then COPY the rows, in one transaction.
 
-    The stream is written once and only the row ids are filled in: the load generator costs as little as for a plain COPY.
+    The COPY stream is encoded once and only the row ids change, so the load generator costs no more than a plain COPY.
     """
 
     def __init__(self, session: Session, number: int, *, batch: int, payload: int) -> None:
@@ -98,7 +98,7 @@ class PublishCopy:
         messages = [Encoded(text(payload).encode(), "application/octet-stream")] * batch
         stream = copy_rows(messages, None, [0] * batch, new_ids(batch, now), now)
         self._stream = bytearray(stream)
-        # 19 bytes before the first row and 2 behind the last; in a row the id comes after 2 + 4 + 4 + 4 bytes
+        # 19 bytes precede the first row, 2 follow the last. In a row, the id starts after 2 + 4 + 4 + 4 bytes.
         self._row = (len(stream) - 21) // batch
         self._ids = struct.Struct("!" + "4xq" * batch)
         self._into = f"copy trunkline.topic_{int(number)} ({COLUMNS}) from stdin (format binary)"
@@ -136,14 +136,14 @@ class ClaimAck:
             position, _, lease = receipt.partition(b".")
             leases.setdefault(lease, []).append(int(position).to_bytes(8))
         for lease, positions in leases.items():
-            answer = self._session.call("ack", lease, int8_array(positions)).get_value(0, 0)
-            if answer is not None:
-                raise RuntimeError(f"not every ack was done: {answer!r}")
+            result = self._session.call("ack", lease, int8_array(positions)).get_value(0, 0)
+            if result is not None:
+                raise RuntimeError(f"all acks must be done, got {result!r}")
         return claimed.ntuples
 
 
 class ClaimAckReceipts:
-    """The same from plain SQL: claim by name, ack by receipt, and look at every answer."""
+    """The same in plain SQL: claim by name, ack by receipt, and check every result."""
 
     def __init__(self, session: Session, queue: str, *, batch: int) -> None:
         self.latencies: list[float] = []
@@ -157,9 +157,9 @@ class ClaimAckReceipts:
         claimed = self._session.call("claim", self._queue, self._batch)
         if claimed.ntuples == 0:
             return 0
-        answers = column(self._session.call("ack", text_array(column(claimed, 0))), 2)
-        if answers != [b"done"] * claimed.ntuples:
-            raise RuntimeError(f"not every ack was done: {sorted(set(answers))}")
+        results = column(self._session.call("ack", text_array(column(claimed, 0))), 2)
+        if results != [b"done"] * claimed.ntuples:
+            raise RuntimeError(f"all acks must be done, got {sorted(set(results))}")
         return claimed.ntuples
 
 
@@ -181,7 +181,7 @@ class FetchCommit:
             return 0
         partition, generation = rows.get_value(0, 0) or b"", rows.get_value(0, 1) or b""
         last = rows.get_value(rows.ntuples - 1, 3) or b""
-        answer = self._session.call("commit", *self._names, partition, generation, last).get_value(0, 0)
-        if answer != b"done":
-            raise RuntimeError(f"a commit was answered with {answer!r}")
+        result = self._session.call("commit", *self._names, partition, generation, last).get_value(0, 0)
+        if result != b"done":
+            raise RuntimeError(f"commit must return done, got {result!r}")
         return rows.ntuples

@@ -1,4 +1,4 @@
-"""pgmq itself: the SQL of release 1.13, as the PyPI package `pgmq` carries it, through its public functions."""
+"""pgmq through its public functions: the SQL of release 1.13, from the PyPI package `pgmq`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def claim_ack_script() -> str:
 
 
 class ClaimAck:
-    """Read up to `batch`, then delete them by id; the deleted ids come back."""
+    """Read up to `batch` messages, then delete them by id, returning the deleted ids."""
 
     def __init__(self, session: Session, *, batch: int) -> None:
         self.latencies: list[float] = []

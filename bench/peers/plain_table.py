@@ -1,4 +1,4 @@
-"""No queue at all: a plain table with the columns of our log. What INSERT and COPY cost anyway."""
+"""Baseline without a queue: INSERT and COPY into a plain table with the columns of our log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def insert_script() -> str:
 
 
 class CopyRows:
-    """One binary COPY of a buffer that was made beforehand."""
+    """Run one binary COPY of a prepared buffer."""
 
     def __init__(self, session: Session, *, batch: int, payload: int) -> None:
         self.latencies: list[float] = []

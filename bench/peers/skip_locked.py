@@ -41,7 +41,7 @@ def publish_script() -> str:
 
 
 def _claim(limit: str, *, relaxed: bool) -> str:
-    """The claim; relaxed: it need not be on disk when it returns, as ours."""
+    """Return the claim statement. With `relaxed`, it does not wait for a flush, as ours does not."""
     extra = ", (select set_config('synchronous_commit', 'off', true)) as commit_mode" if relaxed else ""
     return (
         f"with c as (select msg_id from {TABLE} where vt <= clock_timestamp() order by msg_id"
@@ -56,7 +56,7 @@ def claim_ack_script(*, relaxed: bool = False) -> str:
 
 
 class Enqueue:
-    """Insert one batch; the ids come back."""
+    """Insert one batch, returning the ids."""
 
     def __init__(self, session: Session, *, batch: int, payload: int) -> None:
         self.latencies: list[float] = []
@@ -72,7 +72,7 @@ class Enqueue:
 
 
 class ClaimAck:
-    """Claim up to `batch`, then delete them by id; the deleted ids come back."""
+    """Claim up to `batch` messages, then delete them by id, returning the deleted ids."""
 
     def __init__(self, session: Session, *, batch: int, relaxed: bool = False) -> None:
         self.latencies: list[float] = []

@@ -1,4 +1,4 @@
-"""Contestants that are libraries, each driven by a process of its own: see `bench/solo` and `bench/node`."""
+"""Contestants that are libraries, each run in a separate process: see `bench/solo` and `bench/node`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ROOT = _NODE.parents[1]
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What a contestant says about itself: messages, and the seconds they took."""
+    """A contestant's own report: number of messages, and duration in seconds."""
 
     messages: int = 0
     seconds: float = 0.0
 
 
 class Solo(msgspec.Struct, frozen=True, kw_only=True):
-    """One library. `clear` empties its queue; `count` is the number of messages in it that are not finished.
+    """One library. `clear` empties its queue; `count` counts the unfinished messages in it.
 
-    `completed` counts what its tables say was finished, where finished messages leave a row; else null.
+    `completed` counts the finished messages in its tables; null if finished messages leave no row.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Solo(msgspec.Struct, frozen=True, kw_only=True):
     clear: str
     count: str
     completed: str | None = None
-    # The backlog per second of a run. Who drains it earlier is measured up to the last message.
+    # Backlog per second of a run. A contestant that drains it earlier is measured up to its last message.
     backlog: int
     enqueue_note: str
     consume_note: str
@@ -52,7 +52,7 @@ class Solo(msgspec.Struct, frozen=True, kw_only=True):
         done = subprocess.run(
             [*self.command, action, msgspec.json.encode(options).decode()],
             cwd=_ROOT,
-            # In the environment and not among the arguments, where everybody could read the password.
+            # Passed in the environment: arguments are visible to all users, and the url contains a password.
             env={**os.environ, "DATABASE_URL": lab.tcp_url},
             capture_output=True,
             text=True,
@@ -67,7 +67,7 @@ class Solo(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(lines[-1], type=Moved)
 
     def wait_for(self, lab: Lab, messages: int) -> int:
-        """The messages in its queue, as soon as they are that many: ours are counted when they have offsets."""
+        """Wait until the queue has this many messages and return their number. Ours count once they have offsets."""
         end = time.monotonic() + 10
         while (found := int(lab.value(self.count))) < messages and time.monotonic() < end:
             time.sleep(0.01)
@@ -95,12 +95,12 @@ def ours() -> Solo:
 
 
 def jobs(name: str) -> Solo:
-    """Our own jobs, as `bench/solo/with_trunkline_<name>.py` has them."""
+    """Return the contestant in `bench/solo/with_trunkline_<name>.py`."""
     return Solo(
         name="trunkline jobs",
         command=(sys.executable, "-m", "bench.solo", f"trunkline_{name}"),
         tables=("trunkline.ticks", *LEASE_TABLES),
-        # not while an upkeep task reads the queue: it would fail on tables that are gone
+        # Not while an upkeep task reads the queue: the task would fail on dropped tables.
         clear="select pg_advisory_xact_lock(778004, hashtext(d)) from unnest('{sequence,segments,retention}'::text[]) d;"
         "select trunkline.delete_queue('jobs', true); select trunkline.create_queue('jobs')",
         count="select ready + delayed + leased + dead from trunkline.queue_stats('jobs')",
@@ -112,7 +112,7 @@ def jobs(name: str) -> Solo:
 
 
 def peers(lab: Lab) -> list[Solo]:
-    """Those that can run here, installed; who cannot is named on stderr."""
+    """Return the contestants that can run here, installing npm packages. Names the others on stderr."""
     found = []
     for find in (_procrastinate, _pgqueuer, _graphile, _boss):
         peer = find()
@@ -213,7 +213,7 @@ def _node(package: str, make: Callable[[str], Solo]) -> Solo | None:
 
 
 def _installed() -> bool:
-    """Whether node_modules is what the lock file says; npm keeps a copy of the lock that it installed."""
+    """Return true if node_modules matches the lock file. npm keeps a copy of the lock that it installed."""
     kept = _NODE / "node_modules" / ".package-lock.json"
     return kept.exists() and kept.stat().st_mtime >= (_NODE / "package-lock.json").stat().st_mtime
 

@@ -1,1 +1,1 @@
-"""Contestants that run alone in one process of their own, each through its own library."""
+"""Contestants that run in a separate process, each through its own library."""

@@ -1,6 +1,6 @@
-"""`python -m bench.solo NAME ACTION OPTIONS`: one contestant, alone in one process.
+"""`python -m bench.solo NAME ACTION OPTIONS`: run one contestant in one process.
 
-The database is in DATABASE_URL, the options are JSON, and the answer is one line of JSON on stdout.
+DATABASE_URL is the database, OPTIONS is JSON, and the result is one line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ async def _main(name: str, action: str, options: Options) -> None:
     url = os.environ["DATABASE_URL"]
     contestant: Contestant = importlib.import_module(f"bench.solo.with_{name}").make(url)
     async with contestant:
-        answer = await ACTIONS[action](contestant, url, options)
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        result = await ACTIONS[action](contestant, url, options)
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
 
 
 if __name__ == "__main__":

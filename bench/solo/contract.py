@@ -1,4 +1,4 @@
-"""What a contestant of one process has to be able to do, and the actions that are measured with it."""
+"""The interface of a single-process contestant, and the measured actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seen = Callable[[int], None]
 
 
 class Contestant(Protocol):
-    """A system with a queue of no-op messages. `unfinished` is a statement that counts those its tables do not call done."""
+    """A system with a queue of no-op messages. `unfinished` is a SQL statement that counts its unfinished messages."""
 
     unfinished: str
 
@@ -25,18 +25,18 @@ class Contestant(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def install(self) -> None:
-        """Make its tables and an empty queue."""
+        """Create the tables and an empty queue."""
 
     async def add(self, body: dict[str, str]) -> None: ...
 
     async def add_many(self, bodies: Sequence[dict[str, str]]) -> None: ...
 
     async def work(self, seen: Seen) -> None:
-        """Handle messages until cancelled; tell `seen` how many."""
+        """Handle messages until cancelled; report their number to `seen`."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What to do, and how much of it."""
+    """Parameters of an action."""
 
     payload: int = 300
     seconds: float = 1
@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def body(payload: int) -> dict[str, str]:
-    """A JSON object that is `payload` bytes long when it is encoded."""
+    """Return a JSON object whose encoding is `payload` bytes long."""
     return {"body": text(payload - len('{"body":""}'))}
 
 
@@ -74,7 +74,7 @@ async def batch(contestant: Contestant, _: str, options: Options) -> dict[str, A
 
 
 async def consume(contestant: Contestant, url: str, options: Options) -> dict[str, Any]:
-    """From the first message handled until all are finished in the tables, or until the time is over."""
+    """Measure from the first handled message until all are finished in the tables, or the time is up."""
     handled, start = 0, 0.0
     began, enough = asyncio.Event(), asyncio.Event()
 
@@ -99,7 +99,7 @@ async def consume(contestant: Contestant, url: str, options: Options) -> dict[st
         await _first(enough.wait(), worker, start + options.seconds - time.perf_counter())
         end = time.perf_counter()
         left = await unfinished()
-        # What was handled is not yet what was completed: the clock runs until the tables say so.
+        # Handled messages may not be completed yet: measure until the tables have them as finished.
         while enough.is_set() and left and time.perf_counter() < start + options.seconds + 10:
             await asyncio.sleep(0.005)
             left, end = await unfinished(), time.perf_counter()
@@ -109,17 +109,17 @@ async def consume(contestant: Contestant, url: str, options: Options) -> dict[st
 
 
 async def _first(event: Awaitable[Any], worker: asyncio.Task[None], timeout: float = 30) -> None:
-    """Wait for the event; a worker that ends before is a failure, one that is slow is not."""
+    """Wait for the event. Raises RuntimeError if the worker ends first."""
     waiting = asyncio.ensure_future(event)
     await asyncio.wait({waiting, worker}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if worker.done():
         worker.result()
-        raise RuntimeError("the worker ended by itself")
+        raise RuntimeError("the worker ended before it was stopped")
 
 
 async def repeat(call: Callable[[], Awaitable[Any]], *, tasks: int, seconds: float) -> tuple[int, float]:
-    """Repeat a call from several tasks, each waiting for its own; first half a second that does not count."""
+    """Repeat a call from several tasks, each awaiting its own calls. The first half second is not counted."""
 
     async def during(span: float) -> tuple[int, float]:
         start, calls = time.perf_counter(), 0

@@ -1,4 +1,4 @@
-"""Celery: a task that does nothing, acked when it is done. Broker, queue and prefetch are in the environment."""
+"""Celery: a no-op task, acked after completion. The environment sets broker, queue and prefetch."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ app.conf.update(
 
 @app.task(name="noop")  # type: ignore[untyped-decorator,unused-ignore]
 def noop(body: str) -> None:
-    """What everybody runs here."""
+    """The no-op task."""

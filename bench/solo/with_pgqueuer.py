@@ -1,6 +1,6 @@
-"""PgQueuer: as in its own benchmark, several queue managers in one process, with larger batches.
+"""PgQueuer with several queue managers in one process, as in its own benchmark, and with larger batches.
 
-asyncpg is the driver it recommends; without it, psycopg.
+Uses asyncpg, the driver that PgQueuer recommends, if it is installed; else psycopg.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Queuer:
         self._opened: list[Any] = []
 
     async def __aenter__(self) -> Self:
-        # A driver has one connection and one call at a time; ten of them are the pool of the other contestants.
+        # A driver has one connection and runs one call at a time. Ten of them match the pool of the other contestants.
         self._queries: asyncio.Queue[Queries] = asyncio.Queue()
         for _ in range(10):
             self._queries.put_nowait(Queries(await self._driver()))

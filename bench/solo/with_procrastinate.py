@@ -1,4 +1,4 @@
-"""Procrastinate: a worker with many jobs at a time, and a pool large enough for them."""
+"""Procrastinate: a worker with many concurrent jobs, and a pool large enough for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from procrastinate.types import JSONDict
 
 from bench.solo.contract import Seen
 
-# Fetching is one job per statement whatever is set; only finishing runs side by side.
+# Procrastinate fetches one job per statement; concurrency applies only to running and finishing jobs.
 _CONCURRENCY = 20
 
 

@@ -1,4 +1,4 @@
-"""Trunkline through its Python client: coalesced publishes, batches, and the consumer loop with an ack for each message."""
+"""Trunkline through its Python client: coalesced publishes, batches, and a consumer loop with one ack per message."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trunkline:
         await self._mq.enqueue_many(QUEUE, bodies)
 
     async def work(self, seen: Seen) -> None:
-        """A task for each message, as the other libraries have it; each waits for the answer to its own ack."""
+        """Start a task per message, as the other libraries do. Each task awaits the result of its own ack."""
         running: set[asyncio.Task[None]] = set()
 
         async def handle(delivery: Delivery[Any]) -> None:

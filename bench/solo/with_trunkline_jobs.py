@@ -1,4 +1,4 @@
-"""Trunkline's jobs: typed functions, run by a worker, each settled by itself."""
+"""Trunkline jobs: typed functions, run by a worker and settled individually."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trunkline's jobs under a limit over all processes that never holds anything back: what the limit itself costs."""
+"""Trunkline jobs under a global limit that is never reached, to measure the overhead of the limit."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the Spark workload is made of: the session, the topics, both sides' reads and writes, and the CPU they take."""
+"""Parts of the Spark workload: session, topics, reads and writes of both sides, and CPU measurement."""

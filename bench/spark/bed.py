@@ -1,4 +1,4 @@
-"""Where all of it runs: one session on two cores, its CPU meter, and the topics that are read."""
+"""Test bed of the Spark workload: a session on two cores, its CPU meter, and the topics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAYLOAD = 500
 
 
 class Bed:
-    """A session and a folder of its own; `timed` measures seconds and CPU of one action."""
+    """A session with a temporary folder. `timed` measures the duration and CPU of an action."""
 
     def __init__(self, lab: Lab, spark: SparkSession, folder: Path) -> None:
         self.lab = lab
@@ -33,25 +33,28 @@ class Bed:
         self._made = 0
         gateway = spark.sparkContext._gateway
         if gateway is None:
-            raise RuntimeError("this session has no Java machine of its own")
+            raise RuntimeError("this session did not start a JVM")
         self._meter = Meter(lab, gateway.proc.pid)
-        # by contestant, in the order of the rounds
+        # By contestant, in the order of the rounds.
         self.cpu: dict[str, list[Cpu]] = {}
 
     def place(self) -> str:
-        """A new path on the lab's disk."""
+        """Return a new path on the lab's disk."""
         self._made += 1
         return str(self._folder / str(self._made))
 
     def new_topic(self, kind: str, partitions: int = 1) -> tuple[str, int]:
-        """A topic of its own for each measurement, and its number. They go with the lab: deleting one may meet upkeep."""
+        """Create a topic for one measurement; return its name and number.
+
+        Topics are removed with the lab, because deleting one could conflict with upkeep.
+        """
         self._made += 1
         name = f"{kind}-{self._made}"
         return name, int(self.lab.value("select (trunkline.create_topic(%s, %s)).topic_id", name, partitions))
 
     @contextmanager
     def output(self) -> Iterator[str]:
-        """A new path, gone when the block ends."""
+        """Yield a new path that is removed when the block ends."""
         path = self.place()
         try:
             yield path
@@ -59,7 +62,7 @@ class Bed:
             shutil.rmtree(path, ignore_errors=True)
 
     def timed(self, name: str, action: Callable[[], object]) -> float:
-        """The seconds of an action, after a checkpoint; its CPU is kept under the name."""
+        """Run a checkpoint and then the action. Return its seconds, and store its CPU time under the name."""
         self.lab.calm()
         before, start = self._meter.now(), time.perf_counter()
         action()

@@ -1,4 +1,4 @@
-"""CPU seconds of the three that share the work: the Java machine, Spark's Python processes, and Postgres."""
+"""CPU seconds of the JVM, Spark's Python processes, and Postgres."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 def middle(seen: Sequence[Cpu]) -> Cpu:
-    """The median of each part."""
+    """Return the median of each part."""
     return Cpu(*(median(getattr(one, part) for one in seen) for part in ("jvm", "python", "postgres")))
 
 
 class Meter:
-    """Reads what the trees of both have used so far. The driver's own Python is not in it: it only waits."""
+    """Read the CPU time of both process trees so far. Excludes the driver's Python process, which only waits."""
 
     def __init__(self, lab: Lab, jvm_pid: int) -> None:
         self._jvm = psutil.Process(jvm_pid)
         backend = psutil.Process(lab.conn.info.backend_pid)
         parent = backend.parent()
         if parent is None:
-            raise RuntimeError("the server of the lab has no postmaster")
+            raise RuntimeError("the lab's server has no postmaster")
         self._postmaster = parent
 
     def now(self) -> Cpu:
@@ -45,7 +45,7 @@ class Meter:
 
 
 def _tree(root: psutil.Process) -> float:
-    """All that lives, and all that has ended: a parent counts the children it has waited for."""
+    """Return the CPU time of live and ended processes. A parent's time includes the children it has waited for."""
     return sum(_own(process) + _waited_for(process) for process in _living(root))
 
 

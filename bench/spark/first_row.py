@@ -1,4 +1,4 @@
-"""`python -m bench.spark.first_row helper|default TOPIC`: a session from nothing, then the first row of a topic."""
+"""`python -m bench.spark.first_row helper|default TOPIC`: start a session and read the first row of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's own JDBC source and sink on the same server, tuned as their documentation says."""
+"""Spark's JDBC source and sink on the same server, tuned as their documentation recommends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 5_000
 
 
 def read(bed: Bed, number: int, topic: str, *, tasks: int) -> DataFrame:
-    """The rows of a topic's log, in as many tasks as ours, each a range of row ids; constants are added by Spark."""
+    """Read a topic's log by ranges of row ids, with as many tasks as our side. Spark adds the constant columns."""
     from pyspark.sql import functions as f
 
     query = f"(select key, payload, partition, id, created_at from trunkline.topic_{int(number)}) log"
@@ -37,7 +37,10 @@ def read(bed: Bed, number: int, topic: str, *, tasks: int) -> DataFrame:
 
 
 def make_sink(lab: Lab) -> None:
-    """A logged table with a primary key and what a message has at least; it makes no message ids, which ours does."""
+    """Create a logged table with a primary key and the minimal columns of a message.
+
+    Unlike ours, it has no message ids.
+    """
     lab.conn.execute(f"drop table if exists {SINK}".encode())
     lab.conn.execute(
         f"create table {SINK} (id bigint generated always as identity primary key, key text, value bytea not null,"

@@ -1,4 +1,4 @@
-"""Our side: reads, writes and streams through the format "trunkline"."""
+"""Trunkline's side: reads, writes and streams through the format "trunkline"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALL = (
 
 
 def read(bed: Bed, topic: str, *, tasks: int, tier: str = "live", until: Sequence[Head] = ()) -> DataFrame:
-    """Kafka's seven columns; `until` ends each partition at its head."""
+    """Read Kafka's seven columns, up to the heads in `until`."""
     reader = _reader(bed, topic, tasks, tier)
     if until:
         reader = reader.option("endingOffsets", _document(topic, {head.partition: head.head for head in until}))
@@ -28,7 +28,7 @@ def read(bed: Bed, topic: str, *, tasks: int, tier: str = "live", until: Sequenc
 
 
 def read_all_columns(bed: Bed, topic: str, spans: dict[int, tuple[int, int]], *, tasks: int) -> DataFrame:
-    """Everything that the archive keeps of these offsets."""
+    """Read all columns that the archive stores, for these offsets."""
     reader = _reader(bed, topic, tasks, "live").schema(_ALL)
     for side, option in enumerate(("startingOffsets", "endingOffsets")):
         reader = reader.option(option, _document(topic, {partition: span[side] for partition, span in spans.items()}))
@@ -44,7 +44,7 @@ def to_nowhere(frame: DataFrame) -> None:
 
 
 def sustained(bed: Bed, source: str, *, rows: int, per_batch: int, target: str | None = None) -> float:
-    """Rows per second of a stream that goes on: all its batches but the first, in which everything starts."""
+    """Return the rows per second of a stream, without its first batch, which includes the start."""
     frame = (
         bed.spark.readStream.format("trunkline")
         .option("url", bed.url)

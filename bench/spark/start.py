@@ -1,4 +1,4 @@
-"""From the start of a process to the first row of a topic."""
+"""Measure the time from process start to the first row of a topic."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _LONGEST = 120
 
 
 class Starts:
-    """Fresh processes with a cache of their own, so that what the machine has kept does not count."""
+    """Fresh processes with a separate cache, so that existing class archives have no effect."""
 
     def __init__(self, lab: Lab, folder: Path, topic: str) -> None:
         self._topic = topic
-        # Spark would otherwise take the first python3 of the path, which may not have the packages
+        # Spark's default is the first python3 in the PATH, which may lack the packages.
         common = {**os.environ, URL_VARIABLE: lab.tcp_url}
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             common.pop(name, None)
         self._default = common | {"PYSPARK_PYTHON": sys.executable}
-        # each of these would otherwise have its classes kept in the background, while the next one is measured
+        # Disable archiving: it would run in the background during the next measurement.
         self._cold = common | {"XDG_CACHE_HOME": str(folder / "empty"), KEEP_VARIABLE: "off"}
         self._warm = common | {"XDG_CACHE_HOME": str(folder / "warm")}
 
     def prepare(self) -> str | None:
-        """What the first start does when it has ended. Answers the last words of one that failed."""
+        """Create the class archive, as the first start does at exit. Return the error output if it failed."""
         command = [sys.executable, "-m", "trunkline.spark.warm"]
         done = subprocess.run(command, env=self._warm, check=False, capture_output=True, text=True)
-        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no error output"])[-1]
 
     def warmed(self) -> float:
         return self._seconds("helper", self._warm)
@@ -51,9 +51,9 @@ class Starts:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
             assert process.stdout is not None
-            answer = process.stdout.readline().strip()
+            output = process.stdout.readline().strip()
             seconds = time.perf_counter() - start
             process.wait(_LONGEST)
-        if answer != "row":
-            raise RuntimeError(f"the process for a first row ({kind}) said {answer!r} and ended with {process.returncode}")
+        if output != "row":
+            raise RuntimeError(f"first_row {kind} printed {output!r} and exited with status {process.returncode}")
         return seconds

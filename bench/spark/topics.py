@@ -1,4 +1,4 @@
-"""The topics that are read: filled in order, or by many publishers at once."""
+"""Input topics: filled in order, or by many concurrent publishers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trunkline.spark.ranges import Head
 
 _CALL = 10_000
 _KEYS = 1_000
-# A quarter of a payload differs from message to message; all alike would flatter every compressed file.
+# A quarter of each payload is unique: identical payloads would compress unrealistically well.
 _RANDOM = 4 * 32
 
 
 def make(lab: Lab, name: str, *, partitions: int = 1) -> int:
-    """Create a topic; answers its number."""
+    """Create a topic and return its number."""
     return int(lab.value("select (trunkline.create_topic(%s, %s)).topic_id", name, partitions))
 
 
 def fill(lab: Lab, number: int, *, first: int, messages: int) -> None:
-    """Append messages with keys, in transactions of 10,000, from one connection: row ids follow each other."""
+    """Append messages with keys from one connection, in transactions of 10,000, so that row ids are consecutive."""
     statement = (
         "with made as (select array_agg(convert_to(md5(n || 'a') || md5(n || 'b') || md5(n || 'c') || md5(n || 'd') || %s,"
         " 'UTF8') order by n) as payloads, array_agg('k' || n %% %s order by n) as keys"
@@ -35,13 +35,13 @@ def fill(lab: Lab, number: int, *, first: int, messages: int) -> None:
 
 
 def fill_by_many(lab: Lab, number: int, *, publishers: int, seconds: float) -> int:
-    """Single publishes from many connections: offsets and row ids do not follow each other. Answers how many."""
+    """Publish one by one from many connections, so that offsets and row ids diverge. Return the number of messages."""
     pgbench.rate(lab.tcp_url, ours.publish_script(number), clients=publishers, seconds=seconds, payload=PAYLOAD)
     return int(lab.value(f"select count(*) from trunkline.topic_{int(number)}"))
 
 
 def ends(url: str, name: str) -> list[Head]:
-    """Each partition's first and next offset."""
+    """Return the first and next offset of each partition."""
     from trunkline.spark.reading import heads
 
     return heads(url, [name])

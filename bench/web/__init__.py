@@ -1,1 +1,1 @@
-"""HTTP: the services that are measured, and the load on them."""
+"""HTTP: the measured services and their load generators."""

@@ -1,4 +1,4 @@
-"""Many clients that wait: one process, plain sockets, one epoll loop. Each tells when a message reached it."""
+"""Many waiting clients in one process with plain sockets and an epoll loop. Each reports when a message arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SENT = re.compile(rb'"sent":([0-9.]+)')
 
 
 async def long_pollers(port: int, requests: list[bytes], send: Send) -> None:
-    """Each request is sent again as soon as it was answered."""
+    """Repeat each request as soon as its response arrives."""
 
     def heard(client: socket.socket, number: int, data: bytes) -> bytes:
         found = answer(data)
@@ -30,7 +30,7 @@ async def long_pollers(port: int, requests: list[bytes], send: Send) -> None:
 
 
 async def followers(port: int, requests: list[bytes], send: Send) -> None:
-    """Each request is answered by a stream of events."""
+    """Read an event stream for each request."""
 
     def heard(_: socket.socket, __: int, data: bytes) -> bytes:
         return data.rpartition(b"\n\n")[2]
@@ -39,7 +39,7 @@ async def followers(port: int, requests: list[bytes], send: Send) -> None:
 
 
 def _listen(port: int, requests: list[bytes], send: Send, heard: Callable[[socket.socket, int, bytes], bytes]) -> None:
-    """`heard` gets what came and answers what of it is not complete yet."""
+    """Open a connection per request. `heard` consumes received data and returns the incomplete rest."""
     poll = select.epoll()
     clients: dict[int, tuple[socket.socket, int]] = {}
     rest: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""Load over HTTP/1.1: one process, plain sockets, one epoll loop. A request costs it less than it costs any server."""
+"""HTTP/1.1 load generator: one process, plain sockets, one epoll loop. Cheaper per request than any server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length:"
 
 Exchange = Generator[tuple[bytes, int], bytes, None]
-"""The work of one connection: yields a request and how many messages are done with its answer, and gets the body of it. It
-ends when there is nothing left."""
+"""The work of one connection: yields a request with the number of messages that its response completes, and receives
+the response body. Ends when there is no work left."""
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What all connections did after the warm-up; latencies in seconds, of each request."""
+    """Totals of all connections after the warm-up, and the latency of each request in seconds."""
 
     messages: int
     seconds: float
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 def request(method: str, path: str, body: bytes = b"", content_type: str = "application/json") -> bytes:
-    """A request in bytes, made once and sent many times."""
+    """Encode a request, to be sent many times."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     if body or method != "GET":
         head += f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
@@ -46,7 +46,7 @@ def request(method: str, path: str, body: bytes = b"", content_type: str = "appl
 
 
 def answer(data: bytes | bytearray) -> tuple[int, bytes] | None:
-    """Status and body, once all of it is there."""
+    """Return status and body once the response is complete."""
     end = data.find(_HEAD_END)
     if end < 0:
         return None
@@ -59,7 +59,7 @@ def answer(data: bytes | bytearray) -> tuple[int, bytes] | None:
 
 
 def drive(port: int, make: Callable[[int], Exchange], *, connections: int, seconds: float, warm_up: float = 0.5) -> Load:
-    """Run one exchange per connection, all at once, in a process of its own."""
+    """Run all exchanges concurrently in a separate process, one connection each."""
     ours, theirs = _fork.Pipe(duplex=False)
     gc.freeze()
     process = _fork.Process(target=_run, args=(theirs, port, make, connections, seconds, warm_up), daemon=True)
@@ -114,7 +114,7 @@ class _Loop:
         self._until(time.perf_counter() + warm_up)
         start, cpu = time.perf_counter(), time.process_time()
         messages, latencies, last = self._until(start + seconds)
-        # a source that ran dry ends the measurement early
+        # An exhausted source ends the measurement early.
         took = (time.perf_counter() if self._lines else last) - start
         cpu = (time.process_time() - cpu) / took
         return Load(messages=messages, seconds=took, warm_up=warm_up, latencies=latencies, cpu=cpu)

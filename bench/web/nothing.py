@@ -1,4 +1,4 @@
-"""`trunkline serve` with one more route, which reads the body of a request and does nothing with it."""
+"""`trunkline serve` with an additional route that reads the request body and does nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def _nothing(request: Call) -> Answer:
 
 
 def serve() -> None:
-    """The command. Workers are forked, so they find the longer list of routes here."""
+    """Run the command. Workers are forked, so they inherit the additional route."""
     made = app.create_app
 
     def longer(config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The services that are measured: each a process of its own with one worker, on the same database."""
+"""The measured services. Each runs in a separate process with one worker, on the same database."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Service:
 
     @property
     def cpu(self) -> float:
-        """Seconds of processor time so far, of all its processes."""
+        """Return the CPU seconds of all its processes so far."""
         return sum(_cpu(pid) for pid in _tree(self._pid))
 
     @property
     def memory(self) -> int:
-        """Bytes of memory, of all its processes."""
+        """Return the memory of all its processes in bytes."""
         return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE for pid in _tree(self._pid))
 
 
 @contextmanager
 def ours(lab: Lab) -> Iterator[Service]:
-    """`trunkline serve`; upkeep runs beside it, as for everybody."""
+    """Run `trunkline serve` without upkeep, which runs separately, as for all contestants."""
     port = _free_port()
     command = [sys.executable, "-c", _SERVE, "--port", str(port), "--no-upkeep", "--no-require-token"]
     with _running(command, port, {"TRUNKLINE_DATABASE_URL": lab.url}) as service:
@@ -104,7 +104,7 @@ def _free_port() -> int:
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and all that came from it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():

@@ -1,9 +1,9 @@
-"""The textbook service: FastAPI, a pool of connections, one table claimed with SKIP LOCKED. Run by uvicorn, or by Granian.
+"""The textbook service: FastAPI, a connection pool, and one table claimed with SKIP LOCKED. Run by uvicorn or Granian.
 
 BENCH_DATABASE_URL=... uvicorn bench.web.textbook:app
 """
 
-# FastAPI reads the annotations of the routes, so they are no strings here.
+# No `from __future__ import annotations`: FastAPI reads the annotations of the routes.
 
 import os
 from collections.abc import AsyncIterator
@@ -86,13 +86,13 @@ async def publish_many(messages: list[Message]) -> dict[str, list[int]]:
 
 
 @app.post("/claims")
-async def claim(asked: Claim) -> dict[str, list[dict[str, Any]]]:
-    return {"messages": await _rows(_CLAIM, asked.limit)}
+async def claim(body: Claim) -> dict[str, list[dict[str, Any]]]:
+    return {"messages": await _rows(_CLAIM, body.limit)}
 
 
 @app.post("/acks")
-async def ack(asked: Ack) -> dict[str, int]:
-    done = await _rows(_ACK, asked.ids)
-    if len(done) < len(asked.ids):
-        raise HTTPException(409, "some were not there")
+async def ack(body: Ack) -> dict[str, int]:
+    done = await _rows(_ACK, body.ids)
+    if len(done) < len(body.ids):
+        raise HTTPException(409, "some messages do not exist")
     return {"acked": len(done)}

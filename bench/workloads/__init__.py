@@ -1,4 +1,4 @@
-"""One file per workload; each measures its contestants in interleaved rounds and answers rows."""
+"""The workloads, one file each. A workload measures its contestants in interleaved rounds and returns report rows."""
 
 from __future__ import annotations
 

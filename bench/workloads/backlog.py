@@ -1,4 +1,4 @@
-"""Claiming from a backlog: the same set-up for all contestants. What empties it belongs to the workload."""
+"""Claiming from a backlog: common setup of all contestants. The workload supplies the consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.rows import Goal, Row, compare
 
 
 class Drains(msgspec.Struct, frozen=True):
-    """How fast each contestant empties its backlog: its queue, pgmq, the table (claims relaxed or not), the log."""
+    """Functions that measure the drain rate of each contestant: queue, pgmq, table (claims relaxed or not), log."""
 
     queue: Callable[[str], float]
     pgmq: Callable[[], float]
@@ -26,7 +26,7 @@ class Drains(msgspec.Struct, frozen=True):
 
 
 def run(lab: Lab, plan: Plan, workload: str, drains: Drains, *, messages: int, goal: Goal, pgmq_goal: Goal) -> list[Row]:
-    """All contestants in interleaved rounds, each with `messages` of its own in front of it."""
+    """Measure all contestants in interleaved rounds, each with a backlog of `messages`."""
     rows: list[Row] = []
     for payload in plan.payloads:
 

@@ -13,7 +13,7 @@ from bench.session import Session
 from bench.workloads import backlog
 
 _BATCH = 100
-# The backlog per second of the run. A contestant that drains it earlier is measured up to its last message.
+# Backlog per second of the run. A contestant that drains it earlier is measured up to its last message.
 _BACKLOG = 120_000
 
 

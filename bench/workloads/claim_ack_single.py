@@ -9,7 +9,7 @@ from bench.plan import Plan
 from bench.rows import Row, at_least
 from bench.workloads import backlog
 
-# The backlog per second of the run: more than anybody consumes one by one, because an empty claim ends a client.
+# Backlog per second of the run: more than any contestant consumes, because an empty claim ends a client.
 _BACKLOG = 20_000
 
 

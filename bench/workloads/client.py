@@ -1,4 +1,4 @@
-"""The Python client from one process: large batches, coalesced single publishes, consuming with an ack for each message."""
+"""The Python client in one process: large batches, coalesced publishes, and consuming with one ack per message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAYLOAD = 300
 _CALL = 10_000
 _TASKS = 500
 _BATCH = 1000
-# The backlog per second of the run. Who drains it earlier is measured up to the last message.
+# Backlog per second of the run. A client that drains it earlier is measured up to its last message.
 _BACKLOG = 100_000
 
 
@@ -81,15 +81,15 @@ def _coalesced(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _published(lab: Lab, name: str, publish: Callable[[], Awaitable[tuple[int, float]]]) -> float:
-    """The rate of one process on a fresh topic; what it says must be in the log."""
+    """Return the rate of one process on a fresh topic, after checking its count against the log."""
     topic = _topic(name)
     number = ours.make_topic(lab, topic)
     ours.calm(lab, number)
     messages, seconds = alone(publish)
     stored = int(lab.value(f"select count(*) from trunkline.topic_{number}"))
-    # The warm-up is in the log as well.
+    # The log also contains the warm-up.
     if stored < messages:
-        raise RuntimeError(f"the client says it published {messages}, the log holds {stored}")
+        raise RuntimeError(f"the client reported {messages} published messages, the log has {stored}")
     lab.value("select trunkline.delete_topic(%s)", topic)
     return messages / seconds
 
@@ -114,7 +114,7 @@ def _consume(lab: Lab, plan: Plan) -> list[Row]:
         done, seconds = alone(program)
         acked = int(lab.value("select acked from trunkline.queue_stats(%s)", queue))
         if acked < done:
-            raise RuntimeError(f"the client says it acked {done}, the queue says {acked}")
+            raise RuntimeError(f"the client reported {done} acked messages, the queue has {acked}")
         lab.value("select trunkline.delete_queue(%s)", queue)
         return done / seconds
 
@@ -126,11 +126,11 @@ def _consume(lab: Lab, plan: Plan) -> list[Row]:
         rounds=plan.rounds,
     )
     goal = at_least(40_000)
-    return _figures("client, consume", measured, goals={batches: goal, loop: goal}, note="an answer for each ack")
+    return _figures("client, consume", measured, goals={batches: goal, loop: goal}, note="a result for each ack")
 
 
 async def _in_batches(mq: Client, queue: str, messages: int, seconds: float) -> tuple[int, float]:
-    """Two claimers, so that the next batch arrives while the last one is acked."""
+    """Run two claimers, so that the next batch arrives while the previous one is acked."""
     start, done = time.perf_counter(), 0
 
     async def claimer() -> None:
@@ -147,7 +147,7 @@ async def _in_batches(mq: Client, queue: str, messages: int, seconds: float) -> 
 
 
 async def _in_a_loop(mq: Client, queue: str, messages: int, seconds: float) -> tuple[int, float]:
-    """A task for each message, which waits for the answer to its own ack."""
+    """Start a task per message, which awaits the result of its own ack."""
     start, done, running = time.perf_counter(), 0, set[asyncio.Task[None]]()
 
     async def handle(delivery: Delivery[Any]) -> None:

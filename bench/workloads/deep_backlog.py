@@ -1,4 +1,7 @@
-"""Claim latency with a deep backlog, next to that with a thousand messages. The two queues take turns call by call."""
+"""Claim latency with a deep backlog, compared with a backlog of a thousand messages.
+
+Calls alternate between both queues.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         f" vacuumed in {time.monotonic() - sequenced:.0f} s"
     )
     rows: list[Row] = []
-    # The batches first: single claims leave ticks of one message behind, and only the small queue would meet them again.
+    # Batches first: single claims leave ticks of one message, which only the small queue would reach again.
     for batch in (100, 1):
         deep, small = f"{plan.deep:,} behind", f"{_SMALL:,} behind"
         measured: dict[str, list[float]] = {deep: [], small: []}
@@ -58,16 +61,16 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _explain(lab: Lab, plan: Plan, number: int) -> Row:
-    """How long explain_message takes for messages anywhere in the log."""
+    """Measure explain_message for messages at random offsets of the log."""
     took: list[float] = []
     for place in range(1, 202):
         offset = 1 + (plan.deep - 1) * place // 202
         id = lab.value("select id from trunkline._read(%s, 0, 1048576, %s, %s)", number, offset, offset)
         start = time.perf_counter()
-        told = lab.value("select trunkline.explain_message(%s)", id)
+        explanation = lab.value("select trunkline.explain_message(%s)", id)
         took.append((time.perf_counter() - start) * 1000)
-        if told.get("offset") != offset:
-            raise RuntimeError(f"offset {offset} was told as {told}")
+        if explanation.get("offset") != offset:
+            raise RuntimeError(f"explain_message must report offset {offset}, got {explanation}")
     return Row(
         workload="deep_backlog, explain",
         payload=_PAYLOAD,
@@ -81,7 +84,7 @@ def _explain(lab: Lab, plan: Plan, number: int) -> Row:
 
 
 def _load_deep(lab: Lab, plan: Plan, number: int) -> None:
-    """Fill from two connections: one alone leaves the disk idle half of the time."""
+    """Fill the log from two connections: one alone leaves the disk idle half of the time."""
 
     class Append:
         def __init__(self, session: Session, batches: int) -> None:
@@ -113,12 +116,12 @@ def _load_deep(lab: Lab, plan: Plan, number: int) -> None:
 
 
 def _sequence(lab: Lab, number: int) -> None:
-    """Offsets for everything, outside the measured calls: only the small queue would pay for ticks in its claims."""
+    """Sequence all messages before the measurement: otherwise claims of the small queue would include that cost."""
     lab.value("select trunkline._tick(%s, 0, 1048576)", number)
 
 
 def _take_turns(lab: Lab, numbers: dict[str, int], batch: int, seconds: float) -> dict[str, list[float]]:
-    """Claim and ack from both queues in turn, putting back what was taken so that both keep their depth."""
+    """Claim and ack from both queues in turn, enqueueing as many messages again to keep both depths constant."""
     session = Session(lab.url)
     other = Session(lab.url)
     steps = {name: ours.ClaimAck(session if name == "deep" else other, name, batch=batch) for name in ("deep", "small")}
@@ -131,9 +134,9 @@ def _take_turns(lab: Lab, numbers: dict[str, int], batch: int, seconds: float) -
         for name, step in steps.items():
             refill[name]()
             _sequence(lab, numbers[name])
-            # A claim may take less than it was asked for: it may end where a tick ends.
+            # A claim may return fewer messages than its limit, because it may end at a tick boundary.
             if step() == 0:
-                raise RuntimeError(f"queue {name} gave nothing")
+                raise RuntimeError(f"a claim of queue {name} returned no message")
     session.close()
     other.close()
     return {name: step.latencies for name, step in steps.items()}

@@ -1,4 +1,4 @@
-"""What ten subscriptions cost a publisher: two topics, one with five groups and five queues on it, one with none."""
+"""Cost of ten subscriptions for a publisher: a topic with five groups and five queues, compared with one without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         script = ours.publish_script(number)
         return pgbench.rate(lab.tcp_url, script, clients=plan.publishers, seconds=plan.seconds, payload=_PAYLOAD)
 
-    # Twice the rounds: the limit of 3 % is smaller than the noise of a single round.
+    # Twice the rounds, because the limit of 3 % is below the noise of a single round.
     measured = interleave(
         "fanout_cost",
         "msg/s",

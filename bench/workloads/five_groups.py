@@ -1,4 +1,4 @@
-"""Five groups that read everything, 1 kB payloads, 100 per batch: messages in and out per second, and the CPU they take."""
+"""Five groups that read all messages, 1 kB payloads, 100 per batch: messages in and out per second, and CPU use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bench.session import Session
 _PAYLOAD = 1024
 _BATCH = 100
 _GROUPS = 5
-# What the reference says about 4 vCPU: 5,000 in, 25,000 out.
+# Reference figures on 4 vCPU: 5,000 in, 25,000 out.
 _IN, _OUT = 5_000, 25_000
-# A publisher waits when the slowest group is this far behind, so that "in" is what the groups can follow.
+# A publisher waits while the slowest group lags this far behind, so that "in" is a rate that the groups can sustain.
 _LAG = 2_000
 
 
 class _Followed:
-    """A publish step that waits for the slowest reader."""
+    """A publish step that waits for the slowest group."""
 
     def __init__(self, step: crew.Step, counts: Any) -> None:
         self.latencies: list[float] = []
@@ -44,7 +44,10 @@ class _Followed:
 
 
 class _Counted:
-    """A reading step that says how far its group is, and asks only when there is something: as a woken reader does."""
+    """A fetch step that records its group's position.
+
+    Like a woken consumer, it fetches only if messages are available.
+    """
 
     def __init__(self, step: crew.Step, counts: Any, group: int) -> None:
         self.latencies: list[float] = []
@@ -61,7 +64,7 @@ class _Counted:
 
 
 class _Flow:
-    """What one run gave: messages per second in and out, and the use of the machine."""
+    """Result of one run: messages per second in and out, and CPU use of the machine."""
 
     def __init__(self, in_rate: float, out_rate: float, cpu: float) -> None:
         self.in_rate = in_rate
@@ -150,7 +153,7 @@ def _measure(
     publish: Callable[[Session], crew.Step],
     read: Callable[[Session, int], crew.Step],
 ) -> _Flow:
-    # The last one counts what was published, the others what each group has read.
+    # The last element counts published messages, the others the messages read by each group.
     counts = multiprocessing.get_context("fork").Array(ctypes.c_int64, _GROUPS + 1)
     publishers = 4
     jobs = [

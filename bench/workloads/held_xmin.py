@@ -1,4 +1,4 @@
-"""A queue at 2,000 msg/s while another transaction stays open; the SKIP LOCKED table the same way, for contrast."""
+"""A queue at 2,000 msg/s while another transaction stays open, compared with a SKIP LOCKED table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _CONSUMERS = 4
 
 
 class _Phase(msgspec.Struct, frozen=True):
-    """What one phase gave. Rows are counted when its connections are closed, so that their counters have arrived."""
+    """Result of one phase.
+
+    Dead rows are counted after its connections are closed, when their statistics are complete.
+    """
 
     acked: float
     p50: float
@@ -62,10 +65,10 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     )
     rows: list[Row] = []
     for contestant in contestants:
-        # The contrast shows early, so a quick run gives it less time.
+        # The SKIP LOCKED table degrades early, so a quick run gives it less time.
         seconds = plan.minutes * 60 / (4 if plan.quick and contestant.name != ours.NAME else 1)
         around = max(2.0, min(seconds / 5, 120))
-        # "Before" is the steady state: filled, vacuumed and analyzed.
+        # "before" is the steady state: filled, vacuumed and analyzed.
         _phase(lab, contestant, min(around, 10))
         contestant.calm()
         phases = {"before": _phase(lab, contestant, around)}

@@ -1,4 +1,4 @@
-"""The HTTP service from 64 connections, next to a route that does nothing and to a textbook service on the same database."""
+"""The HTTP service with 64 connections, compared with a no-op route and a textbook service on the same database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAYLOAD = 300
 _BATCH = 100
 _TOPIC = "http"
 _QUEUE = "http"
-# Messages per second of the run that a backlog has. Who drains it earlier is measured up to the last message.
+# Backlog per second of the run. A contestant that drains it earlier is measured up to its last message.
 _BACKLOG = 30_000
 _BACKLOG_SINGLE = 6_000
 _OURS = "trunkline"
@@ -52,7 +52,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 
 class _Measured:
-    """What the rounds of one contestant said besides its rate."""
+    """Measurements of one contestant's rounds besides its rate."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
@@ -75,7 +75,7 @@ class _Bench:
         self._peers = peers
 
     def publish(self) -> list[Row]:
-        """One message per request."""
+        """Measure publishing one message per request."""
         content = msgspec.json.encode({"payload": body(_PAYLOAD)})
         exchanges: dict[str, tuple[Service, bytes]] = {
             _OURS: (self._ours, request("POST", f"/v1/topics/{_TOPIC}/messages", content)),
@@ -111,7 +111,7 @@ class _Bench:
         )
 
     def consume(self, batch: int) -> list[Row]:
-        """Claim and ack out of a backlog."""
+        """Measure claims and acks from a backlog."""
         return self._compare(
             f"http, claim and ack {batch}",
             {
@@ -145,7 +145,7 @@ class _Bench:
         load = drive(service.port, make, connections=connections, seconds=self._plan.seconds)
         measured.latencies += load.latencies
         measured.generator.append(load.cpu)
-        # the warm-up is in it, and in the seconds
+        # CPU time and seconds both include the warm-up.
         measured.server.append((service.cpu - before) / (load.seconds + load.warm_up))
         return load
 
@@ -166,7 +166,7 @@ class _Bench:
         load = self._drive(measured, service, exchange, connections)
         stored = int(self._lab.value(f"select count(*) from {table}"))
         if stored < load.messages and name not in (_EMPTY, _EMPTY_POST):
-            raise RuntimeError(f"{name} says it published {load.messages}, the table holds {stored}")
+            raise RuntimeError(f"{name} reported {load.messages} published messages, the table has {stored}")
         if name not in self._peers:
             self._lab.value("select trunkline.delete_topic(%s)", _TOPIC)
         return load.rate
@@ -182,7 +182,7 @@ class _Bench:
         load = self._drive(measured, self._ours, partial(_claim_ours, batch), self._plan.consumers)
         acked = int(self._lab.value("select acked from trunkline.queue_stats(%s)", _QUEUE))
         if acked < load.messages:
-            raise RuntimeError(f"trunkline says it acked {load.messages}, the queue says {acked}")
+            raise RuntimeError(f"trunkline reported {load.messages} acked messages, the queue has {acked}")
         self._lab.value("select trunkline.delete_queue(%s)", _QUEUE)
         return load.rate
 
@@ -197,7 +197,9 @@ class _Bench:
         load = self._drive(measured, service, partial(_claim_peer, batch), self._plan.consumers)
         left = int(self._lab.value(f"select count(*) from {textbook.TABLE}"))
         if messages - left < load.messages:
-            raise RuntimeError(f"the textbook service says it acked {load.messages}, the table has lost {messages - left}")
+            raise RuntimeError(
+                f"the textbook service reported {load.messages} acked messages, the table lost {messages - left}"
+            )
         return load.rate
 
 
@@ -225,9 +227,9 @@ def _claim_ours(batch: int, _: int) -> Exchange:
     claim = request("POST", f"/v1/queues/{_QUEUE}/claims", msgspec.json.encode({"limit": batch}))
     while found := _deliveries.decode((yield claim, 0)).deliveries:
         receipts = [delivery.receipt for delivery in found]
-        answer = yield request("POST", f"/v1/queues/{_QUEUE}/ack", msgspec.json.encode({"receipts": receipts})), len(found)
-        if answer.count(b'"done"') != len(found):
-            raise RuntimeError(f"not all were acked: {answer[:500]!r}")
+        response = yield request("POST", f"/v1/queues/{_QUEUE}/ack", msgspec.json.encode({"receipts": receipts})), len(found)
+        if response.count(b'"done"') != len(found):
+            raise RuntimeError(f"all {len(found)} messages must be acked, got {response[:500]!r}")
 
 
 def _claim_peer(batch: int, _: int) -> Exchange:

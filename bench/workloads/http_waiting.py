@@ -1,4 +1,4 @@
-"""A thousand HTTP clients that wait: what they cost while nothing comes, and how soon they hear of what comes."""
+"""A thousand waiting HTTP clients: their cost while idle, and the latency of deliveries to them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from trunkline import Client
 _CLIENTS = 1000
 _PLACES = 100
 _EACH = _CLIENTS // _PLACES
-# As in wakeup: each message meets an idle system, and what the start cost is in the first reading of the counter.
+# As in wakeup: each message is sent to an idle system, and the first reading of the counter includes the start.
 _PAUSE = 0.05
 _STATISTICS_SECONDS = 12
-# Longer than the longest wait of a request, so that all of them have come back once.
+# Longer than the longest wait, so that each client repeats its request at least once.
 _IDLE_SECONDS = 60
 _WAIT_SECONDS = 30
 
@@ -38,7 +38,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         lab.conn.execute("select trunkline.create_topic(%s)", (_place(number),))
     polls = [_long_poll(number % _PLACES) for number in range(_CLIENTS)]
     follows = [request("GET", f"/v1/topics/{_place(number % _PLACES)}/events") for number in range(_CLIENTS)]
-    # The queues and topics stay: this is the last workload, and two hundred deletes would take longer than it.
+    # Queues and topics are not deleted, because two hundred deletes would take longer than this workload.
     return [
         *_measure(lab, plan, "long-pollers", "queues", partial(crowd.long_pollers, requests=polls), heard_by=1),
         *_measure(lab, plan, "SSE clients", "topics", partial(crowd.followers, requests=follows), heard_by=_EACH),
@@ -50,7 +50,7 @@ def _place(number: int) -> str:
 
 
 def _long_poll(number: int) -> bytes:
-    # nobody settles here, and what was delivered is not to come again during the run
+    # The clients do not settle messages; the long lease prevents redelivery during the run.
     asked = {"wait": _WAIT_SECONDS, "limit": 1, "lease_seconds": 3600}
     return request("POST", f"/v1/queues/{_place(number)}/claims", msgspec.json.encode(asked))
 
@@ -92,7 +92,7 @@ def _measure(lab: Lab, plan: Plan, who: str, noun: str, clients: Callable[..., o
 
 
 def _idle(lab: Lab, plan: Plan, service: Service) -> tuple[float, float, int]:
-    """Queries per second and share of a core, while nothing comes."""
+    """Return queries per second and share of a core while the clients are idle."""
     seconds = 35 if plan.quick else _IDLE_SECONDS
     with lab.silence():
         time.sleep(_STATISTICS_SECONDS)
@@ -129,10 +129,10 @@ def _publish_http(port: int, noun: str, samples: int) -> None:
         headers = {"content-type": "application/json"}
         body = msgspec.json.encode({"payload": _message()})
         connection.request("POST", f"/v1/{noun}/{place}/messages", body, headers)
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != 201:
-            raise RuntimeError(f"status {answer.status}")
+        response = connection.getresponse()
+        response.read()
+        if response.status != 201:
+            raise RuntimeError(f"status {response.status}")
 
 
 async def _publish_client(url: str, noun: str, samples: int) -> None:
@@ -144,7 +144,7 @@ async def _publish_client(url: str, noun: str, samples: int) -> None:
 
 
 def _touch(service: Service) -> None:
-    """What is loaded with the first request is not what clients cost."""
+    """Send a first request, so that the memory it allocates is not attributed to the clients."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port)
     connection.request("GET", "/v1/queues?limit=10")
     connection.getresponse().read()

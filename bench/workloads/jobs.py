@@ -1,4 +1,4 @@
-"""Typed jobs: no-op jobs of one process next to other libraries, batches of enqueues, pickup, the cost of a limit."""
+"""Typed jobs: no-op jobs in one process compared with other libraries, batch enqueues, pickup, cost of a limit."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def _work(url: str, send: Send) -> None:
 
 
 def _pickup(lab: Lab, plan: Plan) -> list[Row]:
-    """From the call of enqueue in one process to the handler in another, both idle before."""
+    """Measure from the enqueue call in one process to the handler in another, with both idle before."""
 
     async def enqueue() -> None:
         app = _app(lab.url)

@@ -1,4 +1,4 @@
-"""How late with an idle consumer: messages whose lease ended (contract Q5) and messages with a due time (Q6)."""
+"""Lateness with an idle consumer: redelivery after a lease expires (contract Q5), and delayed messages (Q6)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bench.rounds import say
 from bench.rows import Row, at_most, figure, percentile
 from trunkline import Client
 
-# Makes messages and answers the moment of each.
+# Creates messages and returns the due moment of each.
 Prepare = Callable[[Lab, int], dict[str, float]]
 
 _QUEUE = "lateness"
-# The moments lie this far apart on average, so that no round of upkeep meets all of them.
+# Average interval between the moments, so that they are spread over many upkeep runs.
 _SPACING = 0.05
 _HEAD_START = timedelta(seconds=3)
 
@@ -44,7 +44,7 @@ def _measure(lab: Lab, plan: Plan, what: str, prepare: Prepare, limit: float) ->
 
 
 def _late(reports: Reports, moments: dict[str, float], span: float) -> list[float]:
-    """Milliseconds after the moment of each message; a message that comes twice or not at all is an error."""
+    """Return the lateness of each message in ms. Raises RuntimeError if a message is delivered twice or not at all."""
     late: dict[str, float] = {}
     for identifier, at in reports.take(len(moments), max(0.0, span) + 30):
         if identifier in late:
@@ -57,13 +57,13 @@ async def _consume(url: str, send: Send) -> None:
     async with Client(url) as mq, mq.queue(_QUEUE).claims(slots=100) as deliveries:
         send("ready")
         async for delivery in deliveries:
-            # The server runs on this machine, so its clock is this one.
+            # The server runs on this machine, so both use the same clock.
             send((str(delivery.id), time.time()))
             await delivery.ack()
 
 
 def _hold(lab: Lab, samples: int) -> dict[str, float]:
-    """Everything is leased before the consumer starts, by somebody who never answers; the leases end one after the other."""
+    """Lease all messages before the consumer starts and never settle them. The leases expire one after the other."""
     payloads = [b"held"] * samples
     lab.conn.execute("select count(*) from trunkline.enqueue_many(%s, %s)", (_QUEUE, payloads))
     moments: dict[str, float] = {}
@@ -71,7 +71,7 @@ def _hold(lab: Lab, samples: int) -> dict[str, float]:
         lease = _HEAD_START + timedelta(seconds=_SPACING * number)
         row = lab.conn.execute("select id, deadline from trunkline.claim(%s, 1, %s)", (_QUEUE, lease)).fetchone()
         if row is None:
-            raise RuntimeError("a message that was enqueued is not there to be held")
+            raise RuntimeError("an enqueued message could not be claimed")
         moments[str(row[0])] = row[1].timestamp()
     return moments
 

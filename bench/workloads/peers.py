@@ -1,4 +1,4 @@
-"""Other queues on Postgres, through their own libraries with the settings they recommend: one process each."""
+"""Other queues on Postgres, through their own libraries with recommended settings, one process each."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _enqueue(lab: Lab, contestant: Solo, action: str, options: Options) -> float
     contestant.empty(lab)
     contestant.calm(lab)
     moved = contestant.run(lab, action, options)
-    # The warm-up is stored as well, so there may be more, never less.
+    # The tables also contain the warm-up, so they may have more messages, never fewer.
     stored = contestant.wait_for(lab, moved.messages)
     if stored < moved.messages:
-        raise RuntimeError(f"{contestant.name} says it enqueued {moved.messages}, its tables hold {stored}")
+        raise RuntimeError(f"{contestant.name} reported {moved.messages} enqueued messages, its tables have {stored}")
     contestant.empty(lab)
     return moved.messages / moved.seconds
 
@@ -75,13 +75,13 @@ def measure_consume(lab: Lab, plan: Plan, contestant: Solo) -> float:
     loaded = contestant.wait_for(lab, messages)
     contestant.calm(lab)
     moved = contestant.run(lab, "consume", Options(payload=_PAYLOAD, messages=messages, seconds=plan.seconds))
-    # When the time was over first, more may have been finished since the clock stopped; never less.
+    # If the time was up first, more messages may have been finished since the clock stopped, never fewer.
     left = int(lab.value(contestant.count))
     completed = messages - left if contestant.completed is None else int(lab.value(contestant.completed))
     if loaded != messages or not 0 < moved.messages <= completed == messages - left:
         raise RuntimeError(
-            f"{contestant.name} says it finished {moved.messages} of {messages}; its tables held {loaded},"
-            f" hold {left} and say that {completed} were completed"
+            f"{contestant.name} reported {moved.messages} of {messages} finished; its tables had {loaded} unfinished"
+            f" messages, now have {left}, and count {completed} as completed"
         )
     contestant.empty(lab)
     return moved.messages / moved.seconds

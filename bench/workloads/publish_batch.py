@@ -1,4 +1,4 @@
-"""Publishing in batches of 1,000, next to binary COPY of the same rows into a plain table."""
+"""Publishing in batches of 1,000, compared with a binary COPY of the same rows into a plain table."""
 
 from __future__ import annotations
 

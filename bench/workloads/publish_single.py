@@ -1,4 +1,4 @@
-"""Single durable publishes from 64 connections: ours, a plain INSERT, the SKIP LOCKED table, the counter row."""
+"""Single durable publishes from 64 connections: Trunkline, a plain INSERT, a SKIP LOCKED table, and a counter row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Push to a local receiver that does nothing: one dispatcher next to the same requests in plain aiohttp, without a queue.
+"""Webhooks to a local no-op receiver: one dispatcher, compared with the same requests in plain aiohttp without a queue.
 
-Also the same endpoint behind 1,000 bindings, one message to 100 subscriptions, and a healthy endpoint beside hanging ones.
+Also one endpoint with 1,000 bindings, one message to 100 subscriptions, and a healthy endpoint next to hanging ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ANSWER = b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n"
 
 
 class _NoOp(asyncio.Protocol):
-    """Reads requests and answers each with 204, or never on /hang; tells the moment and the body of each."""
+    """Receiver that responds with 204, or never on /hang. Reports the time and body of each request."""
 
     def __init__(self, seen: list[tuple[float, bytes]]) -> None:
         self._seen = seen
@@ -53,22 +53,22 @@ class _NoOp(asyncio.Protocol):
 
 
 async def _receive(send: Send) -> None:
-    """Tells its port, then for each line of work: how many came so far, every 20 ms, with the moments since the last."""
+    """Run the receiver. Reports its port, then every 20 ms the number of requests and the times of the new ones."""
     seen: list[tuple[float, bytes]] = []
     server = await asyncio.get_running_loop().create_server(lambda: _NoOp(seen), "127.0.0.1", 0, backlog=1000)
     send("ready")
     send(server.sockets[0].getsockname()[1])
-    told = 0
+    reported = 0
     while True:
         await asyncio.sleep(0.02)
-        if len(seen) > told:
-            part, told = seen[told:], len(seen)
-            # nobody may be reading now: that must not stop the answers
+        if len(seen) > reported:
+            part, reported = seen[reported:], len(seen)
+            # The pipe may not be read at the moment; that must not block responses.
             await asyncio.to_thread(send, part)
 
 
 async def _dispatch(url: str, send: Send) -> None:
-    # ends in order, so that the next one need not share with it
+    # Shut down cleanly, so that the next dispatcher need not share rate limits with this one.
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     send("ready")
@@ -76,7 +76,7 @@ async def _dispatch(url: str, send: Send) -> None:
 
 
 async def _post(url: str, count: int) -> float:
-    """The same number of requests, as many at once, with nothing around them."""
+    """Send the same number of requests in plain aiohttp, with the same concurrency."""
     body = b"1" * _PAYLOAD
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         left = iter(range(count))
@@ -159,7 +159,7 @@ def _settled(lab: Lab, queue: str, count: int) -> None:
 
 
 def _bindings(lab: Lab, url: str, reports: Reports) -> list[Row]:
-    """1,000 queues with a binding each on one topic, all sent to one endpoint; each message is for one of them."""
+    """Measure one topic with 1,000 queues bound to the same endpoint; each message goes to one queue."""
     bindings, count = 1000, 2000
     names = [f"push-{number}" for number in range(bindings)]
     lab.conn.execute("select trunkline.create_topic('push')")
@@ -183,7 +183,7 @@ def _bindings(lab: Lab, url: str, reports: Reports) -> list[Row]:
 
 
 def _fan_out(lab: Lab, url: str, reports: Reports) -> list[Row]:
-    """One message to 100 subscriptions: how long until the last delivery of each of ten messages."""
+    """Measure ten messages to 100 subscriptions each: time until the last delivery of each message."""
     names = [f"push-{number}" for number in range(100)]
     lab.conn.execute("select trunkline.create_topic('push')")
     times = []
@@ -205,7 +205,7 @@ def _fan_out(lab: Lab, url: str, reports: Reports) -> list[Row]:
 
 
 def _beside_hanging(lab: Lab, plan: Plan, url: str, reports: Reports) -> list[Row]:
-    """The latency of a healthy endpoint alone, and beside five that never answer: medians of windows in turn."""
+    """Measure a healthy endpoint alone, and next to five that never respond: medians of alternating windows."""
     windows = 4
     found: dict[str, list[float]] = {"pause": [], "resume": []}
     for number in range(5):
@@ -216,7 +216,7 @@ def _beside_hanging(lab: Lab, plan: Plan, url: str, reports: Reports) -> list[Ro
     with _endpoint(lab, url, "push"), beside(partial(_dispatch, lab.url)):
         for _ in range(windows):
             for verb, p99s in found.items():
-                # resumed, they are sent to in full again: that closes their breakers
+                # Resuming closes their circuit breakers, so they receive full load again.
                 lab.conn.execute(
                     f"select trunkline.{verb}_endpoint(name) from trunkline.endpoints where name like 'hanging-%'".encode()
                 )

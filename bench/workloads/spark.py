@@ -1,4 +1,4 @@
-"""Spark on two cores: reads, writes, streams and the archive through the format "trunkline", next to Spark's own JDBC."""
+"""Spark on two cores: reads, writes, streams and archive with the format "trunkline", compared with Spark's JDBC."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _STREAM = "trunkline, stream"
 _TASKS = 8
 _PARTITIONS = 4
 _MAIN, _FRAGMENTED = "spark-main", "spark-fragmented"
-# A stream is measured over this many batches.
+# Number of batches of a measured stream.
 _BATCHES = 10
 _STARTS = 3
-# The fragmented log is filled for this many measurements' time: of a short one only the start of tasks would be measured.
+# The fragmented log is filled for this many measurement times: with a short log, the start of tasks would dominate.
 _FILLING = 8
 
 
 class Sizes:
-    """How many messages are read, and written."""
+    """Number of messages to read and to write."""
 
     def __init__(self, plan: Plan) -> None:
         self.read = 200_000 if plan.quick else 2_000_000
@@ -57,7 +57,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         return []
     sizes = Sizes(plan)
     if not JAR.exists():
-        say(f"  spark: {JAR} is missing (Debian: libpostgresql-jdbc-java), so nothing is compared with JDBC")
+        say(f"  spark: skipping the comparison with JDBC: {JAR} is missing (Debian: libpostgresql-jdbc-java)")
     with open_bed(lab) as bed:
         rows = _read_fragmented(bed, plan)
         main = topics.make(lab, _MAIN, partitions=_PARTITIONS)
@@ -68,7 +68,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
         written, copied = _write(bed, plan, sizes)
         rows += [*written, *_topic_to_topic(bed, plan, sizes, copied)]
         starts = Starts(lab, lab.directory / "spark", _FRAGMENTED)
-    # With the large session gone: it would hold memory that a fresh process may want.
+    # After the main session has stopped, to leave its memory to the fresh processes.
     rows += _start(starts, plan)
     return rows
 
@@ -77,9 +77,9 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _read_fragmented(bed: Bed, plan: Plan) -> list[Row]:
-    """A log whose offsets and row ids jump, because many published to it one by one."""
+    """Measure a log whose row ids jump, because many publishers wrote to it one by one."""
     number = topics.make(bed.lab, _FRAGMENTED)
-    say(f"  spark: {plan.publishers} publishers fill a log")
+    say(f"  spark: filling a log with {plan.publishers} publishers")
     messages = topics.fill_by_many(bed.lab, number, publishers=plan.publishers, seconds=_FILLING * plan.seconds)
     _calm(bed.lab, number)
     contestants = {
@@ -197,7 +197,7 @@ def _ten_times(measured: Mapping[str, Sequence[float]], rows: int, tenth_rows: i
 
 
 def _archive(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
-    """Each round brings new messages, which both contestants take: one to the archive, one to Parquet through DataFrames."""
+    """Measure archiving. Each round adds messages, which one side archives and the other writes with DataFrames."""
     from trunkline.spark.pipelines.archive import archive
 
     title, frames = "spark, archive", "through DataFrames"
@@ -207,7 +207,7 @@ def _archive(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
     taken = {_OURS: 0, frames: 0}
 
     def spans(name: str) -> dict[int, tuple[int, int]]:
-        """The offsets of this contestant's next round; who comes first fills the log."""
+        """Return the offsets of this contestant's next round. The first contestant of a round fills the log."""
         taken[name] += 1
         if taken[name] == len(borders):
             first = each * (len(borders) - 1)
@@ -246,7 +246,7 @@ def _rows_in(spans: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _write(bed: Bed, plan: Plan, sizes: Sizes) -> tuple[list[Row], str]:
-    """The figures, and a topic that holds what was written."""
+    """Return the figures, and a topic with the written messages."""
     title, spread = "spark, write", f"trunkline, {_PARTITIONS} partitions"
     source = bed.place()
     moves.read(bed, _MAIN, tasks=_TASKS).select("key", "value").limit(sizes.write).repartition(_TASKS).write.parquet(source)
@@ -302,7 +302,7 @@ def _topic_to_topic(bed: Bed, plan: Plan, sizes: Sizes, source: str) -> list[Row
 def _check_count(lab: Lab, table: str, rows: int) -> None:
     found = int(lab.value(f"select count(*) from {table}"))
     if found != rows:
-        raise RuntimeError(f"{table} holds {found} of {rows} rows")
+        raise RuntimeError(f"{table} must have {rows} rows, got {found}")
 
 
 # Starting
@@ -313,13 +313,13 @@ def _start(starts: Starts, plan: Plan) -> list[Row]:
     first, later, default = "session helper, first start", "session helper", "default session"
     contestants = {first: starts.cold, default: starts.default}
     if failure := starts.prepare():
-        say(f"  spark: no start with kept classes, python -m trunkline.spark.warm failed: {failure}")
+        say(f"  spark: skipping the start with a class archive: python -m trunkline.spark.warm failed: {failure}")
     else:
         contestants = {later: starts.warmed, **contestants}
     measured = interleave(title, "s", contestants, rounds=min(plan.rounds, _STARTS))
     notes = {
-        later: "with the classes that the first start has had kept",
-        first: "without kept classes",
+        later: "with the class archive of the first start",
+        first: "without class archive",
         default: "SparkSession.builder.getOrCreate()",
     }
     return [
@@ -330,7 +330,7 @@ def _start(starts: Starts, plan: Plan) -> list[Row]:
     ]
 
 
-# What all parts share
+# Helpers
 
 
 def _with_jdbc(contestant: T) -> dict[str, T]:
@@ -342,7 +342,7 @@ def _calm(lab: Lab, number: int) -> None:
 
 
 def _warm_up(frames: Iterable[Callable[[], DataFrame]]) -> None:
-    """Spark compiles, workers start."""
+    """Run once without measuring, so that Spark compiles the query and starts its workers."""
     for frame in frames:
         moves.to_nowhere(frame())
 
@@ -356,7 +356,7 @@ def _parquet_rate(bed: Bed, name: str, rows: int, frame: Callable[[], DataFrame]
         rate = _rate(bed, name, rows, lambda: frame().write.parquet(path))
         found = bed.spark.read.parquet(path).count()
     if found != rows:
-        raise RuntimeError(f"{name}: the files hold {found} of {rows} rows")
+        raise RuntimeError(f"{name}: the files must have {rows} rows, got {found}")
     return rate
 
 
@@ -380,7 +380,7 @@ def _compared(
     note: str,
     measured_as: str | None = None,
 ) -> list[Row]:
-    """Rows with the CPU of each contestant in their notes."""
+    """Return rows with each contestant's CPU time in the note."""
     notes = {name: str(middle(bed.cpu[f"{measured_as or title}: {name}"])) for name in measured}
     first = next(iter(measured))
     notes[first] = f"{note}; {notes[first]}"

@@ -1,4 +1,4 @@
-"""What it costs that much waits: open leases, delayed messages and returns, at rest and beside a queue in use."""
+"""Cost of waiting messages: open leases, delayed messages and returns, at rest and next to a queue in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONNECTIONS = 4
 
 
 def run(lab: Lab, plan: Plan) -> list[Row]:
-    """The same figures with 0, 10,000 and 100,000 of each; ratios are to those with none."""
+    """Measure the same figures with 0, 10,000 and 100,000 of each. Ratios compare with none."""
     for queue in ("leased", "delayed", "returned", "used"):
         lab.value("select trunkline.create_queue(%s)", queue)
     levels = _LEVELS[:2] if plan.quick else _LEVELS
@@ -30,7 +30,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     for before, level in zip((0, *levels), levels, strict=False):
         _add(lab, level - before)
         lab.calm()
-        time.sleep(5)  # until passes have seen it all
+        time.sleep(5)  # until sequencer passes have processed all of them
         found[level] = _measure(lab, plan.seconds)
         say(f"waiting_cost {level:,}: " + ", ".join(f"{name} {value:.3g}" for name, value in found[level].items()))
     for queue in ("leased", "delayed", "returned", "used"):
@@ -53,7 +53,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _add(lab: Lab, count: int) -> None:
-    """So many more open leases of one message each, delayed messages, and messages sent back for an hour."""
+    """Add open leases of one message each, delayed messages, and messages returned with a delay of an hour."""
     if not count:
         return
     for queue in ("leased", "returned"):
@@ -127,7 +127,7 @@ def _calls(conn: psycopg.Connection[Any]) -> dict[str, Callable[[], object]]:
 
 @contextmanager
 def _spent(pid: int) -> Iterator[Callable[[], float]]:
-    """The processor time of a backend, in microseconds, since the block began."""
+    """Yield a function that returns a backend's CPU time since the block began, in microseconds."""
     path = Path(f"/proc/{pid}/schedstat")
     start = int(path.read_text().split()[0])
     yield lambda: (int(path.read_text().split()[0]) - start) / 1000

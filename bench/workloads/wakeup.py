@@ -1,4 +1,4 @@
-"""Waking up: from a publish to a consumer in another process, the cost of waiting, lost listeners, the price of NOTIFY."""
+"""Wake-ups: latency from publish to a consumer in another process, idle cost, lost listeners, and cost of NOTIFY."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trunkline.db.wakeup import Wakeup
 _PAYLOAD = 300
 _QUEUE = "wakeup"
 _GROUP = ("wakeup-topic", "reader")
-# Longer than everything that the last message may still cause, so that each one meets an idle system.
+# Longer than all activity that a message causes, so that each message is sent to an idle system.
 _PAUSE = 0.05
 _CONSUMERS = 200
-# Polls and pings are rare, so their rate needs a while.
+# Polls and pings are rare, so measuring their rate takes this long.
 _IDLE_SECONDS = 60
-# An idle connection tells its counts after ten seconds at the latest; what the start cost must be in the first reading.
+# Idle connections flush their statistics within ten seconds; the first reading must include the start.
 _STATISTICS_SECONDS = 12
 _LISTENERS = "from pg_stat_activity where query ilike 'listen %' and pid <> pg_backend_pid()"
 
@@ -40,7 +40,7 @@ def run(lab: Lab, plan: Plan) -> list[Row]:
     return rows
 
 
-# Messages carry the moment they were sent; the monotonic clock is the same for all processes of a machine.
+# Messages contain the time at which they were sent. All processes of a machine share the monotonic clock.
 
 
 async def _read_queue(url: str, send: Send) -> None:
@@ -66,7 +66,7 @@ def _message() -> dict[str, object]:
 
 
 def _latency(lab: Lab, plan: Plan) -> list[Row]:
-    """The publisher is a second client process, with connections of its own."""
+    """Measure publish-to-consumer latency, with the publisher in a second client process."""
 
     async def publish(to_queue: bool) -> None:
         async with Client(lab.url) as mq:
@@ -99,7 +99,7 @@ def _latency(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _lost_listeners(lab: Lab, plan: Plan) -> list[Row]:
-    """The listener is cut off, and at the same moment a message is published: when does it arrive?"""
+    """Measure the latency of a message that is published right after the listener's connection is terminated."""
     url = _named(lab, "wakeup-reader")
 
     async def publish(reports: Reports) -> list[float]:
@@ -130,7 +130,7 @@ def _lost_listeners(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _cut_listener(lab: Lab) -> None:
-    """End the connection that listens; when there is none yet, wait for it: an old one may just have been cut."""
+    """Terminate the listening connection. If there is none, wait for it: the previous one was just terminated."""
     named = f"{_LISTENERS} and application_name = 'wakeup-reader'"
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -138,20 +138,20 @@ def _cut_listener(lab: Lab) -> None:
         if cut:
             return
         time.sleep(0.01)
-    raise RuntimeError("no listener came back within 30 s")
+    raise RuntimeError("no listener reconnected within 30 s")
 
 
 def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
-    """A saturated publisher: with somebody listening, with nobody, and with the hints left out.
+    """Measure a saturated publisher with a listener, without one, and without NOTIFY.
 
-    Who listens waits for another queue: it is woken and looks, but takes no work from the publisher's.
+    The listening process waits for another queue: it wakes and polls, but does not consume the published messages.
     """
     topic = "wakeup-saturated"
     lab.conn.execute("select trunkline.create_topic(%s)", (topic,))
 
     async def publish(*, hints: bool) -> float:
         if not hints:
-            # In this process only; the client has no setting for it because nobody should want it.
+            # Patched in this process only: the client deliberately has no setting for this.
             Wakeup.tell = lambda self: None  # type: ignore[method-assign]
         content = text(_PAYLOAD).encode()
         async with Client(lab.url) as mq:
@@ -165,7 +165,7 @@ def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
 
     contestants: dict[str, Callable[[], float]] = {
         "NOTIFY, a process listens": heard,
-        "NOTIFY, nobody listens": lambda: alone(partial(publish, hints=True)),
+        "NOTIFY, no listener": lambda: alone(partial(publish, hints=True)),
         "no NOTIFY": lambda: alone(partial(publish, hints=False)),
     }
 
@@ -173,7 +173,7 @@ def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
         lab.calm()
         return contestant()
 
-    # Twice the rounds: the limit of 3 % is smaller than the noise of a single round.
+    # Twice the rounds, because the limit of 3 % is below the noise of a single round.
     results = interleave(
         "wakeup, saturated publisher",
         "msg/s",
@@ -186,7 +186,7 @@ def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
 
 
 def _idle_cost(lab: Lab, plan: Plan) -> list[Row]:
-    """Transactions of a server on which one process with many consumers waits, and nothing else runs."""
+    """Measure the server's transactions while one process with many waiting consumers is the only client."""
     queues = [f"idle-{number}" for number in range(_CONSUMERS)]
     for queue in queues:
         lab.conn.execute("select trunkline.create_queue(%s)", (queue,))
@@ -215,7 +215,7 @@ def _idle_cost(lab: Lab, plan: Plan) -> list[Row]:
         _settle(_STATISTICS_SECONDS)
         before, start = _commits(lab), time.monotonic()
         time.sleep(seconds)
-        # The first reading of the counter is a transaction as well; the second one does not see itself.
+        # Subtract the first reading itself, which is a transaction. The second reading does not count itself.
         rate = (_commits(lab) - before - 1) / (time.monotonic() - start)
     say(f"  wakeup, {_CONSUMERS} idle consumers: {rate:.2f} queries/s")
     for queue in queues:
@@ -229,7 +229,7 @@ def _commits(lab: Lab) -> int:
 
 
 def _settle(seconds: float = 1.0) -> None:
-    """Let the listener come up and the first looks pass."""
+    """Wait until the listener is connected and the initial polls are done."""
     time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Spark imports this module by its name and finds the format "trunkline"."""
+"""Entry point for Spark, which imports modules named `pyspark_*` to find data sources such as "trunkline"."""
 
 from trunkline.spark.source import TrunklineSource as DefaultSource
 

@@ -197,7 +197,7 @@ class Stage:
         self._forks.close()
 
     def crashed(self) -> list[str]:
-        """What actors said that ended by an error of their own."""
+        """Return the reports of actors that ended with an unexpected error."""
         return [
             f"{path.stem}: {text.strip().splitlines()[-1]}"
             for path in sorted(self.directory.glob("*.stderr"))
@@ -206,7 +206,7 @@ class Stage:
 
 
 def act(url: str, directory: str, name: str, seed: str, http: str, spec: str) -> None:
-    """Be an actor, until it has done its part or is told to stop."""
+    """Run an actor until it has done its part or receives a stop request."""
     decoded = msgspec.json.decode(spec, type=Spec)
     if "Http" in type(decoded).__name__ or isinstance(decoded, VandalSpec):
         session: Session = HttpSession(url, Path(directory), name, int(seed), http.split(","))

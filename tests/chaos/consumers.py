@@ -131,7 +131,7 @@ class QueueConsumer:
             self.session.settle("ack", receipts)
 
     def _retry_later(self, rows: list[list[Any]]) -> None:
-        """With a delay of our own, or with the queue's backoff, which depends on the attempt."""
+        """Nack with an explicit delay or with the queue's backoff, which depends on the attempt."""
         if not rows:
             return
         if self.random.random() < 0.5:
@@ -161,9 +161,9 @@ class GroupMember:
         self.session = session
         self.spec = spec
         self.random = session.random
-        # the same for each life of the role: whoever starts again must not miss what its former life had not committed
+        # The same for each restart of the role: a restarted consumer must read what its predecessor had not committed.
         self.member = session.proc.rpartition("-")[0]
-        # of the last batch: who shows it gets what is left of the batch without waiting for the lease to end
+        # Of the last batch: presenting it returns the rest of the batch without waiting for the lease to expire.
         self.generation: str | None = None
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ from tests.chaos.history import Op
 from tests.chaos.log_rules import Logs, check_rows, fields_of
 from tests.chaos.report import Report
 
-# How long after its start a seek without an answer may still have taken effect.
+# Seconds after its start during which a seek without a response may still have taken effect.
 _LINGER = 30.0
 # (topic, group, partition)
 Place = tuple[str, str, int]
@@ -53,7 +53,7 @@ def check_groups(logs: Logs, by_call: dict[str, list[Op]], report: Report) -> No
 
 @dataclass
 class Reading:
-    """What is known of a group in one partition."""
+    """The known state of a group in one partition."""
 
     place: Place
     values: list[str]
@@ -134,7 +134,7 @@ def _check_generations(place: Place, fetches: list[Op], commits: list[Op], seeks
 
 
 class _Position:
-    """How far a group must be and may be when it fetches. A seek makes the commits before it void."""
+    """Check a group's position at a fetch against its minimum and maximum. A seek voids the commits before it."""
 
     def __init__(self, commits: list[Op], seeks: list[Op]) -> None:
         self._commits = commits

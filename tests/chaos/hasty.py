@@ -95,7 +95,7 @@ BUGS = {
     )
 }
 
-# at import, because a worker may be a process that imports this module anew
+# At import, because a worker may be a process that imports this module again.
 if planted := os.environ.get("TRUNKLINE_PLANTED"):
     BUGS[planted]()
 

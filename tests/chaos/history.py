@@ -1,8 +1,8 @@
-"""What each process was promised, written down before it goes on.
+"""History of calls: each process records every call before and after it.
 
-Every process appends to a file of its own, one JSON line per event: `invoke` before a call, then `ok`, `fail` (it did not
-happen) or `info` (nobody knows). A line is handed to the operating system before the next step, so a kill -9 of the
-process loses nothing it was told. A call without a second line counts as `info`.
+Each process appends to its own file, one JSON line per event: `invoke` before a call, then `ok`, `fail` (it did not
+happen) or `info` (unknown). A line is passed to the operating system before the next step, so a kill -9 of the process
+loses no recorded result. A call without a second line counts as `info`.
 
 All processes and the database run on one machine, so `at` and the database's clock are the same clock.
 """
@@ -69,7 +69,7 @@ class Recorder:
 
 
 def load(directory: Path) -> Iterator[Op]:
-    """The calls of all processes, one process after the other, each in the order of its own calls."""
+    """Yield the calls of all processes, process by process, each in call order."""
     decoder = msgspec.json.Decoder(Event)
     for path in sorted(directory.glob("*.jsonl")):
         yield from _load_file(path, decoder)

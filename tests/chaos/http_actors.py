@@ -66,7 +66,7 @@ class HttpPublisher(Publisher):
                 time.sleep(min(ahead, 0.5))
 
     def _repeat(self, op: int, part: dict[str, Any]) -> None:
-        """With a key, to any server, until there is an answer: there once."""
+        """Publish with a key, on any server, until a response arrives: the message must exist once."""
         request = request_of(part, "single" if len(part["values"]) == 1 else "array")
         request["headers"] = {"idempotency-key": f"once {part['values'][0]}"}
         while not self.session.stopped:
@@ -152,7 +152,7 @@ class HttpGroupMember(GroupMember):
 
 
 class HttpTailReader:
-    """Follows a topic by server-sent events, and goes on after each break where it was."""
+    """Follow a topic by server-sent events, resuming after each disconnect at the last position."""
 
     def __init__(self, session: HttpSession, spec: HttpTailReaderSpec) -> None:
         self.session = session
@@ -223,7 +223,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
 
 
 class Vandal:
-    """Clients that stop in the middle: of a head, of a body, of an answer, of waiting. Some stay connected for a while."""
+    """Clients that stop midway: in a head, a body, a response, or a wait. Some stay connected for a while."""
 
     def __init__(self, session: HttpSession, spec: VandalSpec) -> None:
         self.session = session

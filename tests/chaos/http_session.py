@@ -14,7 +14,7 @@ import httpx
 from tests.chaos.session import Session
 
 _RETRY_SECONDS = 0.05
-# Longer than a server waits for a connection to the database: one that answers late answers all the same.
+# Longer than a server waits for a database connection, so that late responses still arrive.
 _PATIENCE_SECONDS = 45.0
 # The server says that it does not know itself.
 _UNKNOWN = "outcome_unknown"
@@ -34,9 +34,9 @@ class HttpSession(Session):
         return self.random.choice(self.servers)
 
     def ask(self, op: int, method: str, path: str, *, vague: bool = False, **request: Any) -> httpx.Response | None:
-        """The answer of a call; None when there is none, or an error, which is written down here.
+        """Return the result of a call; None for no result, or for an error, which is recorded here.
 
-        `vague`: a call that failed may have taken effect all the same. One that found nobody listening never has.
+        `vague`: a call that failed may still have taken effect, unless the connection was refused.
         """
         try:
             answer = self.http.request(method, self.anywhere() + path, **request)
@@ -110,6 +110,6 @@ def delivery(row: dict[str, Any]) -> list[Any]:
 
 
 def content(row: dict[str, Any]) -> str:
-    """What was published, however the server shows it."""
+    """Compare published messages, in whatever form the server returns them."""
     payload: str = row["payload"]
     return b64decode(payload).decode() if row["encoding"] == "base64" else payload

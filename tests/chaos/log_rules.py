@@ -77,7 +77,7 @@ def check_publishes(logs: Logs, publishes: list[Op], redriven: Redriven, report:
                         report.add("lost", f"{value} of {op.proc} is not in {target}")
                     continue
                 arrived += 1
-                # of several, nobody knows which one is the first
+                # Of several, it is unknown which one is the first.
                 place, *redrives = places[target, value]
                 if op.outcome == "fail":
                     report.add("unexpected", f"{value} of {op.proc} failed and is in {target} at {place}")
@@ -133,7 +133,7 @@ def check_reads(logs: Logs, reads: list[Op], report: Report) -> None:
 
 
 def check_rows(rows: list[list[Any]], first: int, final: list[str], who: str, report: Report) -> None:
-    """Rows that somebody got from offset `first` on: dense, and the same as in the final log."""
+    """Rows that a reader got from offset `first` on must be dense and equal those in the final log."""
     for expected, (offset, value) in enumerate(rows, first):
         if offset != expected:
             report.add("gap", f"{who}: offset {offset} where {expected} was next")

@@ -19,7 +19,7 @@ from trunkline.db.postmaster import find_processes
 
 @dataclass(frozen=True)
 class Faults:
-    """How many of each. Kills of the upkeep process come on top, one for each crash of Postgres."""
+    """Number of faults by kind. Each crash of Postgres additionally kills the upkeep process."""
 
     pg_kills: int = 0
     consumer_kills: int = 0
@@ -60,7 +60,7 @@ def crash(server: EmbeddedServer, recorder: Recorder) -> None:
 
 
 class Nemesis:
-    """Does one fault at a time; pauses end by themselves while it goes on."""
+    """Run one fault at a time; pauses end in the background."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Nemesis:
             self._services.stop(self._random)
 
     def wake(self, *, everybody: bool = False) -> None:
-        """Let those go on whose pause is over."""
+        """Resume the processes whose pause is over."""
         if self._services is not None:
             self._services.look()
         for until, actor in list(self._paused):

@@ -83,7 +83,7 @@ def purge(session: Session, queue: str) -> None:
     try:
         before = session.rows("select extract(epoch from trunkline.clock())::float8")[0][0]
         if not _sequence(session, queue):
-            before = 0.0  # somebody was frozen in the middle of it: what was sent lately may survive
+            before = 0.0  # another process was frozen during the purge: recent messages may survive
         count, after = session.rows(
             "select (select trunkline.purge_queue(%s)), extract(epoch from trunkline.clock())::float8", (queue,)
         )[0]

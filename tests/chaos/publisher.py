@@ -30,7 +30,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class PublisherSpec(msgspec.Struct, frozen=True, tag="publisher"):
-    """`messages` are to be accepted; what is rolled back or gets no answer comes on top."""
+    """`messages` must be accepted. Rolled-back ones and those without a response are not counted."""
 
     targets: tuple[Target, ...]
     messages: int
@@ -39,7 +39,10 @@ class PublisherSpec(msgspec.Struct, frozen=True, tag="publisher"):
 
 
 class Publisher:
-    """Publishes until its number is accepted, at about its rate. Waits for every answer, so its own order is known."""
+    """Publish until the required number is accepted, at about the given rate.
+
+    Awaits each response, so its order is known.
+    """
 
     def __init__(self, session: Session, spec: PublisherSpec) -> None:
         self.session = session
@@ -176,7 +179,7 @@ class Publisher:
         self._transaction(savepoint=True)
 
     def _keyed(self) -> None:
-        """With idempotency keys: repeated until there is an answer, and there once."""
+        """Publish with idempotency keys: retry until a response arrives, and store each message once."""
         part = self._part()
         op = self._record(part)
         lost = False

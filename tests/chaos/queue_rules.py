@@ -15,9 +15,9 @@ from tests.chaos.report import Report
 
 # Times go through floats: a microsecond of the database is not exact.
 _EPSILON = 1e-5
-# A relaxed claim may be forgotten by a crash so soon after its answer (three rounds of the WAL writer, with room).
+# A crash may lose a relaxed claim this soon after its response (three rounds of the WAL writer, with a margin).
 _FORGETTABLE = 2.0
-# How long after its start a claim without an answer may still have taken effect.
+# Seconds after its start during which a claim without a response may still have taken effect.
 _LINGER = 30.0
 _RETURNS = ("nack", "release")
 _FINAL = ("ack", "bury")
@@ -54,7 +54,7 @@ class Grant:
 
     @property
     def lease(self) -> tuple[str, float, str]:
-        """What one call got of one partition."""
+        """Messages that one call returned from one partition."""
         return self.proc, self.claimed, self.place
 
 
@@ -66,13 +66,13 @@ class Queue:
     grants: dict[Life, list[Grant]] = field(default_factory=lambda: defaultdict(list))
     leases: dict[tuple[str, float, str], list[Grant]] = field(default_factory=lambda: defaultdict(list))
     due: dict[str, float] = field(default_factory=dict)
-    # starts of claims without an answer: they may have delivered anything
+    # starts of claims without a response, which may have delivered any message
     unknown: list[float] = field(default_factory=list)
     crashes: list[float] = field(default_factory=list)
     # when a publish without a delay had returned
     accepted: dict[str, float] = field(default_factory=dict)
     purges: list[Op] = field(default_factory=list)
-    # claims that were rolled back or got no answer
+    # claims that were rolled back or got no response
     undone: int = 0
     ordered: bool = False
     max_attempts: int = 0
@@ -160,7 +160,7 @@ def _collect(by_call: dict[str, list[Op]]) -> dict[str, Queue]:
 
 
 def _check_labels(by_call: dict[str, list[Op]], report: Report) -> None:
-    """Who asks for labels gets no others. A content is published once, so it has one label."""
+    """A claim with labels returns no other labels. Each content is published once, so it has one label."""
     labels = {value: label for (_, value), label in fields_of(by_call["publish"], "label").items()}
     for op in by_call["claim"]:
         if op.outcome != "ok" or "labels" not in op.args:
@@ -183,7 +183,7 @@ def _returned(queue: Queue, grant: Grant, verbs: tuple[str, ...] = _RETURNS) -> 
 
 
 def _end_at_earliest(queue: Queue, grant: Grant) -> float:
-    """Until this moment nobody else may have the message."""
+    """Return the time until which no other consumer may have the message."""
     end = max([grant.deadline, *(s.before + (s.seconds or 0) for s in grant.settles if s.verb == "extend" and s.sure)])
     return min(end, _returned(queue, grant), _forgotten(queue, grant))
 
@@ -228,7 +228,7 @@ def _check_removed(queue: Queue, who: str, grants: list[Grant], report: Report) 
         begun = min(purge.start, purge.result.get("before", purge.start)) if purge.outcome == "ok" else 0.0
         if not accepted < begun or not purge.result["after"] < grants[0].claimed - _EPSILON:
             continue
-        # a claim without an answer may have had it at that time
+        # A claim without a response may have had it at that time.
         if bisect_left(queue.unknown, purge.result["after"]) == bisect_left(queue.unknown, accepted - _LINGER):
             report.add("after_purge", f"{who} was delivered to {grants[0].proc}, though it was purged before")
             return
@@ -238,7 +238,7 @@ def _check_settles(who: str, grant: Grant, later: list[Grant], report: Report) -
     over = perhaps_acked = False
     limit = _end_at_latest(grant)
     for settle in grant.settles:
-        # a repeated ack is answered like the first
+        # A repeated ack returns the result of the first.
         if settle.sure and not (settle.verb == "ack" and perhaps_acked):
             if settle.before > limit + _EPSILON:
                 late = settle.before - limit

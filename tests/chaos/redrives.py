@@ -1,4 +1,4 @@
-"""Redriving dead letters while everything else goes on, and which of them came back.
+"""Redrive dead letters during other traffic, and check which of them were redelivered.
 
 A message that is redriven is appended to the queue's inbox again: it lives once more, at another offset. So a delivery
 belongs to a place and an offset, never to a content alone.
@@ -48,7 +48,7 @@ class Redriver:
 
 
 def redrive(session: Session, queue: str, *, limit: int, hold: float = 0.0, keep: bool = True) -> None:
-    """Locks the letters first: then it is known which ones are meant, whoever else redrives at the same time."""
+    """Lock the letters first, so that their identity is known although others redrive at the same time."""
     sent = False
     op = None
     try:
@@ -81,12 +81,12 @@ class Redriven:
     lives: dict[str, dict[Life, list[Any]]] = field(default_factory=lambda: defaultdict(dict))
 
     def again(self, queue: str) -> Counter[str]:
-        """How often each content came back to the inbox of the queue."""
+        """Return how often each content was returned to the queue's direct messages."""
         return Counter(letter[0] for letter in self.lives[queue].values())
 
 
 def collect_redriven(by_call: dict[str, list[Op]], report: Report) -> Redriven:
-    """A redrive without an answer took effect if and only if its letters are neither dead at the end nor redriven later."""
+    """A redrive without a response took effect if its letters are neither dead at the end nor redriven later."""
     redriven = Redriven()
     for op in by_call["redrive"]:
         if op.outcome != "ok":

@@ -1,4 +1,4 @@
-"""What a check found: a count for each rule, and a few examples."""
+"""Result of a check: a count for each rule, and a few examples."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _upkeep(stage: Stage) -> Actor | None:
 def _drain(workload: Workload, stage: Stage, main: Session, services: Services | None) -> None:
     """Calm consumers finish everything; then nothing may happen for a while."""
     stage.stop([actor for actor in stage.actors if not isinstance(actor.spec, UpkeepSpec)])
-    # those of consumers that were killed: nobody knows of them, so they may as well not have happened
+    # Exclude those of killed consumers: their outcome is unknown, so they may not have happened.
     for (name,) in main.rows("select gid from pg_prepared_xacts where database = current_database()"):
         main.connect().execute(f"rollback prepared '{name}'".encode())
     consumer = HttpQueueConsumerSpec if workload.http else QueueConsumerSpec

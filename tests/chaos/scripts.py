@@ -50,7 +50,7 @@ def late_transaction_id(world: World) -> None:
 
 
 def slow_publisher(world: World) -> None:
-    """A transaction stays open while the log goes on; then it commits."""
+    """A transaction stays open while the log grows, and then commits."""
     slow = Publish(world.session("slow"), ["slow"])
     go_on(world)
     slow.commit()
@@ -69,7 +69,7 @@ def publisher_that_commits_last(world: World) -> None:
 
 
 def publisher_that_sequences_itself(world: World) -> None:
-    """Without a service whoever reads gives the offsets, also in a transaction that publishes before and after it."""
+    """Without a service, a reader assigns offsets, also in a transaction that publishes before and after reading."""
     slow = Publish(world.session("slow"), ["one", "two"], send=["one"])
     late = world.session("late")
     op = late.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["late"]}])
@@ -118,7 +118,7 @@ def end_of_log(world: World) -> None:
 
 
 def reader_beside_a_long_look(world: World) -> None:
-    """Somebody else is sequencing when a publisher reads what it has just published."""
+    """Another session is sequencing while a publisher reads the message it has just published."""
     holder = world.session("holder")
     publish(world.main, "first")
     holder.connect().execute("begin")
@@ -204,7 +204,7 @@ def segment_of_the_store_ends(world: World) -> None:
 
 
 def late_ack(world: World) -> None:
-    """The lease has ended before the ack comes; nobody else has the message yet."""
+    """The lease expires before the ack; no other consumer has claimed the message yet."""
     enqueue(world.main, "a")
     rows = world.main.claim("q", 1, 1.0)
     assert rows
@@ -214,7 +214,7 @@ def late_ack(world: World) -> None:
 
 
 def ack_at_the_deadline(world: World) -> None:
-    """The ack is made in time, in a transaction that is still open when the lease ends and somebody else asks."""
+    """The ack is in time, in a transaction that is still open when the lease expires and another consumer claims."""
     one, two = world.session("one"), world.session("two")
     enqueue(world.main, "a")
     rows = one.claim("q", 1, 1.0)
@@ -283,7 +283,7 @@ def buried_message(world: World) -> None:
 
 
 def claim_by_label(world: World) -> None:
-    """Messages of another label are passed over, and come to who asks for them or for all."""
+    """A claim skips messages with other labels; claims for those labels or for all labels return them."""
     enqueue(world.main, "a", "b", label="mail")
     enqueue(world.main, "c", label="pdf")
     rows = world.main.claim("q", 10, 10.0, labels=["pdf"])
@@ -323,7 +323,7 @@ def commit_of_less(world: World) -> None:
 
 
 def repeated_publish(world: World) -> None:
-    """The same message with the same key: the publisher did not hear the first answer."""
+    """The same message with the same key: the publisher did not receive the first response."""
     op = world.main.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
     for _ in range(2):
         world.main.rows("select count(*) from trunkline.publish_many('t', %s, p_idempotency_keys => %s)", ([b"a"], ["key"]))
@@ -380,7 +380,10 @@ def message_past_its_ttl(world: World) -> None:
 
 
 def claim_beside_passes(world: World) -> None:
-    """A claim stays open while passes judge what was drawn; it commits, and its messages are nobody else's."""
+    """A claim stays open while passes check its drawn positions.
+
+    It commits, and no other consumer gets its messages.
+    """
     one, two = world.session("one"), world.session("two")
     enqueue(world.main, "a", "b")
     world.sequence()
@@ -412,7 +415,7 @@ def claim_of_its_own_offsets_beside_passes(world: World) -> None:
 
 
 def claim_that_is_rolled_back(world: World) -> None:
-    """What it drew is delivered to another consumer, once and with the same attempt."""
+    """The messages it drew are delivered to another consumer, once and with the same attempt."""
     enqueue(world.main, "a", "b", "c")
     world.sequence()
     Claim(world.session("one"), 2).rollback()
@@ -422,7 +425,7 @@ def claim_that_is_rolled_back(world: World) -> None:
 
 
 def claim_that_is_frozen_after_its_draw(world: World) -> None:
-    """Passes judge the draw of a session that has not shown its mark yet; then the session goes on."""
+    """Passes check the draw of a session whose mark is not visible yet; then the session continues."""
     world.change(freeze_at("_show_draw", "if v_marks >= 500"))
     holder, slow, two = world.session("holder"), world.session("slow"), world.session("two")
     enqueue(world.main, "a")
@@ -502,7 +505,7 @@ def draws_at_once(world: World) -> None:
 
 
 def claim_that_commits_after_its_deadline(world: World) -> None:
-    """Passes have walked past the deadline by then; the consumer dies, and the message must come back."""
+    """Passes have processed past the deadline by then; the consumer dies, and the message must be redelivered."""
     one = world.session("one")
     enqueue(world.main, "a", "b")
     world.sequence()
@@ -556,7 +559,7 @@ def go_past(world: World) -> None:
 
 
 def purge_after_a_rolled_back_claim(world: World) -> None:
-    """What the claim drew waits for a pass to find it, and is purged with the rest."""
+    """A pass must find the positions that the claim drew; they are purged with the rest."""
     enqueue(world.main, "a", "b", "c")
     world.sequence()
     # only the passes of the script run
@@ -662,7 +665,7 @@ def freeze(world: World, session: Session, call: Callable[[], object], waiters: 
 
 
 def blocked(session: Session, seconds: float, waiters: int = 1) -> bool:
-    """Whether so many sessions wait for a lock before the time is over."""
+    """Return true if this many sessions wait for a lock before the time is up."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if session.rows("select count(distinct pid) from pg_locks where not granted")[0][0] >= waiters:
@@ -672,7 +675,7 @@ def blocked(session: Session, seconds: float, waiters: int = 1) -> bool:
 
 
 def waiting(session: Session, seconds: float) -> bool:
-    """Whether somebody waits for an advisory lock before the time is over."""
+    """Return true if a session waits for an advisory lock before the time is up."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if session.rows("select exists (select from pg_locks where locktype = 'advisory' and not granted)")[0][0]:

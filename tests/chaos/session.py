@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.05
 
 
 class Session:
-    """Calls of one process. A call that gets no answer is `info`, one that is refused is `fail`; both answer None."""
+    """Calls of one process. A call without a response is `info`, a refused one is `fail`; both return None."""
 
     def __init__(self, url: str, directory: Path, proc: str, seed: int = 0) -> None:
         self.recorder = Recorder(directory, proc)
@@ -48,7 +48,7 @@ class Session:
         return self.connect().execute(query.encode(), args).fetchall()
 
     def settle_outcome(self, op: int, error: psycopg.Error, *, sent: bool = True) -> str:
-        """Write down how a call ended that raised. Without an answer it may have happened, if the last step was sent."""
+        """Record a call that raised. Without a response it may have taken effect, if the last step was sent."""
         assert self._conn is not None
         if self._conn.closed or error.sqlstate is None:
             outcome = "info" if sent else "fail"

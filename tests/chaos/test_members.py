@@ -1,4 +1,4 @@
-"""Members of a group that come back under their own name: what they did not handle is delivered again (promise G4)."""
+"""Members of a group that rejoin under their own name get their unhandled messages again (guarantee G4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted into the HTTP server: the checker sees each through HTTP alone, and nothing when it is not there."""
+"""Bugs planted in the HTTP server: the checker detects each through HTTP alone, and reports nothing without it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HttpWorld(World):
 
 
 def answered_then_killed(world: HttpWorld) -> None:
-    """The server dies as soon as it has answered."""
+    """The server dies right after it has responded."""
     client = world.client("publisher")
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
     assert client.ask(op, "POST", "/v1/topics/t/messages", json={"body": "a"}) is not None
@@ -61,7 +61,7 @@ def acked_then_killed(world: HttpWorld) -> None:
 
 
 def repeated_with_a_key(world: HttpWorld) -> None:
-    """The client did not hear the first answer."""
+    """The client did not receive the first response."""
     client = world.client("publisher")
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
     for _ in range(2):
@@ -100,7 +100,7 @@ def stream_that_breaks(world: HttpWorld) -> None:
 
 
 def several_who_wait(world: HttpWorld) -> None:
-    """A few times: a claim that is under way when a message arrives may be for one of them alone."""
+    """Repeat a few times: a claim in flight when a message arrives may get that message alone."""
     sessions = [world.client(f"waits{number}") for number in range(5)]
     line = f'http_requests_inflight{{handler="/v1/queues/{{queue}}/claims",service="trunkline"}} {len(sessions)}.0'
     for value in "abc":

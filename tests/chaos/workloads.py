@@ -48,7 +48,7 @@ class Workload:
     publishers: int = 4
     consumers: tuple[tuple[str, Spec], ...] = ()
     readers: tuple[tuple[str, Spec], ...] = ()
-    # everybody talks to HTTP servers, which run the upkeep too
+    # All processes use HTTP servers, which also run upkeep.
     http: bool = False
 
 

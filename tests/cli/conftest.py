@@ -20,7 +20,7 @@ COMMAND = str(Path(sys.executable).parent / "trunkline")
 
 
 class Answer:
-    """What a command wrote, and how it ended."""
+    """Output and exit code of a command."""
 
     def __init__(self, code: int, stdout: str, stderr: str) -> None:
         self.code = code
@@ -63,13 +63,13 @@ class Cli:
         return {**kept, "TRUNKLINE_DATABASE_URL": self.url, **more}
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-        """As a process of its own."""
+        """Start the command in a separate process."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         env = self.environment(**options.pop("env", {}))
         return subprocess.Popen([COMMAND, *map(str, arguments)], cwd=self.folder, env=env, **(pipes | options))
 
     def process(self, *arguments: object, code: int = 0, input: bytes = b"", **options: Any) -> Answer:
-        """As a process of its own, to its end."""
+        """Run the command in a separate process to its end."""
         started = self.start(*arguments, **options)
         out, err = started.communicate(input if started.stdin is not None else None, timeout=180)
         answer = Answer(started.returncode, (out or b"").decode(), (err or b"").decode())
@@ -81,7 +81,7 @@ class Cli:
 def on_a_terminal(
     cli: Cli, *arguments: str, typed: str = "", after: str = "", columns: int = 80, **env: str
 ) -> tuple[int, str]:
-    """Run on a pseudo terminal, type something (once `after` was shown); answers the exit code and everything shown."""
+    """Run on a pseudo terminal and type text (once `after` is shown); return the exit code and the output."""
     pid, descriptor = pty.fork()
     if pid == 0:
         os.chdir(cli.folder)

@@ -113,7 +113,7 @@ def test_advisory_locks_of_others(cli: Cli, conn: Connection, connect: Callable[
             assert [row["level"] for row in found] == ["fail"]
             assert f"process {pid} of {name}" in found[0]["message"] and "lock 778001, 64" in found[0]["message"]
             assert "without rights" in found[0]["message"] and f"pg_terminate_backend({pid})" in found[0]["hint"]
-        # one that lasts longer than a transaction is not of the kernel, whoever has it
+        # A duration longer than a transaction is not the kernel's, regardless of its owner.
         holder = connect()
         holder.execute("select pg_advisory_lock(778005, 7)")
         found_level, message = level(cli, "advisory locks")

@@ -1,4 +1,4 @@
-"""Publishing lines: streams, bad lines, interruptions, and going on afterwards."""
+"""Publishing lines: streams, bad lines, interruptions, and resuming afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trunkline --url`: the same commands over HTTP, with the same answers."""
+"""`trunkline --url`: the same commands over HTTP return the same output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Both:
         return self.cli("--url", self.url, *arguments, code=code)
 
     def same(self, *arguments: object) -> Any:
-        """Over both ways, which must answer the same."""
+        """Run over both transports, which must return the same output."""
         over_http, over_sql = self(*arguments, "-o", "json").json, self.cli(*arguments, "-o", "json").json
         assert over_http == over_sql
         return over_http
@@ -63,7 +63,7 @@ def test_topics(both: Both) -> None:
     assert len(read) == 1501
     assert published["id"] in [row["id"] for row in read]
     assert '"price":1.10' in both("topic", "read", "orders", "--limit", "2000", "-o", "jsonl").stdout
-    # without a key a batch goes to a partition of its own choice
+    # Without a key, a batch goes to a partition that the server chooses.
     some = str(Counter(row["partition"] for row in read).most_common(1)[0][0])
     assert len(both.same("topic", "read", "orders", "--start", "1h", "--partition", some, "--limit", "3")) == 3
     both.same("topic", "offsets", "orders", "--at", "1h")
@@ -160,7 +160,7 @@ def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tokens(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a database of its own: the first token closes every open server."""
+    """Uses a separate database: the first token closes every open server."""
     for name in ("URL", "TOKEN", "DATA"):
         monkeypatch.delenv(f"TRUNKLINE_{name}", raising=False)
     monkeypatch.setenv("TRUNKLINE_DATABASE_URL", db)

@@ -1,4 +1,4 @@
-"""The client's life: old ways that still work, errors as classes, and going on after the server was restarted."""
+"""Client lifetime: compatible old calls, errors as classes, and recovery after a server restart."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_server_that_has_gone_is_named_as_the_cause(
 
 
 async def test_a_clean_restart_fails_no_write(server: EmbeddedServer) -> None:
-    """Its farewell lies in the socket of every idle connection, before the end that shows that nobody is there."""
+    """The server's shutdown message is in the socket buffer of every idle connection, before the end of the stream."""
     async with Client(server.url) as client:
         await client.topics.ensure("orders")
         server.stop()

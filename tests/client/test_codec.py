@@ -1,4 +1,4 @@
-"""Bodies: what goes, what comes back, and what is refused before anything is sent (bad inputs 99, 112 and 114)."""
+"""Bodies: encoding, decoding, and refusals before anything is sent (bad inputs 99, 112 and 114)."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ async def test_a_loop_that_outlives_its_client_ends_with_an_error(kind: str, db:
 async def test_a_second_transaction_of_the_same_delivery_or_batch_does_nothing(
     mq: Any, conn: psycopg.Connection[Any]
 ) -> None:
-    """Repeated after a lost answer it could double its effects, because a repeated ack answers `done`."""
+    """Retrying after a lost response could double the effects, because a repeated ack returns `done`."""
     conn.execute("create table public.effects (of text)")
     await mq.topics.create("t")
     await mq.queues.create("q")

@@ -1,4 +1,4 @@
-"""What an exception says never keeps its message from being settled."""
+"""The text of an exception never prevents its message from being settled."""
 
 from __future__ import annotations
 

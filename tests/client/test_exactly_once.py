@@ -44,7 +44,7 @@ TARGETS = (*(f"topic:{name}" for name in TOPICS), *(f"queue:{name}" for name in 
 KILLS_PER_FORM = 6
 PAUSES_PER_FORM = 2
 PG_KILLS = 2
-# Longer than the lease: who was paused in the middle of a transaction must find its lease lost.
+# Longer than the lease: a consumer that was paused inside a transaction must find its lease lost.
 PAUSE_SECONDS = 3.0
 DRAIN_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class Life:
         return self.diary.read_text().splitlines() if self.diary.exists() else []
 
     def last(self) -> str:
-        """What it did last: `take` while it has messages in hand that it has not begun to settle."""
+        """The last recorded step: `take` while it has messages that it has not begun to settle."""
         return " ".join(self.lines()[-1:]).partition(" ")[0]
 
     def wake(self) -> None:
@@ -106,7 +106,7 @@ class Crew:
         self.start(life.form, life.role)
 
     def wake(self, *, everybody: bool = False) -> None:
-        """Let those go on whose pause is over, or wait until all are."""
+        """Resume the processes whose pause is over, or wait until all are."""
         for life in self.living:
             if life.paused_until and everybody:
                 time.sleep(max(0.0, life.paused_until - time.monotonic()))
@@ -114,7 +114,7 @@ class Crew:
                 life.wake()
 
     def check(self, *lives: Life) -> None:
-        """Nobody ends by himself: that would be an error that no consumer expects."""
+        """No process may end on its own: that would be an error that no consumer expects."""
         for life in lives or self.living:
             said = (self.directory / f"{life.name}.stderr").read_text()
             assert life.process.poll() is None, f"{life.name} ended with {life.process.returncode}\n{said}"
@@ -142,7 +142,7 @@ class Crew:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with the ledger; all of it empty if effects happened exactly once."""
+    """Faults of the ledger; all empty if effects happened exactly once."""
 
     missing: list[str]
     """Published, without an effect."""
@@ -299,7 +299,7 @@ def test_effects_happen_exactly_once_under_kill_9(server: EmbeddedServer, direct
         f" delivered more than once {again}, leases lost {lost}"
     )
     assert verdict == CLEAN, f"seed {seed}, diaries kept in {directory}: {verdict}"
-    # the faults were there, and hit consumers in the middle of their work
+    # Verify that the faults happened, and hit consumers in the middle of their work.
     assert {form: crew.kills[form] for form in FORMS} == dict.fromkeys(FORMS, KILLS_PER_FORM)
     assert all(again.values()), again
     assert any(lost.values()), lost

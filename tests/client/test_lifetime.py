@@ -161,7 +161,7 @@ async def test_a_forked_child_of_an_async_client(db: str) -> None:
 
 
 def _child_without_loop(mq: Client, pipe: Any) -> None:
-    # the child has a copy of the parent's running loop: a loop of its own needs a thread of its own
+    # The child has a copy of the parent's running loop, so its own loop needs a separate thread.
     import threading
 
     thread = threading.Thread(target=_async_child, args=(mq, pipe))
@@ -233,7 +233,7 @@ async def test_the_clock_of_the_process_does_not_matter(kind: str, db: str, monk
         async with mq.queue("q").claims() as claims:
             async for delivery in claims:
                 monkeypatch.setattr(time, "time", lambda: 0.0)
-                # longer than the lease: renewals go on
+                # Longer than the lease: renewals continue.
                 await asyncio.sleep(1.5)
                 assert await delivery.ack() == "done"
                 break

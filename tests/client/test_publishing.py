@@ -52,7 +52,7 @@ async def test_delay_idempotency_and_enqueue(mq: Any) -> None:
 
 
 async def test_concurrent_publishes_share_statements(mq: Any, conn: psycopg.Connection[Any]) -> None:
-    """So many at once take far fewer transactions than messages, and each caller gets its own id."""
+    """Concurrent publishes take far fewer transactions than messages, and each caller gets its own id."""
     await mq.topics.create("t")
     sent = await asyncio.gather(*(mq.publish("t", n) for n in range(200)))
     by_id = {message.id: message.body async for message in mq.topics.scan("t")}

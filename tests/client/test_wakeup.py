@@ -49,7 +49,7 @@ class Consumer:
         async with self._claims as claims:
             async for delivery in claims:
                 self.bodies.append(delivery.body)
-                # cut off in mid-ack: the message may come again, which is not what is tested here
+                # Disconnected during the ack: the message may be redelivered, which is not tested here.
                 with contextlib.suppress(Unavailable, OutcomeUnknown):
                     await delivery.ack()
 
@@ -107,7 +107,7 @@ async def test_a_client_that_publishes_and_closes_still_tells(kind: str, db: str
 
 
 async def test_the_poll_alone_is_enough(mq: Any, conn: psycopg.Connection[Any]) -> None:
-    """A publisher that tells nobody: psql, a trigger, a caller's own transaction."""
+    """A publisher without wake-up: psql, a trigger, a caller's own transaction."""
     await mq.queues.create("q")
     consumer = Consumer(mq, "q")
     conn.execute("select trunkline.enqueue('q', '1')")
@@ -148,7 +148,7 @@ async def test_a_listener_that_was_cut_off_hears_again(mq: Any, kind: str, db: s
         for n in range(5):
             [(pid,)] = killer.execute(LISTENERS).fetchall()
             killer.execute("select pg_terminate_backend(%s)", (pid,))
-            # published while nobody listens: heard of after the listener is back
+            # Published while no listener is connected: detected after the listener reconnects.
             await other.enqueue("q", n)
             await until(lambda n=n: len(consumer.bodies) == n + 1)
             await until(lambda pid=pid: [(pid,)] != killer.execute(LISTENERS).fetchall() != [])
@@ -201,7 +201,7 @@ async def test_a_deaf_listener_is_noticed_and_polling_goes_on(
 async def test_idle_consumers_cost_one_query_per_second_together(
     mq: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200 idle consumers: nobody asks but the poller."""
+    """200 idle consumers: only the poller queries."""
     await mq.queues.create("q")
     await mq.topics.create("t")
     loops = [mq.queue("q").claims() for _ in range(100 if kind == "async" else 10)]

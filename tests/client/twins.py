@@ -1,4 +1,4 @@
-"""One suite for both twins: a sync object that is used as if it were async, each call in a thread of its own."""
+"""One suite for the async and sync versions: a sync object used as if it were async, each call in a separate thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def client(kind: str, url: str, **settings: Any) -> AsyncIterator[Any]:
 
 
 def bare(value: Any) -> Any:
-    """The object itself, where a twin is given to a function of its own kind."""
+    """Return the wrapped object, for functions that need the sync type itself."""
     return value.__dict__["_inner"] if isinstance(value, Twin) else value
 
 

@@ -25,8 +25,8 @@ from trunkline.errors import OutcomeUnknown, Unavailable
 
 LEASE = "2s"
 LEDGER = "insert into ledger (target, value, worker) values (%s, %s, %s)"
-# What a consumer may meet: its lease ended, the server went away, or it came back and has forgotten a fetch of its last
-# moment (OffsetAhead). Anything else ends the process, and the test.
+# Errors that a consumer may encounter: its lease expired, the server went away, or it restarted without a fetch of its
+# last moment (OffsetAhead). Anything else ends the process, and the test.
 GONE = (LeaseLost, OutcomeUnknown, Unavailable)
 
 
@@ -35,7 +35,7 @@ class RolledBack(Exception):
 
 
 class Diary:
-    """What a process did, one line each; handed to the operating system before the next step."""
+    """Record the steps of a process, one line each, passed to the operating system before the next step."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
@@ -227,7 +227,7 @@ async def consume_single_deliveries(url: str, diary: Diary) -> None:
                             await asyncio.sleep(diary.dawdle())
                         diary.write("done")
             except GONE as error:
-                # the loop is left and entered again: what it held comes again when its lease ends
+                # The loop is left and entered again: its messages are redelivered when their lease expires.
                 diary.write("failed", repr(error))
                 await asyncio.sleep(0.2)
 

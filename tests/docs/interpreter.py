@@ -1,7 +1,7 @@
 """Runs the Python blocks of one page, like `python -m asyncio`: names stay, `await` is allowed at the top.
 
-A process of its own, because some pages set up Django, which can be done once per process. Blocks come as lines of JSON
-on stdin; the answers go out the same way.
+A separate process, because some pages set up Django, which can be done once per process. Blocks arrive as lines of JSON
+on stdin; results are written to stdout in the same form.
 """
 
 from __future__ import annotations

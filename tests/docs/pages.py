@@ -38,7 +38,7 @@ def pages() -> list[str]:
 
 
 def wants(page: str) -> frozenset[str]:
-    """What a page needs besides a database: `<!-- with: a second server -->`."""
+    """Return the requirements of a page besides a database: `<!-- with: a second server -->`."""
     return frozenset(_WITH.findall((ROOT / page).read_text()))
 
 
@@ -87,7 +87,7 @@ def plain(output: str) -> list[str]:
 
 
 def agree(expected: str, output: str) -> bool:
-    """Whether the output is what the page shows; `...` in the page stands for anything on that line."""
+    """Return true if the output matches the page; `...` in the page stands for anything on that line."""
     shown, came = plain(expected), plain(output)
     if len(shown) != len(came):
         return False

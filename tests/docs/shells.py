@@ -1,4 +1,4 @@
-"""What the blocks of a page are run with: psql, Python and bash, each kept open for the whole page."""
+"""Interpreters for the blocks of a page: psql, Python and bash, each kept open for the whole page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Up:
 
 
 class Upkeep:
-    """What `trunkline up` does beside: upkeep, twice a second."""
+    """Run upkeep twice a second, as `trunkline up` does."""
 
     def __init__(self, conninfo: str) -> None:
         self._conn = psycopg.connect(conninfo, autocommit=True)
@@ -79,14 +79,14 @@ class Upkeep:
 
 
 class Shells:
-    """Runs blocks; each answers its output, and an error fails."""
+    """Run blocks and return their output; an error raises."""
 
     def __init__(
         self, env: dict[str, str], folder: Path, conninfo: str | None = None, *, ports: dict[str, str] | None = None
     ) -> None:
         self._env = {**env, "NO_PROXY": "127.0.0.1"}
         self._ports = ports or {}
-        """Where servers of the page listen here."""
+        """The local address of the page's servers."""
         self._url = env["TRUNKLINE_DATABASE_URL"] if conninfo is None else conninfo
         self._folder = folder
         self._psql: subprocess.Popen[str] | None = None

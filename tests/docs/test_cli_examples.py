@@ -53,7 +53,7 @@ def mq(db: str) -> Iterator[SyncClient]:
 
 
 def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> str:
-    """Makes what the example names; answers it with an id and a receipt that exist."""
+    """Create the objects that the example names; return it with an existing id and receipt."""
     made = re.match(r"trunkline (\w+) create (\w+)", example)
     creates = made[1] if made else ""
     mq.queues.ensure("reports")

@@ -36,7 +36,7 @@ def _version() -> tuple[int, int]:
 
 @pytest.fixture
 def pooler(db: str) -> Iterator[str]:
-    """The test's database behind PgBouncer: two server connections for everybody."""
+    """The test's database behind PgBouncer, with two server connections for all clients."""
     parts = conninfo_to_dict(db)
     port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="tl-pgbouncer-", dir="/tmp"))
@@ -140,7 +140,7 @@ def test_borrowed_connection_without_prepared_statements(pooler: str, db: str) -
 
 
 def test_an_old_pooler_refuses_prepared_statements(pooler: str) -> None:
-    """What the page says about PgBouncer before 1.21 is still so; if this fails, the page is too strict."""
+    """The page's statement about PgBouncer before 1.21 still holds; if this fails, the page is too strict."""
     if _version() >= (1, 21):
         pytest.skip("this PgBouncer follows prepared statements")
     with SyncClient(pooler, max_connections=4) as mq, pytest.raises(Exception, match="prepared statement"):

@@ -1,4 +1,4 @@
-"""What the pages say in words, where no block shows it."""
+"""Claims of the documentation's prose that no code block demonstrates."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _run(*command: str) -> None:
 
 
 def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock: Clock) -> None:
-    """docs/howto/retention.md: the group hears of it, the queue goes on, both leave a notice."""
+    """docs/howto/retention.md: the group gets an error, the queue continues, both leave a notice."""
     with SyncClient(db) as mq:
         conn.execute(
             "select trunkline.create_topic('t', p_retention => '0', p_hard_retention => '1 hour', p_segment_rows => 16)"

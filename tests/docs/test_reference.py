@@ -25,7 +25,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_page_is_up_to_date(writer: str) -> None:
-    # in a process of its own: classes that tests define must not be on the page
+    # In a separate process: classes that tests define must not appear on the page.
     command = [sys.executable, str(ROOT / "tools" / writer), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_every_page_can_be_reached_from_the_index_and_the_readme() -> None:
         linked = {((ROOT / start).parent / link.partition("#")[0]).resolve() for link in _LINK.findall(text)}
         for page in pages():
             path = ROOT / page
-            # the pages on HTTP have an index of their own
+            # The HTTP pages have their own index.
             mine = page.startswith("docs/http/") == (start == "docs/http/index.md") or page == "docs/http/index.md"
             if page.startswith("docs/") and not page.startswith("docs/adr/") and page != start and mine:
                 assert path in linked, f"{start} does not link to {page}"

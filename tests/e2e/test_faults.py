@@ -131,7 +131,7 @@ def code_of(work: Callable[[], Any]) -> str:
 
 
 def fill_up(conn: Connection) -> list[UUID]:
-    """Publish until it is refused; answers the ids of what was accepted."""
+    """Publish until refused; return the ids of the accepted messages."""
     accepted: list[UUID] = []
     with pytest.raises(psycopg.Error) as caught:
         while len(accepted) < 200:
@@ -143,7 +143,7 @@ def fill_up(conn: Connection) -> list[UUID]:
 
 
 def test_a_full_disk_refuses_what_needs_room_and_nothing_is_half_done(tight_url: str, small_disk: SmallDisk) -> None:
-    """Readers and whoever needs no new page go on; after there is room again everything works without a restart."""
+    """Readers and calls that need no new page continue; with space again, everything works without a restart."""
     keyed = random.randbytes(900_000)
     batch = [random.randbytes(7_000) for _ in range(1000)]
     with psycopg.connect(tight_url, autocommit=True) as conn:
@@ -189,7 +189,7 @@ def test_a_full_disk_refuses_what_needs_room_and_nothing_is_half_done(tight_url:
 
 
 def test_no_room_for_the_write_ahead_log_loses_nothing_that_was_answered(small_disk: SmallDisk) -> None:
-    """The server stops by itself. With room again it starts, and all that was answered is there."""
+    """The server stops. With space again it starts, and all acknowledged messages exist."""
     server = EmbeddedServer(small_disk.path)
     url = server.start()
     migrate(url)
@@ -205,7 +205,7 @@ def test_no_room_for_the_write_ahead_log_loses_nothing_that_was_answered(small_d
     wait(lambda: restarted(server))
     with psycopg.connect(url, autocommit=True) as conn:
         found = [message.id for message in read(conn, "t")]
-        # the last one has no answer: it is there or it is not
+        # The last one has no response: it may or may not exist.
         assert found[: len(accepted)] == accepted
         assert len(found) <= len(accepted) + 1
         publish(conn, "t", "after")
@@ -381,7 +381,7 @@ def kill_all(server: EmbeddedServer) -> None:
 
 
 def stop_at_once(server: EmbeddedServer) -> None:
-    """What `pg_ctl stop -m immediate` does."""
+    """Stop the server like `pg_ctl stop -m immediate`."""
     os.kill(server.postmaster_pid, signal.SIGQUIT)
 
 
@@ -392,7 +392,7 @@ def restart(server: EmbeddedServer, stop: Callable[[EmbeddedServer], None]) -> N
 
 
 class Scene(NamedTuple):
-    """What a call can work on: a message out with a consumer, a batch with a member, a dead letter, and more of each."""
+    """Create objects for calls to work on: a leased message, a fetched batch, a dead letter, and more of each."""
 
     receipt: str
     generation: str
@@ -515,7 +515,7 @@ def test_a_stop_at_any_moment_is_all_or_nothing_and_a_repeat_makes_it_once(victi
 
 
 class Publisher:
-    """Publishes batches of keyed messages, each until it has an answer."""
+    """Publish batches of keyed messages, each until a response arrives."""
 
     def __init__(self, url: str, name: str, stopping: threading.Event) -> None:
         self.promised: list[list[UUID]] = []
@@ -524,7 +524,7 @@ class Publisher:
         self.thread.start()
 
     def _run(self, url: str, name: str, stopping: threading.Event) -> None:
-        open_one = False  # sent, and not answered yet: it has to be repeated, also when the test is over
+        open_one = False  # sent without a response yet: it must be repeated, also after the end of the test
         while open_one or not stopping.is_set():
             sent = False
             try:

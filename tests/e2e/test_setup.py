@@ -76,7 +76,7 @@ class Up:
 
     @property
     def url(self) -> str:
-        """Where it serves HTTP."""
+        """Return the address of its HTTP service."""
         found = re.search(r"HTTP is served on (http://127\.0\.0\.1:\d+)", self.output)
         assert found is not None, self.output
         return found[1]

@@ -1,4 +1,4 @@
-"""A server process per module on a database of its own, and clients."""
+"""A server process per module with a separate database, and clients."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 class HttpServer:
-    """`trunkline serve` as a process of its own."""
+    """Run `trunkline serve` in a separate process."""
 
     def __init__(
         self, database_url: str, *arguments: str, port: int | None = None, module: str = "tests.http.serve"
@@ -92,7 +92,7 @@ def serving(database_url: str, *arguments: str) -> Iterator[HttpServer]:
 
 
 def problem(answer: httpx.Response, status: int, error: str) -> dict[str, Any]:
-    """Checks that the answer is such a problem."""
+    """Check that the response is this problem."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()

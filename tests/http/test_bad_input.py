@@ -230,7 +230,7 @@ def test_settlements(http: httpx.Client, queue: str) -> None:
 
 
 def test_a_hint_is_a_request_that_helps(http: httpx.Client, name: str) -> None:
-    """What is missing comes with the request that makes it: it is sent as it stands."""
+    """The hint names the request that creates the missing object; the test sends it unchanged."""
     steps = [
         (f"/v1/queues/{name}", "queue_not_found"),
         (f"/v1/topics/{name}", "topic_not_found"),
@@ -303,7 +303,7 @@ def test_deleting_what_is_in_use(http: httpx.Client, topic: str) -> None:
 
 
 def talk(server: HttpServer, request: bytes, *, seconds: float = 15, more: float = 0) -> bytes:
-    """What a raw request gets, until the server closes or goes silent."""
+    """Return the response to a raw request, until the server closes or sends nothing more."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as conn:
         conn.sendall(request)
         got = b""

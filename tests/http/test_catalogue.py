@@ -112,7 +112,7 @@ def queue(http: httpx.Client, name: str) -> str:
 
 
 def talk(server: HttpServer, request: bytes, *, seconds: float = 5) -> bytes:
-    """What a raw request gets until the server closes, or is silent for a moment after it said something."""
+    """Return the response to a raw request, until the server closes or is silent for a moment after sending data."""
     got = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as conn, suppress(OSError):
         conn.sendall(request)
@@ -209,7 +209,7 @@ def test_below_retention(db: str, conn: Any, clock: Clock) -> None:
 
 
 def test_two_members_with_one_name(http: httpx.Client, topic: str) -> None:
-    """Who comes under a name that is there already takes over: the former generation can no longer commit."""
+    """A member that joins under an existing name takes over: the former generation can no longer commit."""
     http.post(f"/v1/topics/{topic}/messages", json=[{"payload": number} for number in range(3)])
     path = f"/v1/topics/{topic}/groups/g"
     first = http.post(f"{path}/fetch", json={"member": "m"}).json()
@@ -243,7 +243,7 @@ def test_patterns(http: httpx.Client, queue: str) -> None:
     ],
 )  # fmt: skip
 def test_ambiguous_framing(server: HttpServer, head: bytes) -> None:
-    """Refused, or closed: what follows is never read as a request of its own that succeeds."""
+    """Refused or closed: the remaining bytes are never read as a separate request that succeeds."""
     request = b"POST /v1/topics HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n\r\n"
     request += b"0\r\n\r\nGET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     assert 200 not in statuses(talk(server, request))
@@ -257,7 +257,7 @@ def test_lines_that_end_otherwise(server: HttpServer) -> None:
         b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n x: folded\r\n\r\n",
     ):
         assert statuses(talk(server, request)) in ([], [200], [400])
-    # an answer like this one must have come from a whole head
+    # A response like this one requires a complete head.
     assert statuses(talk(server, b"\r\n\r\nnonsense\r\n\r\n")) in ([], [400])
 
 
@@ -306,7 +306,7 @@ def test_http_1_0(server: HttpServer) -> None:
 
 
 def test_long_pipeline(server: HttpServer, topic: str) -> None:
-    """A thousand requests at once, of which each answer must be its own."""
+    """A thousand concurrent requests, each of which must get its own response."""
     count = 1000
     requests = [
         f"GET /v1/topics/{topic}/messages?start={number} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
@@ -345,7 +345,7 @@ def test_places_that_were_made_up(http: httpx.Client, queue: str) -> None:
 
 
 def test_times_of_the_client(http: httpx.Client, queue: str) -> None:
-    """What a client says about the time is data: the database's clock decides."""
+    """Client timestamps are data: the database's clock decides."""
     for moment in ("1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"):
         answer = http.post(
             f"/v1/queues/{queue}/messages",

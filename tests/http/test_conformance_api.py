@@ -44,7 +44,7 @@ def test_create_is_idempotent(http: httpx.Client, topic: str) -> None:
     assert (answer.status_code, answer.json()["name"]) == (200, topic)
     problem(http.post("/api/topics", json={}), 400, "invalid_argument")
     problem(http.post("/api/topics", json={"name": "a b"}), 400, "invalid_name")
-    # a topic is the same object through every door
+    # a topic is the same object in every API
     assert http.get(f"/v1/topics/{topic}").json()["id"] == topic
 
 

@@ -172,7 +172,7 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
     assert everything == sorted(everything)
     start = everything.index(ids[0])
     assert everything[start : start + 3] == ids
-    # psqlqueue shows one unless it is told otherwise, and does not say that there are more; offset 0 is not shown
+    # psqlqueue returns one by default, without saying that there are more; offset 0 is omitted
     assert listed()["data"] == everything[:100]
     assert listed(offset=start, limit=2) == {
         "data": ids[:2],
@@ -335,7 +335,7 @@ def test_topics(http: httpx.Client, name: str) -> None:
     refused(http.post("/v1/topics", json={}), 400, 3, "id: cannot be blank.")
     refused(http.post("/v1/topics", content=b"x"), 400, 2)
     assert http.get(f"/v1/topics/{name}").json()["id"] == name
-    # nobody reads it: fine
+    # unread: allowed
     assert http.post(f"/v1/topics/{name}/messages", json={"body": "b"}).status_code == 204
     assert http.delete(f"/v1/topics/{name}").status_code == 204
     refused(http.get(f"/v1/topics/{name}"), 404, 8)

@@ -1,4 +1,4 @@
-"""What the other systems get wrong, over HTTP."""
+"""Defects of other systems, over HTTP."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_settling_by_id_works_through_another_worker(db: str) -> None:
         assert httpx.put(f"{paths[0]}/ack").status_code == 204
         assert httpx.put(f"{paths[0]}/ack").status_code == 204
         assert httpx.put(f"{paths[1]}/nack").status_code == 204
-        assert httpx.put(f"{paths[1]}/nack").status_code == 404  # nobody holds it now
+        assert httpx.put(f"{paths[1]}/nack").status_code == 404  # no consumer holds it now
         (again,) = httpx.get(f"{two.url}/v1/queues/q/messages").json()["data"]
         assert (again["id"], again["delivery_attempts"]) == (rows[1]["id"], 2)
         # the first worker remembers an old receipt of it

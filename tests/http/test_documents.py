@@ -20,7 +20,7 @@ class Shell:
         self._printed = printed
 
     def __call__(self, command: str, **names: str) -> Any:
-        """What the command prints as JSON; None when it prints nothing."""
+        """Return the JSON output of the command; None if it prints nothing."""
         for name, value in names.items():
             command = command.replace(name, value)
         command = command.replace(self._printed, f"127.0.0.1:{self._server.port}")
@@ -31,7 +31,7 @@ class Shell:
 
 
 def has(answer: Any, printed: Any) -> None:
-    """Everything printed is in the answer, with its value; the answer may say more."""
+    """Check that the response contains all printed values; it may contain more."""
     if isinstance(printed, dict):
         assert isinstance(answer, dict)
         for key, value in printed.items():
@@ -80,7 +80,7 @@ def test_topic_log(server: HttpServer) -> None:
         sh('curl "localhost:4000/api/topics/orders/pull?group=analytics&batch=10"'),
         {"messages": [{"id": 1, "payload": {"orderId": 42, "event": "created"}}]},
     )
-    # the same object through another door; the next document wants the name
+    # The same object in another API; the next document needs the name.
     sh("curl --request DELETE 'http://localhost:4000/v1/topics/orders?force=true'")
 
 

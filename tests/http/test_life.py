@@ -119,7 +119,7 @@ def test_kill_9_loses_nothing_that_was_answered(db: str) -> None:
         while rows := client.post("/v1/queues/q/claims", json={"limit": 1000}).json()["deliveries"]:
             seen.update(row["id"] for row in rows)
     assert set(accepted) <= seen
-    assert len(seen) <= len(accepted) + 8  # what was under way
+    assert len(seen) <= len(accepted) + 8  # requests in flight
     server.end()
 
 
@@ -201,7 +201,7 @@ def test_logs_are_json_lines(db: str) -> None:
 
 
 def test_upkeep_runs_inside(db: str) -> None:
-    """A lease that ends comes back without anybody claiming, because the server runs the tasks."""
+    """A message with an expired lease is redelivered without a claim, because the server runs the upkeep tasks."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         client.post("/v1/queues?ensure=true", json={"id": "q"})
         client.post("/v1/queues/q/messages", json={"payload": 1})

@@ -1,4 +1,4 @@
-"""The OpenAPI document tells the truth: generated calls get no 5xx and no answer that is not declared."""
+"""The OpenAPI document is accurate: generated calls get no 5xx and no undeclared response."""
 
 from __future__ import annotations
 

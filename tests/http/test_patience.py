@@ -21,7 +21,7 @@ def test_a_wait_ends_with_its_answer_or_with_its_time() -> None:
         answers = await asyncio.gather(patience.wait(asyncio.Event().wait), patience.wait(soon), return_exceptions=True)
         assert isinstance(answers[0], TimeoutError)
         assert answers[1] == 7
-        # a task goes on after its wait has ended
+        # A task continues after its wait has ended.
         with pytest.raises(TimeoutError):
             await patience.wait(asyncio.Event().wait)
         assert await patience.wait(soon) == 7

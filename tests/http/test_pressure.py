@@ -32,7 +32,7 @@ def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -
 
 
 def give_offsets(http: httpx.Client, name: str) -> None:
-    """Who claims or reads must come to the lock, not find that there is nothing yet."""
+    """Claims and reads must reach the lock, not return because the queue is empty."""
     eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["messages"])
     eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["messages"])
 
@@ -53,7 +53,7 @@ def holding(db: str, statement: str, *args: Any) -> Iterator[psycopg.Connection[
 
 
 def waiting_for_locks(db: str) -> int:
-    """How many sessions of this database wait for a lock now."""
+    """Return the number of sessions of this database that wait for a lock."""
     with psycopg.connect(db, autocommit=True) as conn:
         row = conn.execute(
             "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"

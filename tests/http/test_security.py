@@ -43,7 +43,7 @@ def run(url: str, work: Callable[[Any], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def bearer(module_db: str) -> Bearer:
-    """Makes a token and answers the header that shows it."""
+    """Create a token; return its Authorization header."""
 
     def make(*scopes: str, name: str | None = None, expires_at: datetime | None = None) -> dict[str, str]:
         title = name or f"t{time.monotonic_ns()}"
@@ -187,7 +187,7 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         query = {"topic_id": "mine", "group_id": "g", "queue": "mine"} if path.startswith(("/pubsub", "/queue")) else {}
         for headers in foreign:
             answer = http.request(method, target, headers=headers, json=body, params=query)
-            # these name no queue: a receipt that nobody has is not known
+            # These name no queue: a receipt that does not exist is unknown.
             nameless = {"/queue/archive": 404, **dict.fromkeys(_BY_RECEIPT, 200)}
             expected = nameless.get(path, 403) if doc.scope in headers_scope(headers, foreign) else 403
             assert answer.status_code == expected, (method, path, answer.text)
@@ -211,7 +211,7 @@ def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bear
 
     assert [publish("orders.eu").status_code, publish("orders.us").status_code] == [201, 201]
     assert "publish:billing" in problem(publish("billing"), 403, "missing_scope")["detail"]
-    # whether a thing is there is not told
+    # The response does not reveal whether an object exists.
     problem(publish("secret"), 403, "missing_scope")
     problem(http.get("/v1/topics/orders.eu", headers=headers), 403, "missing_scope")
     problem(http.delete("/v1/topics/orders.eu", headers=headers), 403, "missing_scope")
@@ -246,7 +246,7 @@ def test_a_binding_needs_rights_on_the_queue_and_the_endpoint(
     for endpoint in ("bind-b-e", "bind-b-missing"):
         for method in ("PUT", "DELETE"):
             response = http.request(method, f"/v1/endpoints/{endpoint}/queues/bind-a-q", headers=headers)
-            # whether the endpoint exists is not told
+            # The response does not reveal whether the endpoint exists.
             assert f"admin:{endpoint}" in problem(response, 403, "missing_scope")["detail"]
     assert status("PUT", "/v1/endpoints/bind-a-e/queues/bind-b-q") == 403
     assert admin.get("/v1/endpoints/bind-b-e").json()["queues"] == []
@@ -273,7 +273,7 @@ def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: http
     problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
     for path in _BY_RECEIPT:
         body = {"receipts": [receipt], **({"lease_seconds": 5} if path.endswith("extend") else {})}
-        # receipts can be counted up: the name of a queue is not told to tokens for others
+        # Receipts can be enumerated, so tokens for other queues do not get the queue's name.
         assert "theirs" not in problem(http.post(path, json=body, headers=headers), 403, "missing_scope")["detail"]
     assert "theirs" not in http.post("/queue/archive", json={"id": receipt}, headers=headers).text
     assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
@@ -516,6 +516,6 @@ def test_tls(db: str, tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, server.log.read_text()
                 time.sleep(0.1)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/healthz")  # nobody vouches for this certificate
+            httpx.get(f"{server.url}/healthz")  # no CA has signed this certificate
     finally:
         server.end()

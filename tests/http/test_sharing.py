@@ -123,7 +123,7 @@ def test_clients_that_leave_a_shared_claim_hold_nothing(
 
 
 def ended(server: HttpServer, path: str) -> int:
-    """How many requests for a path have ended."""
+    """Return the number of completed requests for a path."""
     return sum(path in line for line in server.log.read_text().splitlines())
 
 

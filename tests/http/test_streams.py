@@ -33,7 +33,7 @@ def line(number: int) -> bytes:
 
 
 def count(http: httpx.Client, topic: str) -> int:
-    """How many messages the topic has, once what is under way has ended."""
+    """Return the number of messages in the topic, after requests in flight have ended."""
     offset: int = http.get(f"/v1/topics/{topic}/offset").json()["offset"]
     return offset - 1
 
@@ -69,7 +69,7 @@ def test_a_long_stream_is_one_transaction(http: httpx.Client, module_db: str, to
     assert answer.status_code == 201, answer.text
     ids = [row["id"] for row in answer.json()["messages"]]
     assert len(set(ids)) == MANY + 1
-    assert seen_open == [0]  # nobody saw a part of it
+    assert seen_open == [0]  # no reader saw a part of it
     rows = http.get(f"/v1/topics/{topic}/messages?start={MANY}&limit=10").json()["messages"]
     assert [(row["id"], row["payload"]) for row in rows] == [(ids[MANY - 1], MANY - 1), (ids[MANY], MANY)]
 
@@ -158,7 +158,7 @@ def test_kill_9_in_the_middle_of_a_stream(db: str) -> None:
 
 
 def test_streams_leave_connections_for_others(db: str) -> None:
-    """Of four connections two may be held by streams; the third stream is refused, and single publishes go on."""
+    """Streams can hold two of four connections; the third stream is refused, and single publishes continue."""
     with serving(db, "--max-connections", "4") as server, httpx.Client(base_url=server.url, timeout=30) as http:
         http.post("/v1/topics", json={"id": "t"})
         held = []

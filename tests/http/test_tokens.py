@@ -67,7 +67,7 @@ def eventually(check: Callable[[], Any], seconds: float = 10) -> None:
 
 
 def waiting(admin: httpx.Client, handler: str) -> bool:
-    """Whether a request for this route is in flight."""
+    """Return true if a request for this route is in flight."""
     return f'http_requests_inflight{{handler="{handler}",service="trunkline"}} 1.0' in admin.get("/metrics").text
 
 

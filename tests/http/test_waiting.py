@@ -99,7 +99,7 @@ def test_many_waiters_get_one_message_each(server: HttpServer, http: httpx.Clien
 
 
 def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http: httpx.Client, queue: str) -> None:
-    """A line that knows there is nothing takes new clients without another look; what comes then reaches all of them."""
+    """While a queue is known to be empty, new clients wait without another query; later messages reach all of them."""
 
     def wait(seconds: float) -> list[Any]:
         answer = httpx.post(f"{server.url}/v1/queues/{queue}/claims", json={"wait": seconds}, timeout=40)
@@ -113,7 +113,7 @@ def test_who_comes_back_while_others_wait_gets_its_turn(server: HttpServer, http
         time.sleep(0.2)
         http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(2)])
         assert sorted(row["payload"] for each in (first, second) for row in each.result()) == [0, 1]
-    # nobody is left: the next one looks for itself, or joins what is still there
+    # No client is left: the next one queries itself, or joins one that is still waiting.
     http.post(f"/v1/queues/{queue}/messages", json={"payload": 2})
     assert [row["payload"] for row in wait(10)] == [2]
 

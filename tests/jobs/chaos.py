@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What was done and what was found; `problems` is what must be empty."""
+    """Counts and findings; `problems` must be empty."""
 
     done: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)

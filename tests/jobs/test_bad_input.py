@@ -1,4 +1,4 @@
-"""What is wrong with a job is a clear error, or a dead letter with the reason; the worker lives on.
+"""An invalid job is a clear error, or a dead letter with the reason; the worker keeps running.
 
 Elsewhere: old messages and payloads that are too big in test_enqueue, jumps of the clock in test_worker, handlers in
 processes in test_worker.
@@ -90,7 +90,7 @@ async def never_yields() -> None:
     ],
 )
 async def test_a_handler_that(app: App, release: None, handler: Callable[[], Any], error: str) -> None:
-    """Ends as a dead letter that says what it did, and the same worker goes on."""
+    """The job becomes a dead letter with the reason, and the same worker continues."""
 
     @app.job(result=True)
     async def fine() -> str:

@@ -72,7 +72,7 @@ def test_run_list_show_retry_cancel(shop: Cli) -> None:
         [running] = shop("job", "list", "--state", "running").json
         assert running["kind"] == "send"
         delivery.bury("by hand")
-        # nobody here runs these: they do not keep a worker from draining
+        # No worker here runs these: they do not keep a worker from draining.
         mq.enqueue("mail", {"no": "job"})
         mq.enqueue("mail", {}, label="nobody")
     [letter] = shop("job", "list", "mail", "--state", "dead").json
@@ -140,7 +140,7 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
         assert {row["state"] for row in shop("job", "list", "--state", state).json} == {state}
     assert shop("job", "show", odd).json["arguments_base64"] == "/w=="
     assert "Arguments (not JSON)\n  \\xff" in shop("job", "show", odd, "-o", "table").stdout
-    # what is no job says so
+    # A message that is not a job is reported as such.
     assert "is not a job" in shop("job", "show", plain, "-o", "json", code=3).error["message"]
 
 

@@ -69,7 +69,7 @@ async def _acked(app: App, n: int) -> bool:
 
 
 async def test_retries_back_off_in_the_database_and_end_in_the_dead_letters(queue: App, clock: Clock) -> None:
-    """1, 2, 4 ... seconds; so many attempts as said, then a dead letter with the last error, which can be brought back."""
+    """Backoff of 1, 2, 4 ... seconds; after max_attempts a dead letter with the last error, which can be redriven."""
     attempts: list[int] = []
     broken = True
 

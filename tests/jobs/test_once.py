@@ -40,7 +40,7 @@ async def test_key_effects_result_and_end_are_one_transaction(app: App, conn: Co
 
     async with Worker(app):
         assert await (await work.enqueue()).result("10s") == {"invoice": 7}
-        # a repeat answers the stored result and books nothing
+        # A repeat returns the stored result and books nothing.
         assert await (await work.enqueue()).result("10s") == {"invoice": 7}
         await until(lambda: ran.count("follow 7") == 2)
     assert conn.execute("select count(*) from booked").fetchone() == (1,)
@@ -121,7 +121,7 @@ async def test_an_outside_effect_is_not_repeated_by_the_next_attempt(app: App) -
 async def test_a_crash_between_effect_and_answer_is_reported_as_unknown(
     app: App, conn: Connection, choice: Any, sent_again: int
 ) -> None:
-    """J3, T24: the marker is on disk, the answer is not."""
+    """J3, T24: the marker is on disk, the response is not."""
     sent: list[int] = []
 
     @app.job(result=True)
@@ -133,7 +133,7 @@ async def test_a_crash_between_effect_and_answer_is_reported_as_unknown(
         return str(await ctx.run_once("mail", send, on_unknown=choice))
 
     handle = await work.enqueue()
-    # what a worker leaves behind that dies while the effect is under way
+    # State left by a worker that dies during the effect.
     conn.execute("select trunkline.begin_once(%s, 'mail')", (str(handle.id),))
     async with Worker(app):
         if choice == "raise":

@@ -1,4 +1,4 @@
-"""The pytest plug-in, in a run of its own as a user has it."""
+"""The pytest plug-in, in a separate run as a user has it."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_delivery_knows_whether_the_one_before_was_answered(conn: Connection, 
         first[1].id: True,
         first[2].id: True,
     }
-    # the third attempt of one that was lost, given back and then refused
+    # The third attempt of a job that was lost, released and then refused.
     [again] = [each for each in second if each.id == first[1].id]
     call(conn, "release", [again.receipt])
     [again] = claim(conn, queue, 1)
@@ -271,7 +271,7 @@ def test_a_job_without_an_offset_is_seen_and_can_be_cancelled(conn: Connection, 
 
 
 def test_list_and_get_say_the_same(conn: Connection, queue: str, clock: Clock) -> None:
-    """Where deliveries have other words than jobs: put off, paused, held back by the queue, left by a dead worker."""
+    """Deliveries and jobs use different terms: delayed, paused, held back by the queue, left by a dead worker."""
     conn.execute("select trunkline.create_queue('slow', p_delivery_delay => '1 hour')")
     for name in ("snoozed", "nacked", "lost"):
         call(conn, "enqueue", queue, "{}", p_label=name)

@@ -244,7 +244,7 @@ async def test_a_lost_lease_cancels_the_handler_and_it_cannot_settle(app: App, c
         clock.advance(60)
         started.clear()
         await asyncio.wait_for(cancelled.wait(), 10)
-        # it comes again, and is not done
+        # It is redelivered, and is not done.
         await asyncio.wait_for(started.wait(), 10)
         assert (await stats(app)).acked == 0
 
@@ -295,7 +295,7 @@ async def test_heartbeats_keep_a_job_longer_than_its_lease(app: App) -> None:
 async def test_what_was_claimed_ahead_goes_back_without_an_attempt(
     app: App, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """J6 for a worker that stops; and one that goes on keeps nothing for long that it does not begin."""
+    """J6 for a worker that stops. A worker that continues does not hold jobs for long without starting them."""
     monkeypatch.setattr("trunkline.jobs.pace._FIRST", 20)  # as if the jobs before had been quick
     go = asyncio.Event()
     attempts: list[int] = []

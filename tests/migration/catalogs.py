@@ -1,4 +1,4 @@
-"""What a schema consists of, in a form that can be compared: from the catalogs, without object ids and creation order."""
+"""Description of a schema in a comparable form: from the catalogs, without object ids and creation order."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def add(monkeypatch: pytest.MonkeyPatch, *more: SqlFile) -> None:
 
 
 def replace(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A release in which somebody edited the first migration."""
+    """A release whose first migration was edited."""
     first, *rest = catalog.migrations()
     monkeypatch.setattr(catalog, "migrations", lambda: [SqlFile(first.number, first.name, first.text + text), *rest])
 

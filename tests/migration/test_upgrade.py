@@ -35,7 +35,7 @@ def test_catalog_of_a_fresh_install_is_not_empty(db: str) -> None:
 
 @pytest.mark.parametrize("start", VERSIONS)
 def test_upgrade_from_each_version_equals_a_fresh_install(db: str, empty_db: str, start: int) -> None:
-    """Step by step from version n, each step a run of its own, with the functions applied again at each."""
+    """Upgrade step by step from version n, each step in a separate run that also replaces the functions."""
     for version in range(start, latest_version() + 1):
         report = migrate(empty_db, upto=version)
         assert report.version == version

@@ -176,7 +176,7 @@ def traffic(conn: Connection) -> None:
 
 
 class Counters:
-    """What was read of and written to each table, from the server's own statistics."""
+    """Return reads and writes per table, from the server's statistics."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn

@@ -1,4 +1,4 @@
-"""What the functions really read, by the server's own counters: never a whole table, never more for a longer past."""
+"""Reads of the functions, by the server's counters: never a whole table, never more with a longer history."""
 
 from __future__ import annotations
 

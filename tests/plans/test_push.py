@@ -1,4 +1,4 @@
-"""What the functions of push read, by the server's own counters: never a whole table, never more for a longer past."""
+"""Reads of the webhook functions, by the server's counters: never a whole table, never more with a longer history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def create(conn: Connection) -> None:
 
 
 def dispatch(conn: Connection) -> None:
-    """What a dispatcher asks and tells about ten deliveries from ten queues."""
+    """Run a dispatcher's calls for ten deliveries from ten queues."""
     number, queues = conn.execute("select endpoint_id, queue_ids from trunkline.dispatch_plan('d')").fetchall()[0]
     for each in range(10):
         conn.execute("select trunkline.publish('t', '1', p_routing_key => %s)", (f"key.{each}",))

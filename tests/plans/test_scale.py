@@ -18,7 +18,7 @@ def rows_read(conn: Connection, work: Callable[[], object]) -> dict[str, int]:
 
 
 def lease(conn: Connection, count: int) -> None:
-    """Lease messages for an hour, each in a lease of its own."""
+    """Lease messages for an hour, each in a separate lease."""
     conn.execute(
         f"do $$ begin for i in 1 .. {count} loop"
         " perform from trunkline.claim('q', 1, '1 hour', p_relaxed => true); commit; end loop; end $$"

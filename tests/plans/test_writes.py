@@ -30,7 +30,7 @@ def test_queue_and_group_traffic_only_appends(conn: Connection) -> None:
 
 
 def test_upkeep_of_running_traffic_changes_a_constant_number_of_rows(conn: Connection) -> None:
-    """Ten times the messages under the same duties: the same updates and deletes."""
+    """Ten times the messages with the same upkeep tasks cause the same updates and deletes."""
 
     def changes(batches: int) -> int:
         counters = Counters(conn)

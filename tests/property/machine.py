@@ -37,9 +37,9 @@ class Sessions:
         self.main = main
         self.publishers = publishers
         for conn in (main, *publishers):
-            # nobody has to wait for anybody; if somebody does, it is an error and not a test that hangs
+            # No session has to wait for another; if one does, fail instead of hanging.
             conn.execute("set lock_timeout = '5s'")
-        # each run of its duty rotates
+        # Each run of its upkeep task rotates.
         main.execute("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
         main.execute("create table public.model_clock (at timestamptz not null)")
         main.execute("insert into public.model_clock values (date_trunc('day', clock_timestamp()) + interval '1 hour')")
@@ -221,7 +221,7 @@ class Kernel(RuleBasedStateMachine):
 
     @rule(n=st.sampled_from([1, 5, 50]), wanted=st.sampled_from([None, ["x"]]), savepoint=st.booleans())
     def claim_that_is_undone(self, n: int, wanted: list[str] | None, savepoint: bool) -> None:
-        """What it drew is a hole, and is delivered later with the same attempt."""
+        """Its draw leaves a hole, and is delivered later with the same attempt."""
         main = self.sessions.main
         main.execute("begin")
         main.execute("savepoint one")
@@ -340,7 +340,7 @@ class Kernel(RuleBasedStateMachine):
         return self.group
 
     def _for_group(self, first: int, n: int, empty: bool) -> tuple[list[int], int]:
-        """The next offsets that a fetch answers, and the last one that it looks at."""
+        """Return the offsets of the next fetch, and the last one that it examines."""
         if self.group_pattern is None:
             last = min(self._in_topic(), first + n - 1)
             return list(range(first, last + 1)), last
@@ -401,7 +401,7 @@ class Kernel(RuleBasedStateMachine):
 
     @rule(data=st.data(), member=members, n=st.sampled_from([3, 50]), wait=st.sampled_from([0, 0, 10, 40]))
     def fetch_and_commit(self, data: st.DataObject, member: str, n: int, wait: int) -> None:
-        """What a member does in a loop; sometimes it takes too long."""
+        """Run a member's loop; sometimes it takes too long."""
         self.fetch(member, n, False)
         if wait:
             self.advance(wait)

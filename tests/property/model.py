@@ -1,4 +1,4 @@
-"""What the SQL functions should do, in a few lines of Python: one topic, one queue, one group and a still clock."""
+"""A model of the SQL functions in a few lines of Python: one topic, one queue, one group and a stopped clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Place = tuple[str | None, int, int]
 
 
 class State(Enum):
-    """Where a delivered message is; one that was never delivered is only counted."""
+    """State of a delivered message; undelivered ones are only counted."""
 
     LEASED = "leased"
     PENDING = "pending"
@@ -24,7 +24,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Message:
-    """What was published, and where to."""
+    """A published message and its target."""
 
     id: UUID
     topic: str | None
@@ -84,7 +84,7 @@ class Queue:
     def deliver(
         self, place: Place, message_id: UUID, attempt: int, receipt: str, deadline: datetime, now: datetime
     ) -> Message:
-        """A claim answered this delivery: check that it may, and answer what its content must be."""
+        """Check that a claim may return this delivery, and return its expected content."""
         item = self.items.get(place)
         assert receipt not in self.receipts, f"receipt {receipt} was given out twice"
         assert deadline == now + self.lease
@@ -117,7 +117,7 @@ class Queue:
         )
 
     def settle(self, verb: str, receipts: list[str], now: datetime, delay: timedelta | None) -> list[set[str]]:
-        """Apply a settle and answer, per receipt, which results are right."""
+        """Apply a settle call and return, per receipt, the valid results."""
         expected = [self._expect(verb, receipt, now) for receipt in receipts]
         for receipt, results in zip(receipts, expected, strict=True):
             known = self.receipts[receipt]
@@ -161,7 +161,7 @@ class Queue:
         assert item.state is State.DEAD, f"{place} is a dead letter but should be {item.state.value}"
 
     def end_overdue(self, now: datetime) -> None:
-        """The expire task ran: every overdue lease came back or died."""
+        """The expire task ran: every expired lease was returned or is dead."""
         for item in self.items.values():
             if item.state is State.LEASED and item.until <= now:
                 if item.attempt >= self.max_attempts:
@@ -170,7 +170,7 @@ class Queue:
                     item.state, item.until = State.PENDING, now
 
     def purge(self) -> int:
-        """Everything that is not leased goes; answers how many messages were in the log by then."""
+        """Remove all messages that are not leased; return the number of messages in the log by then."""
         pending = [item for item in self.items.values() if item.state is State.PENDING]
         for item in pending:
             item.state = State.PURGED

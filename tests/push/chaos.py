@@ -37,7 +37,7 @@ from trunkline.push import Refused, Verifier
 from trunkline.sql.migrate import migrate
 
 RATE, BURST = 300.0, 30
-# how much of the load each endpoint gets, and how it answers
+# Share of the load per endpoint, and its response.
 SHARES = {"healthy": 0.3, "limited": 0.3, "flaky": 0.25, "hanging": 0.05, "dying": 0.1}
 
 
@@ -93,7 +93,7 @@ class World:
             return 500
         if kind == "hang":
             return "hang"
-        # what follows has its effect; then the answer may be lost
+        # The effect happens here; then the response may be lost.
         try:
             await self._take(received)
         except (psycopg.Error, TrunklineError, TimeoutError):
@@ -324,9 +324,10 @@ def _check(url: str, plan: Plan, world: World, events: list[float], record: Path
 
 
 def _repeats(world: World, events: list[float], unheard: set[str]) -> tuple[int, int]:
-    """Requests for a message that had been answered with 200 before, and how many of them nothing explains.
+    """Return requests for messages that already got a 200, and how many of them are unexplained.
 
-    What explains them: a kill or crash about then, or that a dispatcher wrote down that it had not heard the answer in time.
+    Explanations are a kill or crash at that time, or a dispatcher that recorded that the response did not arrive in
+    time.
     """
     repeats = unexplained = 0
     for id, answers in world.answered.items():
@@ -334,7 +335,7 @@ def _repeats(world: World, events: list[float], unheard: set[str]) -> tuple[int,
             before = [answer for answer in answers if answer < at]
             if before:
                 repeats += 1
-                # a crash shortly before an answer may have taken the lease with it
+                # A crash shortly before a response may have lost the lease too.
                 explained = id in unheard or any(before[0] - 20 <= event <= at for event in events)
                 unexplained += not explained
     return repeats, unexplained

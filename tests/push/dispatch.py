@@ -31,7 +31,7 @@ async def dispatching(url: str, **options: object) -> AsyncIterator[Dispatcher]:
 
 
 class Process:
-    """A dispatcher in a process of its own; each request start goes to a file that survives its death."""
+    """A dispatcher in a separate process; each request start is written to a file that survives its death."""
 
     def __init__(self, url: str, starts: Path) -> None:
         self._command = [sys.executable, "-m", "tests.push.dispatch", url, str(starts)]

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as a test tells it, and remembers every request."""
+"""A real HTTP server that responds as a test specifies, and records every request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 class Receiver:
-    """A server in a thread of its own. `answer(seen)` makes the response: a status, a response, or a bad way (below)."""
+    """A server in a separate thread. `answer(seen)` makes the response: a status, a response, or a bad way (below)."""
 
     def __init__(self, answer: Callable[[Seen], Any] | None = None) -> None:
         self.answer = answer or (lambda seen: 200)

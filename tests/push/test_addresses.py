@@ -1,4 +1,4 @@
-"""Urls that can be told to be wrong when an endpoint is made, and those that dispatchers must be allowed to send to."""
+"""Urls that are rejected when an endpoint is created, and those that dispatchers must be allowed to send to."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ async def test_one_of_several_addresses_is_enough(receiver: Receiver) -> None:
         closed = taken.getsockname()[1]
         cases: list[tuple[tuple[str, ...], int, tuple[int | None, bool, str | None]]] = [
             (("10.0.0.1", "127.0.0.1"), receiver.port, (200, False, None)),
-            # tried, and not answered: that is the receiver's failure
+            # Sent without a response: that is a failure of the receiver.
             (("127.0.0.1", "10.0.0.1"), closed, (None, False, "could not connect")),
             (("10.0.0.1", "192.168.0.1"), closed, (None, True, "the address is in 10.0.0.0/8")),
             (("169.254.169.254", "10.0.0.1"), closed, (None, True, "the address is in 10.0.0.0/8")),
@@ -118,7 +118,7 @@ def test_pauses_grow_and_shares_go_to_the_others(conn: Connection, clock: Any) -
     for name in ("a", "b", "c"):
         plan(conn, name)
     assert bar(conn, "a") == 10
-    assert bar(conn, "a") == 10  # a second request that was under way
+    assert bar(conn, "a") == 10  # a second request in flight
     assert plan(conn, "a")[:2] == (0, 10)
     assert [plan(conn, name)[0] for name in ("b", "c")] == [3, 2]
     clock.advance(8)
@@ -133,7 +133,7 @@ def test_pauses_grow_and_shares_go_to_the_others(conn: Connection, clock: Any) -
     for name in ("b", "c"):
         bar(conn, name)
     conn.execute("select trunkline.test_endpoint('e')")
-    assert plan(conn, "a")[2] == 1  # nobody may: then it is told by any
+    assert plan(conn, "a")[2] == 1  # no dispatcher is allowed to: then any of them reports it
     assert value(conn, "select reason from trunkline.list_endpoints()") == "no dispatcher may send to it: why"
     conn.execute("select trunkline.lift_bar('b', endpoint_id) from trunkline.endpoints")
     assert value(conn, "select reason from trunkline.list_endpoints()") == "2 of 3 dispatchers may not send to it: why"

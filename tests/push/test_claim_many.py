@@ -38,7 +38,7 @@ def create(conn: Connection, **settings: str) -> dict[int, str]:
 
 
 def publish(conn: Connection, count: int, seed: int = 1) -> dict[str, list[UUID]]:
-    """Random messages; answers which are for whom, by rules written down here once more."""
+    """Create random messages; return the recipients of each, by rules reimplemented here."""
     draw = random.Random(seed)
     wanted: dict[str, list[UUID]] = {title: [] for title in QUEUES}
     for _ in range(count):
@@ -91,7 +91,7 @@ def test_each_queue_gets_what_is_for_it_in_order(conn: Connection, most: int) ->
     assert drain(conn, queues, most) == wanted
     stats = dict(conn.execute("select queue, acked from trunkline.queue_stats()").fetchall())
     assert stats == {title.replace(" ", "-"): len(ids) for title, ids in wanted.items()}
-    # what was not for a queue is passed over, so that it does not count as ready
+    # Messages that are not for a queue are skipped, so that they do not count as ready.
     assert claim(conn, list(queues), 10) == ([], set(queues))
     assert conn.execute("select sum(ready) from trunkline.queue_stats()").fetchone() == (0,)
     for (name,) in conn.execute("select name from trunkline.queues").fetchall():

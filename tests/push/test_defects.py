@@ -1,4 +1,4 @@
-"""What pgmb does wrong and we must not: T11 to T16 (T17, T18: test_pgmb.py; T19: test_dispatch.py)."""
+"""Defects of pgmb that Trunkline must not have: T11 to T16 (T17, T18: test_pgmb.py; T19: test_dispatch.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ async def test_t11_a_delayed_message_is_not_delivered_early(db: str, conn: Conne
 
 
 async def test_t12_an_idle_dispatcher_delivers_within_about_a_second(db: str, conn: Connection, receiver: Receiver) -> None:
-    """Published from plain SQL, which wakes nobody: the poll finds it. Here only that it is not a minute."""
+    """Published from plain SQL, without a wake-up, so the poll finds it.
+
+    Only checks that it takes less than a minute.
+    """
     make(conn, receiver.url)
     async with dispatching(db):
         for number in range(1, 4):
@@ -35,7 +38,7 @@ async def test_t12_an_idle_dispatcher_delivers_within_about_a_second(db: str, co
 
 
 async def test_t13_what_was_answered_before_a_kill_is_not_all_sent_again(db: str, conn: Connection, tmp_path: Path) -> None:
-    """The dispatcher is killed when it has 50 of 100 answers; what it had settled does not come again."""
+    """The dispatcher is killed after 50 of 100 responses; the settled deliveries are not repeated."""
 
     async def answer(seen: Seen) -> int:
         if len(receiver.seen) > 50:

@@ -1,4 +1,4 @@
-"""Deliveries over real HTTP: what is sent, and what each kind of answer leads to."""
+"""Webhooks over real HTTP: requests, and the outcome of each kind of response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def value(conn: Connection, query: str, *args: Any) -> Any:
 
 
 def make(conn: Connection, url: str, queue: str = "q", **settings: Any) -> str:
-    """An endpoint `e` with a bound queue; answers its secret."""
+    """Create endpoint `e` with a bound queue; return its secret."""
     of_queue = {
         name: settings.pop(name) for name in ("max_attempts", "backoff_base", "ordered", "lease") if name in settings
     }
@@ -37,7 +37,7 @@ def make(conn: Connection, url: str, queue: str = "q", **settings: Any) -> str:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """What the condition answers, once that is true."""
+    """Wait until the condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it never became true"
@@ -134,7 +134,7 @@ async def test_pause_and_resume(db: str, conn: Connection, receiver: Receiver) -
     conn.execute("select trunkline.enqueue('q', '1')")
     async with dispatching(db):
         test = value(conn, "select trunkline.test_endpoint('e')")
-        # a test goes out all the same: the dispatcher has seen the pause by then
+        # A test request is sent although the endpoint is paused: the dispatcher has seen the pause by then.
         await until(lambda: value(conn, "select outcome = 'tested' from trunkline.list_attempts('e', %s)", test))
         assert [seen.headers.get("trunkline-test") for seen in receiver.seen] == ["true"]
         conn.execute("select trunkline.resume_endpoint('e')")
@@ -206,7 +206,7 @@ async def test_the_breaker_opens_probes_and_closes(db: str, conn: Connection) ->
         conn.execute("select trunkline.enqueue('q', to_jsonb(n)) from generate_series(1, 100) n")
         async with dispatching(db):
             await until(lambda: value(conn, "select breaker = 'open' from trunkline.list_endpoints()"))
-            # twenty failures, what was under way with the last of them, and perhaps a probe
+            # Twenty failures, requests in flight with the last of them, and perhaps a probe.
             assert len(receiver.seen) <= 20 + 8 + 2
             await until(lambda: value(conn, "select openings >= 2 from trunkline.endpoints"))
             answers[0] = 200

@@ -27,7 +27,7 @@ SPELLINGS = (Path(__file__).parent / "spellings.txt").read_text(encoding="utf-8"
 
 
 class Names(aiohttp.abc.AbstractResolver):
-    """A resolver under the test's control: each question gets the next answer, the last one for ever."""
+    """A resolver under the test's control: each query gets the next result, the last one repeatedly."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)

@@ -42,7 +42,7 @@ def test_any_retry_after_can_be_read_or_is_passed_over(text: str) -> None:
         (b"thanks", "acked"),
         (b'{"ok": true}', "acked"),
         (b'{"results": [{"id": "%s"}]}' % str(ID).encode(), "acked"),
-        # it wanted to say something about messages, and nobody knows what
+        # An unknown effect on messages was intended here.
         (b'{"results": [{"id": "7", "outcome": "retry"}]}', "nacked"),
         (b'{"results": [{"id": "%s", "outcome": "failed"}]}' % str(ID).encode(), "nacked"),
         (b'{"results": [{"id": "%s", "outco' % str(ID).encode(), "nacked"),
@@ -110,7 +110,7 @@ async def test_what_waits_for_a_permit_goes_back_at_the_end_without_an_attempt(d
 
 
 async def test_what_is_in_hand_of_a_queue_that_is_unbound_goes_back(db: str, conn: Connection) -> None:
-    """Also when the endpoint keeps other queues: who unbinds a queue wants nothing more of it to be sent there."""
+    """Also if the endpoint keeps other queues: after an unbind, nothing more of the queue is sent there."""
     with receiving(lambda seen: "hang") as receiver:
         make(conn, receiver.url, timeout="60 seconds", max_in_flight=1)
         conn.execute("select trunkline.create_queue('other'), trunkline.bind_queue('other', 'e')")
@@ -175,7 +175,7 @@ def test_a_raised_rate_holds_at_once(conn: Connection) -> None:
 
 @pytest.mark.parametrize("answer", [web.Response(status=429, headers={"retry-after": "1000"}), 410], ids=["429", "410"])
 async def test_a_plan_from_before_does_not_undo_what_an_answer_said(db: str, conn: Connection, answer: Any) -> None:
-    """The plan is read while the answer comes: it must not send again what the receiver has just asked not to send."""
+    """The plan is read while the response arrives: it must not resend what the receiver has just asked not to send."""
     with receiving(lambda seen: answer) as receiver:
         make(conn, receiver.url)
         async with dispatching(db) as dispatcher:

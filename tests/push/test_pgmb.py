@@ -46,7 +46,7 @@ def command(db: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Psql:
-    """What a person types."""
+    """Input as typed by a user."""
 
     def __init__(self, db: str) -> None:
         self._db = db
@@ -102,7 +102,7 @@ def test_the_documents_session(pgmb: str) -> None:
         headers = next(each.headers for each in seen if json.loads(each.body)["order_id"] == 2)
         assert json.loads(headers["trunkline-headers"]) == {"source": "web", "priority": "high"}
 
-        # every retry with backoff, then the dead letters of that queue; the others go on
+        # Every retry with backoff, then the dead letters of that queue; the others continue.
         ask("select pgmb.send('550e8400-e29b-41d4-a716-446655440000', 'order.created', '\"poison\"'::jsonb);")
         ask.until("select count(*) from pgmb.order_dead_letter_queue", "1")
         assert ask("select message_id, retries, error from pgmb.order_dead_letter_queue") == (

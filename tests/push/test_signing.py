@@ -145,7 +145,7 @@ async def test_an_inbox_takes_each_delivery_once_with_its_effect(db: str, conn: 
         except ZeroDivisionError:
             pass
     assert conn.execute("select count(*) from effects").fetchone() == (1,)
-    # another receiver has an inbox of its own
+    # Another receiver has a separate inbox.
     assert await received.first(receiving, "audit")
     await receiving.close()
 

@@ -30,7 +30,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Peer:
-    """A server that answers with the given bytes and remembers heads and connections."""
+    """A server that responds with the given bytes and records heads and connections."""
 
     def __init__(self, *answers: bytes, close: bool = False) -> None:
         self.answers = list(answers)
@@ -199,7 +199,7 @@ async def test_interim_responses_have_an_end() -> None:
 
 @pytest.mark.parametrize("seen_by_the_loop", [True, False])
 async def test_a_stray_response_is_not_taken_for_the_next_one(seen_by_the_loop: bool) -> None:
-    """What arrives on an idle connection belongs to no request: otherwise it would ack a delivery that failed."""
+    """Data that arrives on an idle connection belongs to no request: otherwise it would ack a failed delivery."""
     written = asyncio.Event()
     stray: list[asyncio.StreamWriter] = []
 

@@ -20,7 +20,7 @@ def session(connect: Callable[[], Connection]) -> Iterator[Callable[[], Session]
 
     yield make
     for one in made:
-        # whoever still waits is told to stop, so that a failed test does not hang
+        # Stop all threads that still wait, so that a failed test does not hang.
         one.conn.cancel_safe(timeout=5)
         one.close()
 

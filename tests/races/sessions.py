@@ -59,7 +59,7 @@ def wait_blocked(watcher: Session, waiting: Session) -> None:
 
 
 def wait_for(watcher: Session, question: str, *params: Any) -> None:
-    """Ask until the answer is true."""
+    """Repeat the query until it returns true."""
     deadline = time.monotonic() + PATIENCE
     while not watcher.one(question, *params):
         assert time.monotonic() < deadline, f"still not true: {question} {params}"

@@ -1,4 +1,4 @@
-"""Claims at once: disjoint, and nobody hangs behind a session that keeps its transaction open (Q3)."""
+"""Concurrent claims: disjoint, and none waits for a session that keeps its transaction open (Q3)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def crash(server: WheelServer) -> None:
 
 
 def test_ids_after_kill_9_never_collide_with_committed_ones(own_server: WheelServer) -> None:
-    """Everything that was answered is in the log once; offsets seen before the crash keep their content (P1, G1)."""
+    """Every acknowledged message is in the log once; offsets seen before the crash keep their content (P1, G1)."""
     url = own_server.server.url
     migrate(url)
     with psycopg.connect(url, autocommit=True) as conn:

@@ -39,7 +39,7 @@ def kill_behind(watcher: Session, blocker: Session) -> None:
 
 
 def kinds(session: Session) -> dict[str, int]:
-    """How many tables and functions the schema has."""
+    """Return the number of tables and functions in the schema."""
     return {
         "tables": session.one(
             "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace and relkind in ('r', 'p')"

@@ -283,7 +283,7 @@ class World:
         }
 
     def sequence(self) -> None:
-        """What a service does all the time."""
+        """Run what a service does all the time."""
         for _ in range(3):
             self.conn.execute("call trunkline.sequence()")
 
@@ -324,7 +324,7 @@ def test_every_public_function_is_here(conn: Connection) -> None:
 
 @pytest.mark.parametrize("names", [sorted(CALLS)[n::8] for n in range(8)], ids=lambda names: names[0])
 def test_a_transaction_that_stays_open(connect: Connect, world: World, names: list[str]) -> None:
-    """After each call others go on; then it is rolled back, as if it had not been."""
+    """After each call, other sessions continue; then the call is rolled back."""
     for name in names:
         session = connect()
         session.execute("begin")

@@ -1,4 +1,4 @@
-"""An open publisher stops nobody, and nobody stops publishers: P4, and DESIGN 3.4 on rotation and retention."""
+"""An open publisher blocks no session, and no session blocks publishers: P4, DESIGN 3.4 on rotation and retention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_publisher(main: Session, session: MakeSession) -> Session:
     publisher = session()
     publisher.run("begin")
     publisher.run("select trunkline.publish('t', '\"open\"'), trunkline.enqueue('q', '\"open\"')")
-    # whoever has to wait for it shows as an error, not as a slow test
+    # A session that has to wait for it causes an error instead of a slow test.
     main.run("set lock_timeout = '2s'")
     return publisher
 
@@ -108,13 +108,13 @@ def test_retention_never_takes_the_segment_of_an_open_publisher(
 
 
 def limits(session: Session) -> list[int]:
-    """Up to which id publishers take it for granted that a segment is there, in each partition."""
+    """Return the id up to which publishers assume that a segment exists, in each partition."""
     source = session.one("select prosrc from pg_proc where proname = 'topic_1_publish'")
     return [int(one) for one in re.findall(r"'{([0-9,]+)}'", source)[0].split(",")]
 
 
 def test_publishers_trust_only_segments_that_were_there_before(main: Session) -> None:
-    """What a transaction attaches can be seen a moment before others hear of it: its functions must not count on it."""
+    """Segments that a transaction attaches are visible before others know them: functions must not use them yet."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     there = main.one("select max(segment) + 1 from trunkline.segments")
     for _ in range(3):
@@ -141,7 +141,7 @@ def publish_beside_a_change(main: Session, other: Session) -> None:
 
 
 def test_a_topic_of_a_subtransaction_is_like_any_other(main: Session, session: MakeSession) -> None:
-    """Its publishers do not wait for somebody who changes it."""
+    """Its publishers do not wait for a session that changes it."""
     with main.transaction():
         main.run("savepoint here")
         main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
@@ -151,7 +151,7 @@ def test_a_topic_of_a_subtransaction_is_like_any_other(main: Session, session: M
 
 
 def test_publishers_do_not_wait_for_who_changes_the_topic(main: Session, session: MakeSession) -> None:
-    """Also where they are the first in a segment that upkeep has not told them of."""
+    """Also if they are the first in a segment that upkeep has not announced to them."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     main.run("select trunkline.publish_many('t', array_fill('1'::bytea, array[40]))")
     assert limits(main) == [32]
@@ -160,7 +160,7 @@ def test_publishers_do_not_wait_for_who_changes_the_topic(main: Session, session
 
 
 def test_publishers_do_not_wait_while_a_segment_is_ended_early(main: Session, session: MakeSession, clock: Clock) -> None:
-    """Upkeep draws the rest of its ids, up to a million, and they go on in the next one at once."""
+    """Upkeep draws the rest of its ids, up to a million, and publishers continue in the next one immediately."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 100, p_retention => '1 second')")
     main.run("set lock_timeout = '2s'")
     upkeep = session()
@@ -177,7 +177,7 @@ def test_publishers_do_not_wait_while_a_segment_is_ended_early(main: Session, se
 def test_publishing_goes_on_while_segments_are_made_sealed_and_removed(
     main: Session, session: MakeSession, clock: Clock
 ) -> None:
-    """Publishers in threads against all duties: no error, and every message that retention left is readable."""
+    """Publishers in threads against all upkeep tasks: no error, and every message that retention left is readable."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 32, p_retention => '1 second')")
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Rotation of the state tables under load, and against the other tasks: nothing lost, nothing twice, nobody fails."""
+"""Rotation of the state tables under load, and against the other tasks: no loss, no duplicates, no failures."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_retention_that_waits_for_a_rotation_keeps_leased_messages(
 
 
 def test_rotation_does_not_wait_for_an_open_claim(main: Session, session: MakeSession) -> None:
-    """It gives up within its lock time-out and says so; those who come meanwhile go on."""
+    """It gives up within its lock timeout and reports that; sessions that arrive meanwhile continue."""
     main.run("select trunkline.create_queue('q')")
     main.run("select trunkline.enqueue_many('q', array_fill('1'::bytea, array[10]))")
     main.run("call trunkline.sequence()")

@@ -1,4 +1,4 @@
-"""Several processes run upkeep: each tick becomes one message, and nobody waits for a schedule that somebody else holds."""
+"""Several processes run upkeep: each tick becomes one message, and none waits for a schedule that another one locks."""
 
 from __future__ import annotations
 

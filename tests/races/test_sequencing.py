@@ -38,7 +38,7 @@ def log(session: Session) -> list[str]:
 
 
 def is_whole(session: Session) -> bool:
-    """Whether the newest tick waits for nobody."""
+    """Return true if the newest tick waits for no transaction."""
     return session.one("select whole from trunkline.ticks order by first_offset desc limit 1")  # type: ignore[no-any-return]
 
 
@@ -276,7 +276,7 @@ def test_sequencers_at_once_give_each_message_one_offset(session: MakeSession, m
 
 
 def test_sequencing_does_not_wait_for_who_changes_the_topic(session: MakeSession, main: Session) -> None:
-    """Who changes a topic may wait for a sequencer: then the sequencer must not wait for the next segment."""
+    """A session that changes a topic may wait for a sequencer, which then must not wait for the next segment."""
     topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
     for _ in range(70):
         main.run("select trunkline.publish('small', '1')")

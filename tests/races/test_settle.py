@@ -1,4 +1,4 @@
-"""Settling against settling, expiry and rotation: one of them wins, and the other one is told (Q2-Q4)."""
+"""Settling against settling, expiry and rotation: one of them wins, and the other one gets an error (Q2-Q4)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def audit(session: Session) -> dict[str, int]:
 
 
 def test_ack_in_open_transaction_wins_over_expiry(main: Session, session: MakeSession, clock: Clock) -> None:
-    """The lease ends while the business transaction is open: nobody gets the message meanwhile, and the ack stands."""
+    """The lease expires during the business transaction: no other consumer gets the message, and the ack stands."""
     worker = session()
     receipts = lease(main)
     begin(worker, "ack", receipts)

@@ -41,7 +41,7 @@ def commit(session: Session, version: int, attempt: UUID, n: int) -> int | None:
 
 
 def test_a_segment_is_not_sealed_under_ids_that_are_being_given(main: Session, session: MakeSession) -> None:
-    """The rest of a segment goes to an attempt that is not committed yet: to upkeep it looks full, with nobody waiting."""
+    """The rest of a segment goes to an uncommitted attempt: to upkeep it looks full, without waiting sessions."""
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     assert commit(main, 0, stage(main, "t", 10), 10) == 10
     task, attempt = session(), uuid4()

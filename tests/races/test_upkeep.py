@@ -53,7 +53,7 @@ def test_an_overview_survives_a_deletion(main: Session, session: MakeSession, ov
 
 
 def test_segments_are_not_waited_for(main: Session, session: MakeSession) -> None:
-    """Who deletes a topic holds its lock and then wants its tables: a duty that has these must not wait for the lock."""
+    """Deleting a topic locks it, then its tables: an upkeep task that holds the tables must not wait for the topic."""
     topic_id = main.one("select topic_id from trunkline.create_topic('small', p_segment_rows => 64)")
     for _ in range(70):
         main.run("select trunkline.publish('small', '1')")
@@ -87,7 +87,7 @@ def test_a_log_that_somebody_keeps_is_passed_by(main: Session, session: MakeSess
 
 
 def test_hard_retention_does_not_wait_for_a_claim_that_stays_open(main: Session, session: MakeSession, clock: Clock) -> None:
-    """What the claim has stays; the segments of other topics go."""
+    """The claim's messages stay; the segments of other topics are removed."""
     for name in ("kept", "other"):
         main.run("select trunkline.create_topic(%s, 1, '1 second', null, '1 second', p_segment_rows => 16)", name)
         main.run("select trunkline.create_queue(%s), trunkline.subscribe(%s, %s)", name, name, name)

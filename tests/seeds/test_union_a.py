@@ -84,7 +84,7 @@ def test_row_04_create_named_queue_at_run_time(conn: Connection, name: str) -> N
 
 
 def test_row_05_update_queue_settings(conn: Connection, clock: Clock) -> None:
-    """What is given changes, at once and for messages that are there already; the rest stays."""
+    """The given settings change at once, also for existing messages; the others stay."""
     [before] = call(conn, "create_queue", "q", p_max_attempts=7)
     enqueue(conn, "q", 1)
     [after] = call(conn, "alter_queue", "q", p_lease="2 hours", p_max_attempts=1, p_delivery_delay="1 minute")
@@ -135,7 +135,7 @@ def test_row_07_delete_queue_with_messages_and_routes(conn: Connection, clock: C
     assert call(conn, "list_subscriptions") == call(conn, "list_queues") == []
     for table in ("dead_letters", "cursors"):
         assert value(conn, f"select count(*) from trunkline.{table}") == 0, table
-    # what was leased and came back, or was delayed, goes with the rotation
+    # Messages that were leased and returned, or were delayed, are removed by the rotation.
     conn.execute("update trunkline.settings set value = '0' where name = 'rotate_bytes'")
     run_upkeep(conn, "delayed", 4)
     assert value(conn, "select count(*) from trunkline.delayed") == 0

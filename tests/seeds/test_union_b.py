@@ -63,7 +63,7 @@ def test_row_14_append_to_durable_log(conn: Connection) -> None:
 
 
 def test_row_15_batch_publish_in_one_statement(conn: Connection) -> None:
-    """With everything a single message can have; answers in input order; one bad message refuses all."""
+    """With all fields of a single message; results in input order; one bad message refuses all."""
     answers = call(
         conn,
         "publish_many",
@@ -200,7 +200,7 @@ def test_row_26_client_made_id_and_duplicates(conn: Connection) -> None:
 
 
 def test_row_27_idempotency_key(conn: Connection, clock: Clock) -> None:
-    """The first id comes back with a flag; keys are per topic, and end."""
+    """The first id is returned with a flag; keys are per topic, and expire."""
     call(conn, "create_topic", "other")
     [first] = call(conn, "publish", "t", "1", p_idempotency_key="k")
     [again] = call(conn, "publish", "t", "1", p_idempotency_key="k")
@@ -252,7 +252,7 @@ def test_row_30_default_delay_of_a_queue(conn: Connection, clock: Clock) -> None
 
 
 def test_row_31_max_retries_of_a_message(conn: Connection) -> None:
-    """A message can say its own limit in a header: whoever handles it sees the attempt and buries it."""
+    """A message can carry its own limit in a header: the consumer sees the attempt and buries it."""
     call(conn, "alter_queue", "q", p_max_attempts=5)
     enqueue(conn, "q", "twice", p_headers=Jsonb({"max_attempts": 2}))
     enqueue(conn, "q", "as the queue")
@@ -303,7 +303,7 @@ def test_row_33_publish_in_the_callers_transaction(conn: Connection, connect: Co
 
 
 def test_row_34_gapless_offsets_in_commit_order(conn: Connection, connect: Connect) -> None:
-    """Who began first and committed last comes last; a rollback leaves no hole; nobody holds a lock for it."""
+    """A transaction that began first and committed last comes last; a rollback leaves no hole and no lock is held."""
     first, second = connect(), connect()
     for session in (first, second):
         session.execute("set statement_timeout = '10s'")

@@ -91,12 +91,12 @@ def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: 
 
 
 def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
-    """At the same time, in both forms; what a dead member had comes back after its lease, and its commit is refused."""
+    """Concurrently, in both forms; a dead member's messages are redelivered after its lease; its commit is refused."""
     publish(conn, "t", *range(100))
     ranges: list[tuple[int, int]] = []
 
     def take(mine: Connection) -> None:
-        # nobody waits for a partition that another member is at: then there is nothing to take
+        # A member does not wait for a partition that another one has: then it gets nothing.
         end = time.monotonic() + 60
         while len(ranges) < 10 and time.monotonic() < end:
             ranges.extend((row.first_offset, row.last_offset) for row in call(mine, "claim_range", "t", "r", 10))

@@ -34,7 +34,7 @@ def queue(conn: Connection) -> None:
 
 
 def test_row_51_claims_at_the_same_time(conn: Connection, connect: Connect) -> None:
-    """Nobody waits for another's open work and nobody gets another's message."""
+    """No consumer waits for another's open work or gets another's message."""
     call(conn, "enqueue_many", "q", [b"%d" % n for n in range(400)])
     got: list[list[int]] = [[] for _ in range(4)]
 
@@ -165,7 +165,7 @@ def test_row_60_extend_a_lease(conn: Connection, clock: Clock) -> None:
 
 
 def test_row_61_a_lost_lease_is_an_answer(conn: Connection, clock: Clock) -> None:
-    """For each receipt apart: a worker stops the job that it lost, and goes on with the others."""
+    """For each receipt separately: a worker stops the job that it lost, and continues with the others."""
     enqueue(conn, "q", 1)
     [lost] = claim(conn, "q")
     clock.advance(31)
@@ -207,7 +207,7 @@ def test_row_63_claim_in_the_callers_transaction(conn: Connection, connect: Conn
 
 
 def test_row_64_archive_of_finished_messages(conn: Connection) -> None:
-    """What was acked can be looked up: payload, when it came and when it was finished."""
+    """Acked messages can be queried: payload, arrival and completion time."""
     [id_] = enqueue(conn, "q", {"n": 1})
     enqueue(conn, "q", "open")
     settle(conn, "ack", claim(conn, "q", 1)[0].receipt)

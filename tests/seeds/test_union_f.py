@@ -35,7 +35,7 @@ from tests.sql.verbs import (
 
 
 def delays(conn: Connection, clock: Clock, queue: str, attempts: int) -> list[float]:
-    """How long a message stays away after each failed attempt, with the queue's own backoff."""
+    """Delay of a message after each failed attempt, with the queue's own backoff."""
     found = []
     for _ in range(attempts):
         [delivery] = claim(conn, queue)
@@ -48,7 +48,7 @@ def delays(conn: Connection, clock: Clock, queue: str, attempts: int) -> list[fl
 
 
 def test_row_75_automatic_retry(conn: Connection, clock: Clock) -> None:
-    """After a nack, after a lease that ended, until it works; nobody has to ask."""
+    """After a nack or an expired lease, until it works, without a request."""
     call(conn, "create_queue", "q")
     enqueue(conn, "q", 1)
     [first] = claim(conn, "q")
@@ -78,7 +78,7 @@ def test_row_76_exponential_backoff(conn: Connection, clock: Clock) -> None:
 
 
 def test_row_77_dead_letter_after_n(conn: Connection, clock: Clock) -> None:
-    """Whether the attempts were nacked or just never answered; never in both places."""
+    """Attempts may be nacked or never settled; the message is never in both places."""
     call(conn, "create_queue", "q", p_max_attempts=3)
     enqueue(conn, "q", "nacked", "silent")
     for attempt in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_row_80_retries_per_reader(conn: Connection, clock: Clock) -> None:
 
 
 def test_row_81_deliver_by(conn: Connection, clock: Clock) -> None:
-    """Too old is not delivered, also not when it comes back; it is counted, not lost."""
+    """Expired messages are not delivered, also not after a return; they are counted, not lost."""
     call(conn, "create_queue", "q", p_ttl="1 minute", p_lease="5 minutes")
     enqueue(conn, "q", "retried", "unread")
     [delivery] = claim(conn, "q", 1)

@@ -17,10 +17,10 @@ def test_row_85_effects_once(conn: Connection, connect: Connect, clock: Clock) -
     enqueue(conn, "q", 10)
 
     class Lost(Exception):
-        """The lease is somebody else's: the transaction rolls back."""
+        """Another consumer owns the lease: the transaction rolls back."""
 
     def handle(mine: Connection, receipt: str, amount: int) -> tuple[str, int]:
-        """What a handler does; answers what became of the delivery, and the result."""
+        """Run a handler; return the outcome of the delivery, and the result."""
         with mine.transaction():
             key = f"charge-{amount}"
             first = mine.execute("insert into public.done values (%s, null) on conflict do nothing", (key,)).rowcount
@@ -47,7 +47,7 @@ def test_row_85_effects_once(conn: Connection, connect: Connect, clock: Clock) -
 
 
 def test_row_86_idempotent_ack(conn: Connection, clock: Clock) -> None:
-    """The same answer as the first time, also after the deadline; of a group's commit too."""
+    """A repeat returns the first result, also after the deadline; the same for a group's commit."""
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
     enqueue(conn, "q", 1)

@@ -4,7 +4,7 @@
 
 The source log is the truth: each message of it must be in the copy once, and those of a key in its order.
 Kills follow what is seen, not a clock: a driver dies when a batch was just published and Spark has not written that down.
-Somebody else publishes to the copy meanwhile, so that offsets of both kinds take turns.
+Another publisher writes to the copy meanwhile, so that offsets of both kinds alternate.
 `--plant` breaks the sink on purpose, to show that the check sees it.
 """
 
@@ -34,7 +34,7 @@ from trunkline.sql.migrate import migrate
 
 KEYS = 100
 OTHER = b"other"
-# Nobody else gives offsets in a run. Often enough that no batch waits for them, and no more: each time costs 3 ms of CPU.
+# No other process assigns offsets in a run. Often enough that no batch waits, and no more: each call costs 3 ms of CPU.
 SEQUENCE_SECONDS = 0.1
 # name: what is replaced in commit_stage, by what
 PLANTS = {
@@ -92,7 +92,7 @@ class Publisher(threading.Thread):
 
 
 class Neighbour(threading.Thread):
-    """Publishes to the copy, one message at a time; an answer that is lost makes the message one of the uncertain."""
+    """Publish to the copy, one message at a time; a lost response makes the message one of the uncertain ones."""
 
     def __init__(self, url: str, pause: float) -> None:
         super().__init__(daemon=True)
@@ -115,7 +115,7 @@ class Neighbour(threading.Thread):
 
 
 class Driver:
-    """The Spark driver in a process of its own, with everything it starts."""
+    """The Spark driver in a separate process, with everything it starts."""
 
     def __init__(self, url: str, home: Path, rows: int, master: str) -> None:
         self._command = [sys.executable, "-m", "tests.spark.driver", url, str(home / "checkpoint"), str(rows), master]
@@ -242,7 +242,10 @@ class Chaos:
         return bool(row[0])
 
     def _note_replay(self) -> None:
-        """Was a batch published that Spark does not know of? The next driver repeats it, and must be told so."""
+        """Count a batch that was published but not recorded by Spark.
+
+        The next driver repeats it, which must be a no-op.
+        """
         folder = self._home / "checkpoint" / "commits"
         noted = max((int(path.name) for path in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
         with suppress(psycopg.Error), psycopg.connect(self._server.url, autocommit=True) as conn:

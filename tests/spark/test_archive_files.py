@@ -30,7 +30,7 @@ from trunkline.types import NewMessage
 
 
 def fill(db: str, topic: str, n: int, *, partitions: int = 1, conn: Connection) -> int:
-    """Messages of all kinds in a topic of small segments; answers its number."""
+    """Create messages of all kinds in a topic of small segments; return its number."""
     made = conn.execute(
         "select (trunkline.create_topic(%s, %s, p_retention => '0', p_segment_rows => 64)).topic_id", (topic, partitions)
     ).fetchone()
@@ -229,7 +229,7 @@ def test_below_the_archive_is_a_clear_error(db: str, conn: Connection, tmp_path:
     conn.execute("select trunkline.run_upkeep('retention')")
     base = lowest(conn, "t")
     assert base > 1
-    with pytest.raises(OffsetOutOfRange, match=f"below the lowest one left, {base}"):
+    with pytest.raises(OffsetOutOfRange, match=f"below the earliest available offset, {base}"):
         list(tiered.read(db, "t", start=1))
     calls.ensure_archive(conn, "t", str(tmp_path))
     with pytest.raises(OffsetOutOfRange):

@@ -149,15 +149,15 @@ def test_views_and_secrets(spark: SparkSession, db: str, conn: Connection, capsy
     ("options", "said"),
     [
         ({"subscribe": "nobody"}, "topic 'nobody' does not exist (create it"),
-        ({"subscribe": "tt"}, "topic 'tt' does not exist (did you mean t?)"),
+        ({"subscribe": "tt"}, "topic 'tt' does not exist (Did you mean t?)"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"0": 99}}'}, "beyond the end, 6"),
-        ({"subscribe": "t", "startingOffsets": '{"t": {"0": 0}}'}, "offsets count from 1; start at earliest"),
+        ({"subscribe": "t", "startingOffsets": '{"t": {"0": 0}}'}, "Offsets count from 1. Start at earliest"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"1": 1}}'}, "no such partition: t 1"),
-        ({"subscribe": "t", "endingOffsets": "earliest"}, "endingOffsets is earliest"),
-        ({"subscribe": "t", "startingTimestamp": "4102444800000"}, "has nothing at 2100"),
+        ({"subscribe": "t", "endingOffsets": "earliest"}, "endingOffsets cannot be earliest"),
+        ({"subscribe": "t", "startingTimestamp": "4102444800000"}, "has no message at 2100"),
         ({"assign": '{"t": [3]}'}, "no such partition: t 3"),
         ({"subscribe": "t", "routingKey": "a*"}, "wildcard inside a word"),
-        ({"subscribe": "t", "startingOffset": "1"}, "did you mean startingOffsets"),
+        ({"subscribe": "t", "startingOffset": "1"}, "Did you mean startingOffsets"),
     ],
 )
 def test_bad_options_fail_on_the_driver(
@@ -173,9 +173,9 @@ def test_schemas_that_do_not_fit(spark: SparkSession, db: str, conn: Connection)
     conn.execute("select trunkline.create_topic('t')")
     conn.execute("select trunkline.publish_bytes('t', '\\xff'::bytea)")
     for schema, said in [
-        ("valeu string", "did you mean value"),
-        ("offset string", "has offset as string"),
-        ("value string", "read value as binary"),
+        ("valeu string", "Did you mean value"),
+        ("offset string", "column offset cannot be read as string"),
+        ("value string", "Read value as binary"),
     ]:
         with pytest.raises(Exception, match=said):
             load(spark, db, schema=schema).collect()

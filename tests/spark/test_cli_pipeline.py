@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 @pytest.mark.timeout(600)
 def test_archive_list_show_and_read(cli: Cli, tmp_path: Path) -> None:
-    """One command starts a Spark of its own, as a user's would."""
+    """One command starts its own Spark session, as a user's would."""
     with SyncClient(cli.url) as mq:
         mq.topics.create("orders")
         mq.publish_many("orders", [{"n": n} for n in range(50)])
@@ -82,7 +82,7 @@ def publish():
 
 @pytest.mark.timeout(600)
 def test_a_declared_pipeline_finds_its_tables_again(cli: Cli, tmp_path: Path) -> None:
-    """Two commands one after the other: the second takes what is new, in a Spark of its own."""
+    """Two commands in sequence: the second processes new messages, in its own Spark session."""
     (tmp_path / "shop.py").write_text(DECLARED)
     with SyncClient(cli.url) as mq:
         mq.topics.create("orders")
@@ -132,21 +132,21 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     assert "No new complete segments" in cli("pipeline", "archive", "orders", "--location", "a").stderr
     assert "exactly one" in cli("pipeline", "replay", "orders", "--id", "x", code=2).stderr
     near = cli("pipeline", "replay", "orders", "--id", "x", "--to", "order", "-o", "json", code=3).error
-    assert (near["code"], near["hint"]) == ("topic_not_found", "did you mean orders?")
+    assert (near["code"], near["hint"]) == ("topic_not_found", "Did you mean orders?")
     swapped = cli("pipeline", "replay", "orders", "--id", "x", "--to", "orders", "--start", "5", "--end", "2", code=2)
-    assert "lies behind the end" in swapped.stderr
+    assert "is after end" in swapped.stderr
     lost = cli("pipeline", "replay", "orders", "--id", "x", "--to", "orders", "--transform", "lost.py", code=2)
     assert "there is no file lost.py" in lost.stderr
     (tmp_path / "bad.json").write_text("[]")
     assert "not an object" in cli("pipeline", "validate", "orders", "--schema", "bad.json", code=2).stderr
-    assert "nowhere" in cli("pipeline", "compact", "orders", code=2).stderr
+    assert "no table or topic" in cli("pipeline", "compact", "orders", code=2).stderr
     (tmp_path / "x.sql").write_text("select value from messages")
     assert "--from is missing" in cli("pipeline", "run", "x.sql", "--to", "orders", code=2).stderr
     run = ("pipeline", "run", "x.sql", "--checkpoint", "c")
-    assert "did you mean orders?" in cli(*run, "--from", "order", "--to", "orders", code=3).stderr
+    assert "Did you mean orders?" in cli(*run, "--from", "order", "--to", "orders", code=3).stderr
     assert "queue 'orders' does not exist" in cli(*run, "--from", "orders", "--to-queue", "orders", code=3).stderr
     assert "--checkpoint is missing" in cli("pipeline", "run", "x.sql", "--from", "orders", code=2).stderr
     assert "takes no --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
-    assert "place for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr
+    assert "storage for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr
     for_declared = cli("pipeline", "run", "x.sql", "--from", "orders", "--checkpoint", "c", "--dry-run", code=2)
     assert "--dry-run requires a declared pipeline" in for_declared.stderr

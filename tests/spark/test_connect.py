@@ -1,4 +1,4 @@
-"""Spark Connect: source, sink, streams and pipelines through the client that has no Java machine of its own."""
+"""Spark Connect: source, sink, streams and pipelines through the client without its own JVM."""
 
 from __future__ import annotations
 

@@ -92,10 +92,10 @@ def test_what_is_wrong_is_told(connect_spark: SparkSession, spark: SparkSession,
     with pytest.raises(TrunklineError, match=r"(?i)topic.*ordres"):
         run_declared(orders, str(file), **options)  # type: ignore[arg-type]
     assert [(each.name, each.state) for each in pipelines(orders)] == [("run:bad", "failed")]
-    with pytest.raises(InvalidArgument, match="needs a session of Spark Connect"):
+    with pytest.raises(InvalidArgument, match="needs a Spark Connect session"):
         run_declared(orders, str(file), storage="x", spark=spark)
-    with pytest.raises(InvalidArgument, match="place for its checkpoints"):
+    with pytest.raises(InvalidArgument, match="storage for its checkpoints"):
         run_declared(orders, str(file))
     (tmp_path / "spec.yml").write_text("nothing: 1")
-    with pytest.raises(InvalidArgument, match="not the spec"):
+    with pytest.raises(InvalidArgument, match="not a pipeline spec"):
         run_declared(orders, str(tmp_path / "spec.yml"))

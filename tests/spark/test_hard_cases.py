@@ -36,7 +36,7 @@ def test_nothing_to_read(spark: SparkSession, db: str, conn: Connection, tmp_pat
     assert compact(db, "t", str(tmp_path / "table"), spark=spark).keys == 0
     assert validate(db, "t", schema={"type": "object"}, rejects="copy", spark=spark).read == 0
     assert report(db, str(tmp_path / "report"), spark=spark).messages == 0
-    assert "Nothing in this period" in (tmp_path / "report" / "report.html").read_text()
+    assert "No data in this period" in (tmp_path / "report" / "report.html").read_text()
     (tmp_path / "all.sql").write_text("select value from messages")
     ran = run_file(db, str(tmp_path / "all.sql"), "t", to_topic="copy", checkpoint=str(tmp_path / "c"), spark=spark)
     assert (ran.read, payloads(conn, "copy")) == (0, [[]])
@@ -95,7 +95,7 @@ def test_the_database_goes_away_in_the_middle(spark: SparkSession, db: str, tmp_
         assert all((Path(location) / file.path).is_file() for file in listed), "what is listed is there"
     archive(db, "t", open=True, rows_per_file=100, spark=spark)
     assert load(spark, db).selectExpr("count(*)", "count(distinct partition, offset)").first() == (900, 900)
-    # a replay that is cut after each chunk goes on where it was, and publishes nothing twice
+    # A replay that is interrupted after each chunk resumes there, and publishes nothing twice.
     for _ in range(5):
         try:
             replay(db, "t", id="r", to_topic="copy", chunk_rows=300, spark=spark, told=lambda *_: cut(db))

@@ -55,7 +55,7 @@ def copy(lines: DataFrame, sink: str, options: dict[str, str]) -> DataStreamWrit
 
 
 def publish(db: str, counts: DataFrame) -> DataStreamWriter:
-    """What differs: Spark's sinks in Python take no output mode `update`; a batch writer does the same, once per batch."""
+    """A difference: Spark's Python sinks have no output mode `update`; a batch writer does the same, once per batch."""
 
     def write(batch: DataFrame, number: int) -> None:
         rows = batch.selectExpr("CAST(word AS STRING) AS key", "CAST(count AS STRING) AS value")

@@ -34,7 +34,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAU
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """The address of an object store with one bucket, `data`; who writes there has the keys in the environment."""
+    """Yield the address of an object store with one bucket, `data`. Writers need the keys in the environment."""
     port = free_port()
     with (tmp_path / "store.log").open("w") as log:
         process = subprocess.Popen([str(PROGRAM), "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)

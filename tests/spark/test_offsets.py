@@ -46,7 +46,7 @@ def test_positions_out_of_range() -> None:
     assert isinstance(beyond, OffsetAhead) and "beyond the end, 101" in beyond.message
     assert positions["a"] == {0: 101, 1: 11}
     positions, (removed,) = offsets.resolve("o", below, HEADS)
-    assert isinstance(removed, OffsetOutOfRange) and "below the lowest one left, 11" in removed.message
+    assert isinstance(removed, OffsetOutOfRange) and "below the earliest available offset, 11" in removed.message
     assert positions["a"] == {0: 1, 1: 10}, "what is missing is found when it is read"
     with pytest.raises(InvalidOption, match=r"without a position: b 0; no such partition: a 2"):
         offsets.resolve("o", {"a": {0: 1, 1: 11, 2: 1}}, HEADS)

@@ -37,10 +37,10 @@ def test_kafkas_options_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
-        ({"topic": "t"}, "does not belong to a read"),
-        ({"kafka.bootstrap.servers": "x"}, "Kafka's own"),
-        ({"path": "t"}, "name the topic by the option subscribe"),
+        ({"startingOffset": "earliest"}, "Did you mean startingOffsets"),
+        ({"topic": "t"}, "does not apply to a read"),
+        ({"kafka.bootstrap.servers": "x"}, "specific to Kafka"),
+        ({"path": "t"}, "Name the topic by the option subscribe"),
         ({"colour": "red"}, "there is no option colour"),
         ({"subscribePattern": "t.*"}, "more than one of them"),
         ({"subscribe": ""}, "subscribe is empty"),
@@ -64,7 +64,10 @@ def test_kafkas_options_in_any_case() -> None:
             {"kafka.security.protocol": "SSL", "kafka.sasl.mechanism": "x"},
             "options kafka.sasl.mechanism, kafka.security.pro",
         ),
-        ({"groupIdPrefix": "g", "fetchOffset.numRetries": "3"}, "options fetchOffset.numRetries, groupIdPrefix are Kafka's"),
+        (
+            {"groupIdPrefix": "g", "fetchOffset.numRetries": "3"},
+            "options fetchOffset.numRetries, groupIdPrefix are specific to Kafka",
+        ),
         ({"groupId": "a", "group": "b"}, "given twice"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "above maxOffsetsPerTrigger"),
         ({"url": "jdbc:postgresql://h/d"}, "JDBC"),
@@ -94,13 +97,13 @@ def test_writes() -> None:
     found = WriteOptions.parse({"url": URL, "queue": "q", "txnAppId": "a", "txnVersion": "3", "checkpointLocation": "/x"})
     assert (found.target, found.app_id, found.version) == ("queue:q", "a", 3)
     for options, said in [
-        ({"topic": "t", "queue": "q"}, "both topic and queue"),
-        ({"txnAppId": "a"}, "belong together"),
+        ({"topic": "t", "queue": "q"}, "topic and queue cannot both be set"),
+        ({"txnAppId": "a"}, "must be set together"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion"),
         ({"txnAppId": "once:a", "txnVersion": "1"}, "begins with once:, which is reserved"),
         ({"txnAppId": "query:a", "txnVersion": "1"}, "begins with query:, which is reserved"),
-        ({"subscribe": "t"}, "does not belong to a write"),
-        ({"topik": "t"}, "did you mean topic"),
+        ({"subscribe": "t"}, "does not apply to a write"),
+        ({"topik": "t"}, "Did you mean topic"),
     ]:
         with pytest.raises(InvalidOption, match=said):
             WriteOptions.parse({"url": URL, **options})

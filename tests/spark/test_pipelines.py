@@ -114,7 +114,7 @@ def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: 
     file.write_text("transform = 1")
     with pytest.raises(InvalidArgument, match="no function"):
         replay(orders, "orders", id="x", to_queue="q", transform=str(file), spark=spark)
-    with pytest.raises(OffsetOutOfRange, match="below the lowest"):
+    with pytest.raises(OffsetOutOfRange, match="below the earliest"):
         replay(orders, "orders", id="x", to_queue="q", start=0, spark=spark)
 
 

@@ -1,4 +1,4 @@
-"""Pipelines tell how they fare; a group shows where Spark is."""
+"""Pipelines report their progress; a group shows Spark's position."""
 
 from __future__ import annotations
 

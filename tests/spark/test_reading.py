@@ -271,7 +271,7 @@ def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) ->
 
 
 def test_rows_that_vanish_during_the_read(db: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention empties a segment between the look at the runs and the read."""
+    """Retention empties a segment between the query of the runs and the read."""
     from trunkline.spark import reading
 
     conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")

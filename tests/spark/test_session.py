@@ -1,4 +1,4 @@
-"""What is missing is told in a word, before anything is started."""
+"""Missing requirements are reported in one line, before anything is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(folder: Path, text: str) -> Path:
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SparkUnavailable, match="needs Java, and there is none in the PATH") as caught:
+    with pytest.raises(SparkUnavailable, match="needs Java, but there is none in the PATH") as caught:
         open_session(master="local[1]")
     assert "17" in (caught.value.hint or "")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
@@ -37,14 +37,14 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program(tmp_path / "bin", "echo 'openjdk version \"11.0.2\" 2019' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(SparkUnavailable, match=r"Java 17 or later, .* is 11"):
+    with pytest.raises(SparkUnavailable, match=r"Java 17 or later, .* is version 11"):
         check_java()
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.1.2", "5.0.0"])
 def test_another_spark(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(pyspark, "__version__", version)
-    with pytest.raises(SparkUnavailable, match=f"pyspark {version} is installed, 4.2"):
+    with pytest.raises(SparkUnavailable, match=rf"pyspark must be version 4\.2 or a later 4\.x, got {version}"):
         open_session(master="local[1]")
 
 

@@ -93,9 +93,9 @@ VALUE = "cast(id as string) as value"
     ("columns", "options", "said"),
     [
         (["cast(id as string) as v"], {"topic": "t"}, "no column value"),
-        (["id as value"], {"topic": "t"}, "value is bigint"),
-        ([VALUE, "id as colour"], {"topic": "t"}, "a column colour"),
-        ([VALUE], {}, "nothing says where"),
+        (["id as value"], {"topic": "t"}, "column value must be string or binary, got bigint"),
+        ([VALUE, "id as colour"], {"topic": "t"}, "messages have no column colour"),
+        ([VALUE], {}, "no topic for the rows"),
         ([VALUE], {"topic": "nobody"}, "topic 'nobody' does not exist"),
         ([VALUE, "array(struct('k' as key, unhex('FF') as value)) as headers"], {"topic": "t"}, "not UTF-8"),
     ],
@@ -110,12 +110,12 @@ def test_bad_writes(
 
 
 def test_overwrite_is_refused(spark: SparkSession, db: str) -> None:
-    with pytest.raises(Exception, match="use append"):
+    with pytest.raises(Exception, match="Use append"):
         numbers(spark, 1).write.format("trunkline").option("url", db).option("topic", "t").mode("overwrite").save()
 
 
 def test_topic_to_topic_once(spark: SparkSession, db: str, conn: Connection, tmp_path: Path) -> None:
-    """Tasks fail, a commit's answer gets lost after it was published, and the query is started again."""
+    """Tasks fail, the response of a commit is lost after it was published, and the query is restarted."""
     conn.execute("select trunkline.create_topic('t', 2), trunkline.create_topic('out', 2)")
     publish(conn, "t", 2000)
 

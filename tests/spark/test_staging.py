@@ -118,7 +118,7 @@ def test_a_version_that_was_never_published_is_refused_after_a_later_one(db: str
     with pytest.raises(InvalidArgument, match="version 4 of writer 'w' cannot be published after version 5"):
         commit(db, "w", 4, [stage(db, [batch(4, 1)], topic="t")])
     assert not commit(db, "w", 3, [stage(db, [batch(3, 1)], topic="t")]).done, "its record says that it was published"
-    # without its record, nobody knows
+    # without its record, it is unknown
     conn.execute("update trunkline.sink_commits set at = at - interval '2 days'")
     conn.execute("select trunkline._upkeep_stages()")
     with pytest.raises(InvalidArgument, match="version 3 of writer 'w' cannot be published after version 5"):
@@ -168,11 +168,14 @@ NOT_TEXT = pa.array([b"ok", b"\xff\xfe", b"ok"])
         ({"key": NOT_TEXT}, r"key of row 101 of the task is not UTF-8 text: b'\\xff\\xfe'"),
         ({"label": NOT_TEXT}, "label of row 101 "),
         ({"id": NOT_TEXT}, "id of row 101 "),
-        ({"partition": pa.array([0, 1 << 40, 0])}, "partition of row 101 of the task is 1099511627776"),
+        (
+            {"partition": pa.array([0, 1 << 40, 0])},
+            "partition of row 101 of the task does not fit into 32 bits: 1099511627776",
+        ),
         ({"headers": pa.array(["{}", "{", "{}"])}, "headers of row 101 of the task are not a JSON object: { "),
         ({"headers": pa.array(["{}", None, "[1]"])}, r"headers of row 102 of the task are not a JSON object: \[1\]"),
         ({"occurred_at": pa.array([0, None, 1 << 62], pa.timestamp("us", "UTC"))}, "occurred_at of row 102 "),
-        ({"id": pa.array([None, "x", None])}, "the id 'x' of a row is not a uuid"),
+        ({"id": pa.array([None, "x", None])}, "id 'x' of a row is not a uuid"),
     ],
 )
 def test_errors_name_the_column_the_row_and_what_to_do(
@@ -225,8 +228,13 @@ def test_refusals_publish_nothing(db: str, conn: Connection) -> None:
             InvalidArgument,
             "^headers of row 0 of the task are not a JSON object: {x",
         ),
-        (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition is 1"),
-        (batch(0, 1, partition=pa.array([-1], pa.int32())), "t", InvalidArgument, "partition is -1"),
+        (batch(0, 1, partition=pa.array([1], pa.int32())), "t", InvalidArgument, "partition must be between 0 and 0, got 1"),
+        (
+            batch(0, 1, partition=pa.array([-1], pa.int32())),
+            "t",
+            InvalidArgument,
+            "partition must be between 0 and 0, got -1",
+        ),
         (batch(0, 1, headers=pa.array(["[1]"])), "t", InvalidArgument, "not a JSON object"),
     ]:
         with pytest.raises(kind, match=said):

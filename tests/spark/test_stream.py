@@ -1,4 +1,4 @@
-"""Streams: how much a batch takes, where it stops, where it goes on, and what it says when something is gone."""
+"""Streams: size of a batch, where it stops and resumes, and errors when messages are missing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def collector(spark: SparkSession, db: str, tmp_path: Path) -> Collector:
 def test_batches_restarts_and_the_end_seen_at_the_start(collector: Collector, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t', 2)")
     publish(conn, "t", 1000)
-    # publishing goes on while the query runs: it stops at what was there when it started
+    # Publishing continues while the query runs: it stops at the head at its start.
     collector.between = lambda number: publish(conn, "t", 50, first=1000 + 50 * number)
     progress = collector.run(maxOffsetsPerTrigger="300", group="g")
     assert [len(batch) for batch in collector.batches] == [300, 300, 300, 100]
@@ -102,7 +102,7 @@ def test_checkpoints_that_do_not_fit_any_more(
     conn.execute("select trunkline.create_topic('t', p_segment_rows => 16), trunkline.create_topic('u')")
     publish(conn, "t", 40)
     collector.run()
-    fails(collector, "the checkpoint is of topics that this query does not read: t", topic="u")
+    fails(collector, "the checkpoint contains topics that this query does not read: t", topic="u")
     publish(conn, "t", 60, first=40)
     conn.execute("call trunkline.sequence()")
     conn.execute(

@@ -1,4 +1,4 @@
-"""What is set aside in Spark's workers, and nowhere else."""
+"""Objects are frozen in Spark's workers, and nowhere else."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def flat(lists: list[list[int]]) -> list[int]:
 
 
 def in_order_of_keys(lists: list[list[int]], keys: int = 10) -> bool:
-    """Whether numbers of the same key go up, in a topic whose payloads were published going up."""
+    """Return true if numbers of the same key ascend, in a topic whose payloads were published in ascending order."""
     for numbers in lists:
         for key in range(keys):
             mine = [number for number in numbers if number % keys == key]

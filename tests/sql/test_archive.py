@@ -99,7 +99,7 @@ def test_tiers_cover_a_range_once(conn: Connection) -> None:
     assert tiers(conn, 5, 40) == [("archive", 5, 10), ("archive", 11, 25), ("gone", 26, 31), ("live", 32, 40)]
     assert tiers(conn, 12, 13, "live") == [("archive", 12, 13)]
     assert tiers(conn, 33, 34) == [("live", 33, 34)]
-    # what is gone is not asked for again, and the archive goes on after it
+    # Missing offsets are not requested again, and the archive continues after them.
     assert plan(conn, "t", 100, True) == [(0, 32, 40)]
     add(conn, "t", 32, 40)
     assert tiers(conn, 30, 40) == [("gone", 30, 31), ("archive", 32, 40)]

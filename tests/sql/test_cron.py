@@ -267,7 +267,7 @@ def is_fixed(cron: str) -> bool:
 
 
 def by_cronsim(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
-    """What cronsim says. In an hour that comes the second time it may name a tick of the first, which is in the past."""
+    """Return cronsim's result. In a repeated hour it may name a tick of the first pass, which is in the past."""
     here = UTC if zone == "UTC" else ZoneInfo(zone)
     for tick in CronSim(cron, after.astimezone(here)):
         if tick.astimezone(UTC) > after:

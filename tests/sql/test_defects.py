@@ -81,7 +81,7 @@ def test_t02_members_of_a_group_get_disjoint_messages(conn: Connection, connect:
 
 
 def test_t03_a_dead_members_messages_come_back(conn: Connection, connect: Connect, clock: Clock) -> None:
-    """A member dies after pull or claim: its messages come back to the group."""
+    """A member dies after pull or claim: its messages are redelivered to the group."""
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
     publish(conn, "t", 1, 2)

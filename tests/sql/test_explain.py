@@ -252,7 +252,7 @@ def test_history_of_a_message_is_told(conn: Connection, clock: Clock) -> None:
 
 
 def test_redriven(conn: Connection, clock: Clock) -> None:
-    """The same id is in the log twice: the answer is about its newest place."""
+    """The same id is in the log twice: the result describes its newest position."""
     message = buried(conn, clock)
     conn.execute("select trunkline.redrive('q')")
     assert explain(conn, message)["state"] == "not_sequenced"

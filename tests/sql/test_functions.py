@@ -11,7 +11,7 @@ from trunkline.sql import catalog
 
 @pytest.mark.parametrize("file", catalog.functions(), ids=lambda file: file.name)
 def test_bodies_are_sound(shared_conn: Connection, file: catalog.SqlFile) -> None:
-    """Installing leaves the bodies unchecked, because they name functions of later files; here all are there."""
+    """Installing does not check bodies, because they name functions of later files; here all functions exist."""
     with shared_conn.transaction(force_rollback=True):
         shared_conn.execute("set local check_function_bodies = on")
         shared_conn.execute(file.text.encode())

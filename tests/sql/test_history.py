@@ -1,4 +1,4 @@
-"""Delivery history: who had a message when and what became of it; the archive; how long both are kept."""
+"""Delivery history: consumer, times and outcome of each message; the archive; retention of both."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_offsets_are_dense_over_rollbacks(conn: Connection) -> None:
 
 
 def test_a_whole_segment_of_ids_may_be_rolled_back(conn: Connection) -> None:
-    """The segment goes with its transaction: nobody has to have it, not even where ticks of both sides are merged."""
+    """The segment goes with its transaction: no reader needs it, not even where ticks of both sides are merged."""
     call(conn, "create_topic", "t", p_segment_rows=16)
     call(conn, "create_queue", "q")
     call(conn, "subscribe", "q", "t")

@@ -1,4 +1,4 @@
-"""A queue with priorities: one lane per level, the urgent ones first more often than not, none of them starved."""
+"""A queue with priorities: urgent levels are served first more often, and no level is starved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_urgent_lane_is_asked_first_more_often(conn: psycopg.Connection) -> 
 def test_no_lane_starves(conn: psycopg.Connection) -> None:
     conn.execute("select trunkline.create_queue('q', p_priorities => 2)")
     conn.execute("select trunkline.enqueue('q', '\"low\"')")
-    # the lowest lane leads one claim in 65: that none of 3,000 would is a chance of 1 in 10^20
+    # The lowest level leads one claim in 65: the probability that none of 3,000 does is 1 in 10^20.
     for _ in range(3000):
         conn.execute("select trunkline.enqueue('q', '\"high\"', p_priority => 1)")
         [(partition, receipt)] = conn.execute("select partition, receipt from trunkline.claim('q', 1)").fetchall()

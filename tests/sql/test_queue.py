@@ -1,4 +1,4 @@
-"""Queues: claim, settle, come back; their settings, and the verbs about a whole queue."""
+"""Queues: claims, settlement, redelivery, settings, and functions on whole queues."""
 
 from __future__ import annotations
 

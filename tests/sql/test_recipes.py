@@ -133,7 +133,7 @@ def test_refusals(conn: Connection, code: str, query: str) -> None:
 
 
 def test_the_queue_step_by_step(conn: Connection) -> None:
-    """Enqueue, claim and archive in one transaction; nobody else gets the job; an empty queue gives no row."""
+    """Enqueue, claim and archive in one transaction; no other worker gets the job; an empty queue returns no row."""
     call(conn, "create_queue", "queue")
     first = call(conn, "enqueue_job", "queue", b"job 1")[0][0]
     call(conn, "enqueue_job", "queue", b"job 2")

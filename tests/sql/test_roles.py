@@ -230,7 +230,7 @@ def test_no_role_may_hang_code_on_our_tables(things: Connection) -> None:
 
 
 def test_topics_made_by_a_role_belong_to_the_installing_role(things: Connection) -> None:
-    """So that upkeep can drop their segments, whoever runs it."""
+    """So that upkeep can drop their segments, whichever role runs it."""
     me = value(things, "select current_user")
     with acting_as(things, "trunkline_owner"):
         call(things, "create_topic", "mine")
@@ -324,7 +324,7 @@ def test_every_routine_that_is_called_from_outside_pins_its_path(things: Connect
 
 
 def test_internal_functions_are_for_owners_only(things: Connection) -> None:
-    """So one without a path of its own can be reached with nobody's rights but the caller's."""
+    """A function without its own search_path is only reachable with the caller's rights."""
     query = f"""select p.oid::regprocedure, g.grantee::regrole::text from pg_proc p, aclexplode(p.proacl) g
                 where {OURS} and {INTERNAL} and not {PINNED}
                   and g.grantee <> p.proowner and g.grantee <> 'trunkline_owner'::regrole"""
@@ -410,7 +410,7 @@ def test_grants_are_put_right_and_those_by_hand_are_kept(things: Connection) -> 
 
 @contextmanager
 def without_roles(url: str) -> Iterator[None]:
-    """As in a cluster where nobody ever made them."""
+    """As in a cluster in which the roles were never created."""
     with psycopg.connect(url, autocommit=True) as admin:
         for role in ROLES:
             admin.execute(f"alter role {role} rename to hidden_{role}")

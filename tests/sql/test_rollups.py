@@ -72,7 +72,7 @@ def test_steps_take_the_newest_row_and_the_whole_distance(conn: Connection, noon
 
 
 def test_a_gap_is_a_gap_and_the_rate_spans_it(conn: Connection, noon: Clock) -> None:
-    """Nobody ran upkeep for an hour."""
+    """Upkeep did not run for an hour."""
     call(conn, "create_topic", "t")
     roll_up(conn)
     publish(conn, "t", *range(36))
@@ -90,7 +90,7 @@ def test_queue_counters_and_states(conn: Connection, noon: Clock) -> None:
     settle(conn, "nack", first[3])
     settle(conn, "bury", first[4])
     noon.advance(60)
-    # the sixth came back by itself
+    # the sixth returned when its lease expired
     roll_up(conn)
     row = call(conn, "queue_rollups", "q")[-1]
     counted = (row.accepted, row.delivered, row.acked, row.returned, row.dead, row.expired, row.leased, row.ready)

@@ -28,7 +28,7 @@ def schedule(conn: Connection, name: str = "s") -> Any:
 
 @pytest.fixture
 def noon(conn: Connection, clock: Clock) -> Clock:
-    """The clock, standing at noon until it is moved; topic t and queue q are there."""
+    """The clock, stopped at noon until it is moved; topic t and queue q exist."""
     conn.execute(
         "create or replace function trunkline.clock() returns timestamptz language sql volatile as"
         f" $$ select '{NOON.isoformat()}'::timestamptz + (select skew from public.test_clock) $$"
@@ -157,7 +157,7 @@ def test_a_message_that_the_topic_no_longer_takes_pauses_the_schedule(conn: Conn
 
 
 def test_pause_and_resume(conn: Connection, noon: Clock) -> None:
-    """What passes during a pause was not missed."""
+    """Ticks during a pause do not count as missed."""
     create(conn, p_catch_up="all")
     call(conn, "pause_schedule", "s")
     noon.advance(25 * 60)

@@ -1,4 +1,4 @@
-"""The shared store: queues share its tables, each with a dense log of its own; what outlives its segment is copied out."""
+"""The shared store: queues share tables, each with its own dense log; messages that outlive a segment are copied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def roll(conn: Connection, clock: Clock) -> None:
 
 
 def retire(conn: Connection, clock: Clock) -> None:
-    """Let the time of all sealed segments end, and empty those that nobody needs."""
+    """Expire all sealed segments, and empty those that no reader needs."""
     clock.advance(25 * 3600)
     run_upkeep(conn, "retention", 10)
 
@@ -204,7 +204,7 @@ def test_more_than_one_run_copies_at_a_time(conn: Connection, clock: Clock) -> N
 
 
 def tick_each(conn: Connection, name: str, count: int) -> None:
-    """Each message in a tick of its own."""
+    """Each message in a separate tick."""
     for number in range(count):
         enqueue(conn, name, number)
         claim_all(conn, name)

@@ -346,7 +346,7 @@ DAY = 24 * 3600
 
 
 class Ahead:
-    """What happens in this block happens under a clock that is a day ahead."""
+    """Run this block with a clock that is a day ahead."""
 
     def __init__(self, conn: Connection, clock: Clock) -> None:
         self._conn, self._clock = conn, clock
@@ -534,7 +534,7 @@ def test_a_task_that_takes_too_long_does_not_stop_the_others(conn: Connection) -
     for _ in range(20):
         with pytest.raises(psycopg.errors.QueryCanceled):
             conn.execute("call trunkline.upkeep()")
-        # it is due again at once, as for somebody who calls once a minute
+        # It is due again immediately, as for a caller that calls once a minute.
         conn.execute("select setval('trunkline.upkeep_delayed', last_value - 1000) from trunkline.upkeep_delayed")
         if value(conn, "select last_value from trunkline.upkeep_rotate") > 0:
             return

@@ -57,7 +57,7 @@ def claim(conn: Connection, queue: str, n: int = 10, **named: Any) -> list[Any]:
 
 
 def claim_all(conn: Connection, queue: str) -> list[Any]:
-    """What claims answer until one is empty."""
+    """Return the results of claims until one is empty."""
     got: list[Any] = []
     while batch := claim(conn, queue, 1000):
         got += batch
@@ -69,14 +69,14 @@ def fetch(conn: Connection, topic: str, group: str = "g", member: str = "m", **n
 
 
 def commit(conn: Connection, topic: str, batch: list[Any], upto: int | None = None, group: str = "g") -> str:
-    """Commit what was fetched, all of it or up to an offset; answers done or lost."""
+    """Commit the fetched messages, all or up to an offset; return done or lost."""
     last = batch[-1]
     offset = last.log_offset if upto is None else upto
     return str(call(conn, "commit", topic, group, last.partition, last.generation, offset)[0][0])
 
 
 def settle(conn: Connection, verb: str, *receipts: str, **named: Any) -> list[str]:
-    """The answer per receipt."""
+    """Return the result per receipt."""
     return [row.result for row in call(conn, verb, list(receipts), **named)]
 
 
@@ -85,12 +85,12 @@ def settle_all(conn: Connection, verb: str, deliveries: Iterable[Any], **named: 
 
 
 def publish(conn: Connection, topic: str, *values: Any, **named: Any) -> list[Any]:
-    """One publish per JSON value; answers the ids."""
+    """Publish one message per JSON value; return the ids."""
     return [call(conn, "publish", topic, json.dumps(item), **named)[0].id for item in values]
 
 
 def enqueue(conn: Connection, queue: str, *values: Any, **named: Any) -> list[Any]:
-    """One enqueue per JSON value; answers the ids."""
+    """Enqueue one message per JSON value; return the ids."""
     return [call(conn, "enqueue", queue, json.dumps(item), **named)[0].id for item in values]
 
 
@@ -165,7 +165,7 @@ def run_together(threads: list[threading.Thread]) -> None:
 
 @contextmanager
 def refused(sqlstate: str, named: str = "") -> Iterator[None]:
-    """The call fails with this code, the text names what is wrong, and errors of our own say what to do."""
+    """Check that the call fails with this code, that the text names the problem, and that our errors have a hint."""
     with pytest.raises(psycopg.Error) as caught:
         yield
     diag = caught.value.diag

@@ -15,7 +15,7 @@ ROOT = HERE.parents[1]
 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, dict[int, set[str]]]:
-    """What mypy says: the kinds of errors by file and line."""
+    """Return mypy's errors: kinds by file and line."""
     files = [HERE / "right_uses.py", HERE / "wrong_uses.py"]
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", ".cache/mypy-typing"]
     result = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, cwd=ROOT, timeout=110)

@@ -1,4 +1,4 @@
-"""Hints are written once, in SQL, and read by each caller in its own words."""
+"""Hints are written once, in SQL, and translated to each caller's interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trunkline.sql import catalog
 
 
 def hints() -> set[str]:
-    """What stands between quotes in every refusal of the SQL sources."""
+    """Return the quoted text of every refusal in the SQL sources."""
     calls = [call for file in catalog.functions() for call in re.findall(r"_fail\('(.*?)\);", file.text, flags=re.DOTALL)]
     return {text for call in calls for text in re.findall(r"'((?:[^']|'')*)'", f"'{call}")}
 

@@ -1,4 +1,4 @@
-"""Topics as a source and a sink of Spark, and the pipelines built on them. Needs `trunkline[spark]` and Java 17."""
+"""Spark source and sink for topics, and the pipelines built on them. Needs `trunkline[spark]` and Java 17."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["open_session", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    # late, because most of the package works without Spark, and Spark's planner imports it for each query
+    # Imported lazily: most of the package works without a session, and Spark's planner imports it for each query.
     if name in __all__:
         from trunkline.spark import session
 

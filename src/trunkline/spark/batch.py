@@ -1,4 +1,4 @@
-"""Reading in one go: a topic, or the tables beside it."""
+"""Batch readers for messages, dead letters and delivery history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trunkline.spark.workers import settle
 
 
 class TopicReader(DataSourceReader):
-    """A batch: planned once, so that a DataFrame gives the same rows each time it is used."""
+    """Read messages. Spark plans the offsets once, so a DataFrame returns the same rows each time it is used."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -31,13 +31,13 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle()
-        # Spark makes a task of its own when there is nothing to read
+        # With nothing to read, Spark still runs one task, with a plain InputPartition.
         for range_ in partition.ranges if isinstance(partition, Task) else ():
             yield from read(self._options.url.reveal(), range_, self._how)
 
 
 class TableReader(DataSourceReader):
-    """Dead letters or the history of deliveries, in one task."""
+    """Read dead letters or the delivery history in one task."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options

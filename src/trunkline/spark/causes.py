@@ -1,4 +1,4 @@
-"""What Spark says went wrong, as one of our errors. A task's error reaches the driver as text only."""
+"""Convert Spark errors to `TrunklineError`. A task's error reaches the driver as text only."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from trunkline.spark.connections import plain
 
 _RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
 _UNKNOWN_TOPIC = re.compile("topic '(.+)' does not exist")
-_WORDS = 500
+_MAX_MESSAGE = 500
 
 
-def cause(told: str) -> TrunklineError:
-    """Our error inside one of Spark's, else Spark's own words in short."""
-    for name, message in reversed(_RAISED.findall(told)):
+def cause(text: str) -> TrunklineError:
+    """Return the Trunkline error that a Spark error wraps, else a `PipelineFailed` with Spark's message, shortened."""
+    for name, message in reversed(_RAISED.findall(text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, TrunklineError):
-            words, _, hint = message.rpartition(" (")
-            return kind(words or message, hint=hint.removesuffix(")") if words else None)
-    if trace := _of_python(told):
-        return errors.PipelineFailed(trace[-1][:_WORDS], detail="\n".join(trace)[-_WORDS * 8 :])
-    words = (_of_java(told) or "Spark does not say why")[:_WORDS]
-    # an error with a name, such as [UNRESOLVED_COLUMN], is about what the user wrote: the rest is Spark's plan
-    return errors.PipelineFailed(words, detail=None if words.startswith("[") else told[: _WORDS * 8])
+            summary, _, hint = message.rpartition(" (")
+            return kind(summary or message, hint=hint.removesuffix(")") if summary else None)
+    if trace := _python_trace(text):
+        return errors.PipelineFailed(trace[-1][:_MAX_MESSAGE], detail="\n".join(trace)[-_MAX_MESSAGE * 8 :])
+    summary = (_java_summary(text) or "Spark reported an error without a message")[:_MAX_MESSAGE]
+    # Errors with a condition name, such as [UNRESOLVED_COLUMN], describe the user's query; the rest is Spark's plan.
+    return errors.PipelineFailed(summary, detail=None if summary.startswith("[") else text[: _MAX_MESSAGE * 8])
 
 
-def _of_python(told: str) -> list[str]:
-    """The lines of the last exception that a Python process raised, such as one of the user's functions."""
-    _, found, trace = told.rpartition("Traceback (most recent call last):\n")
-    lines = trace.splitlines() if found else []
+def _python_trace(text: str) -> list[str]:
+    """Return the traceback lines of the last exception raised in a Python process, such as in a user's function."""
+    _, separator, trace = text.rpartition("Traceback (most recent call last):\n")
+    lines = trace.splitlines() if separator else []
     ends = next((number for number, line in enumerate(lines) if line and not line[0].isspace()), -1)
     return lines[: ends + 1]
 
 
-def _of_java(told: str) -> str | None:
-    """The first line that says more than which call it was."""
-    lines = (line.strip().removeprefix(": ") for line in told.splitlines())
+def _java_summary(text: str) -> str | None:
+    """Return the first line that says more than which call failed."""
+    lines = (line.strip().removeprefix(": ") for line in text.splitlines())
     return next((line for line in lines if line and not line.startswith("An error occurred while calling ")), None)
 
 
 @contextmanager
 def near_topics(url: str) -> Iterator[None]:
-    """An unknown topic is answered with the nearest one that there is."""
+    """Add the most similar existing topic name to `TopicNotFound` errors."""
     try:
         yield
     except TopicNotFound as exc:
-        asked = _UNKNOWN_TOPIC.fullmatch(exc.message)
-        if asked is None:
+        match = _UNKNOWN_TOPIC.fullmatch(exc.message)
+        if match is None:
             raise
         with plain(url) as conn:
-            near = get_close_matches(asked[1], calls.topic_names(conn), n=1)
+            near = get_close_matches(match[1], calls.topic_names(conn), n=1)
         if not near:
             raise
-        raise TopicNotFound(exc.message, hint=f"did you mean {near[0]}?", sqlstate=exc.sqlstate) from exc
+        raise TopicNotFound(exc.message, hint=f"Did you mean {near[0]}?", sqlstate=exc.sqlstate) from exc

@@ -1,7 +1,7 @@
-"""Columns as Spark wants them: Kafka's names and types first, then ours. Arrow to Arrow, nothing row by row.
+"""Convert log batches to the columns of a Spark schema: Kafka's names and types first, then ours. All in Arrow.
 
-A schema of the user's names the columns that are wanted, and so which are read at all. Text columns may be taken as binary
-and the other way round, as long as the bytes are text.
+The schema decides which columns are read. Text columns can be read as binary, and binary columns as text if the bytes
+are valid UTF-8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIME = pa.timestamp("us", "UTC")
 _TEXT = (pa.string(), pa.binary())
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
-# column: (columns of the log it is made of, Arrow types it may have)
+# column: (log columns it is built from, allowed Arrow types)
 _KNOWN: dict[str, tuple[tuple[str, ...], tuple[pa.DataType, ...]]] = {
     "key": (("key",), _TEXT),
     "value": (("payload",), _TEXT),
@@ -42,7 +42,7 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[pa.DataType, ...]]] = {
 
 
 class Shape:
-    """How batches of the log become batches of a schema of Spark's. `asked` are the columns of the log to read."""
+    """Mapping from log batches to a Spark schema. `asked` lists the log columns to read."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -73,34 +73,34 @@ class Shape:
             raise InvalidArgument(
                 f"{field.name} of a message in offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition}"
                 f" of topic {range_.topic} is not UTF-8 text",
-                hint=f"read {field.name} as binary",
+                hint=f"Read {field.name} as binary.",
             ) from exc
 
 
 def _asked(schema: pa.Schema) -> list[str]:
-    asked: list[str] = []
+    names: list[str] = []
     for field in schema:
-        known = _KNOWN.get(field.name)
-        if known is None:
+        entry = _KNOWN.get(field.name)
+        if entry is None:
             near = difflib.get_close_matches(field.name, _KNOWN, n=1)
             raise InvalidOption(
-                f"the schema has a column {field.name}, which messages do not have",
-                hint=f"did you mean {near[0]}?" if near else "columns are " + ", ".join(_KNOWN),
+                f"messages have no column {field.name}, which the schema names",
+                hint=f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(_KNOWN)}.",
             )
-        if not any(field.type.equals(kind) or _same_list(field.type, kind) for kind in known[1]):
+        if not any(field.type.equals(kind) or _same_list(field.type, kind) for kind in entry[1]):
             raise InvalidOption(
-                f"the schema has {field.name} as {field.type}",
-                hint="it can be " + " or ".join(str(kind) for kind in known[1]),
+                f"column {field.name} cannot be read as {field.type}",
+                hint=f"Declare it as {' or '.join(str(kind) for kind in entry[1])}.",
             )
-        # headers as lists come as two, which need no work here
-        needed = ("header_keys", "header_values") if field.name == "headers" and pa.types.is_list(field.type) else known[0]
-        asked += [name for name in needed if name not in asked]
-    return asked or ["offset"]
+        # The database returns headers as two lists, names and values.
+        needed = ("header_keys", "header_values") if field.name == "headers" and pa.types.is_list(field.type) else entry[0]
+        names += [name for name in needed if name not in names]
+    return names or ["offset"]
 
 
-def _same_list(given: pa.DataType, known: pa.DataType) -> bool:
-    """Lists are alike whatever their element is called."""
-    return bool(pa.types.is_list(given) and pa.types.is_list(known) and given.value_type.equals(known.value_type))
+def _same_list(one: pa.DataType, other: pa.DataType) -> bool:
+    """Compare list types and ignore the names of their elements."""
+    return bool(pa.types.is_list(one) and pa.types.is_list(other) and one.value_type.equals(other.value_type))
 
 
 def _header_structs(batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
@@ -112,11 +112,14 @@ def _header_structs(batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
 
 
 def selected(batch: pa.RecordBatch, selection: Selection | None) -> pa.RecordBatch:
-    """What a selection leaves of a batch that no database has filtered. The batch has the columns it asks for."""
+    """Apply a selection to a batch read from a file, which the database has not filtered.
+
+    The batch must contain the columns of `selection_columns`.
+    """
     if not selection:
         return batch
     if selection.routing_regex is not None:
-        # as subscriptions and groups do: no routing key is like an empty one
+        # Treat a missing routing key as empty, as subscriptions and groups do.
         keys = pc.fill_null(batch.column("routing_key"), "")
         batch = batch.filter(pc.match_substring_regex(keys, selection.routing_regex))
     if selection.label is not None:

@@ -1,6 +1,6 @@
-"""Spark Connect to a session of this process: for what Spark offers only there, such as Declarative Pipelines.
+"""Spark Connect to this process's own session, for features that need it, such as Declarative Pipelines.
 
-The Java machine that this process started also listens on a port of the loopback, which only a token opens.
+The JVM that this process started also listens on a loopback port. Clients authenticate with a token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 
 
 def connect_conf() -> dict[str, str]:
-    """Settings of a session that Spark Connect can reach, for `open_session(conf=...)`."""
-    # the server of this process and its client both read it there; so it is in no setting that a page may show
+    """Return settings that enable Spark Connect, for `open_session(conf=...)`."""
+    # Server and client both read the token from the environment, so Spark's settings page never shows it.
     os.environ.setdefault(_TOKEN_VARIABLE, secrets.token_urlsafe(32))
     return {
         "spark.plugins": _PLUGIN,
@@ -30,26 +30,31 @@ def connect_conf() -> dict[str, str]:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether it is a session of Spark Connect."""
+    """Return true for a Spark Connect session."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def connected(spark: SparkSession) -> SparkSession:
-    """The session itself if it is one of Spark Connect, else a new one to the same Java machine; its `stop` ends only it."""
+    """Return `spark` if it is a Spark Connect session, else a new Connect session to the same JVM.
+
+    Stopping the new session does not stop `spark`.
+    """
     if is_connect(spark):
         return spark
     try:
         from pyspark.sql.connect.session import SparkSession as RemoteSession
     except ImportError as exc:
-        raise SparkUnavailable(f"Spark Connect needs more: {exc}", hint="pip install 'trunkline[spark,connect]'") from exc
+        raise SparkUnavailable(
+            f"Spark Connect is not installed: {exc}", hint="Run: pip install 'trunkline[spark,connect]'"
+        ) from exc
     if _PLUGIN not in (spark.sparkContext.getConf().get("spark.plugins") or ""):
         raise SparkUnavailable(
             "this session was started without Spark Connect",
-            hint="open_session(conf=trunkline.spark.connect.connect_conf()), or master='sc://host:15002'",
+            hint="Use open_session(conf=trunkline.spark.connect.connect_conf()), or master='sc://host:15002'.",
         )
     jvm: Any = spark.sparkContext._jvm
     service = getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     port = getattr(service, "MODULE$").localPort()
     remote: Any = RemoteSession.builder.remote(f"sc://localhost:{port}").create()
-    found: SparkSession = remote
-    return found
+    session: SparkSession = remote
+    return session

@@ -1,6 +1,7 @@
-"""Connections of this process: one for Arrow (ADBC) and one for calls (psycopg) per database, kept while they work.
+"""Connections cached by process and database: one for Arrow (ADBC), one for function calls (psycopg).
 
-Spark reuses its Python processes for many tasks. An ADBC connection costs 55 ms, because it loads the catalogue of types.
+Spark reuses its Python processes for many tasks. Opening an ADBC connection takes 55 ms, because it loads the type
+catalogue.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
 
 _KEPT = 4
-_DRIVERS_WORDS = re.compile(r"^[A-Z_]+: \[libpq\] ")
-# By process, because Spark forks its workers; a connection must not be used by two.
+_DRIVER_PREFIX = re.compile(r"^[A-Z_]+: \[libpq\] ")
+# Keyed by process: Spark forks its workers, and two processes must not share a connection.
 _arrow: dict[tuple[int, str], Any] = {}
 _plain: dict[tuple[int, str], calls.Connection] = {}
 
 
 @contextmanager
 def arrow(url: str) -> Iterator[ArrowConnection]:
-    """The Arrow connection of this process, in a transaction that ends with the block. Errors leave as TrunklineError."""
+    """Yield this process's Arrow connection. The block is one transaction; ADBC errors are raised as TrunklineError."""
     key = (os.getpid(), url)
     conn = _arrow.pop(key, None)
-    if conn is None or not _answers(conn):
+    if conn is None or not _arrow_alive(conn):
         conn = _connect(url)
     try:
         yield conn
         conn.commit()
         _keep(_arrow, key, conn)
     except BaseException as exc:
-        # also when the reader is abandoned half-way: the server is still sending
+        # Includes GeneratorExit: if the reader is abandoned mid-result, the server is still sending.
         with suppress(Exception):
             conn.close()
         if isinstance(exc, _adbc_error()):
@@ -48,7 +49,7 @@ def arrow(url: str) -> Iterator[ArrowConnection]:
 
 @contextmanager
 def plain(url: str) -> Iterator[calls.Connection]:
-    """The connection for calls, kept after use; one that was lost is replaced at the next use."""
+    """Yield this process's connection for function calls. A lost connection is replaced at the next use."""
     key = (os.getpid(), url)
     conn = _plain.pop(key, None)
     if conn is not None and (conn.closed or conn.broken or not _alive(conn)):
@@ -66,14 +67,14 @@ def plain(url: str) -> Iterator[calls.Connection]:
 
 
 def fetch(conn: ArrowConnection, statement: str) -> pa.Table:
-    """All that a statement answers."""
+    """Run a statement and return all its rows."""
     with conn.cursor() as cursor:
         cursor.execute(statement)
         return cursor.fetch_arrow_table()
 
 
 def _keep(kept: dict[tuple[int, str], Any], key: tuple[int, str], conn: Any) -> None:
-    """For the next use. A process that serves one database after the other does not collect connections."""
+    """Cache a connection and close the oldest ones above the limit."""
     while len(kept) >= _KEPT:
         with suppress(Exception):
             kept.pop(next(iter(kept))).close()
@@ -81,14 +82,14 @@ def _keep(kept: dict[tuple[int, str], Any], key: tuple[int, str], conn: Any) -> 
 
 
 def close_all() -> None:
-    """Ends what this process has open; a query that stops need not wait for its process to end."""
+    """Close the connections of this process. A stopped query calls this before its process ends."""
     for kept in (_arrow, _plain):
         for key in [key for key in kept if key[0] == os.getpid()]:
             with suppress(Exception):
                 kept.pop(key).close()
 
 
-# ADBC complains when the interpreter takes its connections down
+# ADBC warns if its connections are still open at interpreter shutdown.
 atexit.register(close_all)
 
 
@@ -100,7 +101,7 @@ def _alive(conn: calls.Connection) -> bool:
     return True
 
 
-def _answers(conn: ArrowConnection) -> bool:
+def _arrow_alive(conn: ArrowConnection) -> bool:
     try:
         fetch(conn, "select 1")
         conn.commit()
@@ -128,9 +129,9 @@ def _adbc_error() -> type[Exception]:
 
 
 def _translated(exc: Any) -> TrunklineError:
-    """As the server said it: the driver puts words of its own in front, and leaves out the hint."""
+    """Restore the server's message and hint: the driver adds a prefix and omits the hint."""
     error = from_psycopg(exc)
-    said = {name: text.decode(errors="replace") for name, text in exc.details}
-    message = said.get(b"PG_DIAG_MESSAGE_PRIMARY") or _DRIVERS_WORDS.sub("", error.message)
-    hint, detail = said.get(b"PG_DIAG_MESSAGE_HINT", error.hint), said.get(b"PG_DIAG_MESSAGE_DETAIL")
+    fields = {name: text.decode(errors="replace") for name, text in exc.details}
+    message = fields.get(b"PG_DIAG_MESSAGE_PRIMARY") or _DRIVER_PREFIX.sub("", error.message)
+    hint, detail = fields.get(b"PG_DIAG_MESSAGE_HINT", error.hint), fields.get(b"PG_DIAG_MESSAGE_DETAIL")
     return type(error)(message, hint=hint, detail=detail, sqlstate=error.sqlstate)

@@ -1,6 +1,7 @@
-"""Where a key belongs: the hash of the database (`hashtextextended`), for many keys at once.
+"""The partition of a key: Postgres's `hashtextextended`, vectorised with NumPy.
 
-To ask the database would cost more than everything else that a task does with a row. `PROBE` shows whether both agree.
+Calling the database for each key would cost more than all other work on a row. `PROBE` is hashed on both sides to
+verify that they agree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _AT_ONCE = 1 << 24
 
 
 def hashes(keys: pa.Array) -> Any:
-    """One signed 64-bit number for each key; what a null gets means nothing."""
+    """Return a signed 64-bit hash for each key. The hash of a null is undefined."""
     texts = pa.array(keys, pa.string()) if not isinstance(keys, pa.Array) else keys.cast(pa.string())
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
@@ -27,12 +28,12 @@ def hashes(keys: pa.Array) -> Any:
 
 
 def partitions(keys: pa.Array, count: int) -> Any:
-    """The partition of each key among so many."""
+    """Return the partition of each key, from 0 to `count` - 1."""
     return ((hashes(keys) & 0x7FFFFFFFFFFFFFFF) % count).astype(np.int32)
 
 
 def _hash(offsets: Any, data: Any) -> Any:
-    """Bob Jenkins's lookup3 as Postgres has it: 12 bytes at a time, the rest filled up with zeros."""
+    """Bob Jenkins's lookup3 as Postgres implements it: 12 bytes at a time, the remainder padded with zeros."""
     lengths = np.diff(offsets)
     blocks = lengths // 12
     width = (int(blocks.max()) + 1) * 12
@@ -49,7 +50,7 @@ def _hash(offsets: Any, data: Any) -> Any:
     rows, at = np.arange(len(lengths)), 3 * blocks
     a += words[rows, at]
     b += words[rows, at + 1]
-    # the lowest byte of c is the length's
+    # The lowest byte of c is reserved for the length.
     c += words[rows, at + 2] << np.uint32(8)
     b, c = _final(a, b, c)
     return ((b.astype(np.uint64) << np.uint64(32)) | c).view(np.int64)

@@ -1,4 +1,4 @@
-"""Streaming queries tell how they fare to `trunkline.pipelines`."""
+"""Report the progress of streaming queries to `trunkline.pipelines`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from trunkline.spark.causes import cause
 from trunkline.spark.options import Secret
 from trunkline.spark.progress import report
 
-_EVERY = 1.0
+_REPORT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
 class ProgressListener(StreamingQueryListener):
-    """One report per query and second at most, besides start and end. A database that is away must not stop a query."""
+    """Report start, end and progress, at most once a second per query. A report that fails does not stop the query."""
 
     def __init__(self, url: Secret) -> None:
         self._url = url
         self._names: dict[str, str] = {}
         self._rows: dict[str, int] = {}
         self._last: dict[str, dict[str, Any]] = {}
-        self._told: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         run = str(event.runId)
@@ -52,8 +52,8 @@ class ProgressListener(StreamingQueryListener):
             "rows_per_second": _finite(progress.processedRowsPerSecond),
             "lag": lag_of(progress.sources),
         }
-        if time.monotonic() - self._told.get(run, 0.0) >= _EVERY:
-            self._told[run] = time.monotonic()
+        if time.monotonic() - self._reported_at.get(run, 0.0) >= _REPORT_SECONDS:
+            self._reported_at[run] = time.monotonic()
             self._report(run, state="running", **self._last[run])
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
@@ -63,21 +63,21 @@ class ProgressListener(StreamingQueryListener):
         run = str(event.runId)
         error = str(cause(event.exception)) if event.exception is not None else None
         self._report(run, state="failed" if error else "stopped", error=error, **self._last.pop(run, {}))
-        for known in (self._names, self._rows, self._told):
-            known.pop(run, None)
+        for by_run in (self._names, self._rows, self._reported_at):
+            by_run.pop(run, None)
 
     def _report(self, run: str, **values: Any) -> None:
         try:
             report(self._url.reveal(), self._names.get(run, run), "stream", **values)
         except TrunklineError as exc:
-            _log.warning("the progress of a query cannot be told: %s", exc)
+            _log.warning("could not report query progress query=%s error=%s", self._names.get(run, run), exc)
 
 
 def lag_of(sources: list[Any]) -> int | None:
-    """How many messages wait, over all sources that are ours; None if there is none or it does not say."""
+    """Return the number of unread messages over all Trunkline sources; None if no source reports it."""
     lags = [_lag(source.endOffset, source.latestOffset) for source in sources]
-    known = [lag for lag in lags if lag is not None]
-    return sum(known) if known else None
+    reported = [lag for lag in lags if lag is not None]
+    return sum(reported) if reported else None
 
 
 def _lag(end: str | None, latest: str | None) -> int | None:
@@ -87,9 +87,9 @@ def _lag(end: str | None, latest: str | None) -> int | None:
         return None
     if not isinstance(at, dict) or not isinstance(newest, dict) or not offsets.topic_ids(newest):
         return None
-    there = offsets.from_document(at)
+    positions = offsets.from_document(at)
     return sum(
-        max(0, head - there.get(topic, {}).get(partition, head))
+        max(0, head - positions.get(topic, {}).get(partition, head))
         for topic, parts in offsets.from_document(newest).items()
         for partition, head in parts.items()
     )

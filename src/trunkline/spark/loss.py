@@ -1,8 +1,8 @@
-"""Offsets that a query should read and that are missing: one decision, whatever made them disappear. Pure.
+"""One policy for offsets that a query should read but that are missing. Pure.
 
-Retention removes messages, archives have holes, topics are deleted and created again, databases are restored to an earlier
-time. Batches, streams, repeated batches and tasks all decide here: the query fails with what is missing, or with
-failOnDataLoss=false it skips exactly that and warns with exactly that.
+Retention removes messages, archives have holes, topics are recreated, databases are restored to an earlier time. Batch
+reads, streams, repeated batches and tasks all apply the policy here: the query fails and names the missing offsets.
+With failOnDataLoss=false it skips exactly those offsets and logs a warning for each gap.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from trunkline.spark import offsets
 from trunkline.spark.ranges import Range
 
 Stored = Callable[[Range], Sequence[Range] | None]
-"""Return the parts of a range that can be read, in order; None if its topic is not there any more."""
+"""Return the parts of a range that can be read, in order; None if its topic no longer exists."""
 
 _log = logging.getLogger(__name__)
 
 
 def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Sequence[TrunklineError] = ()) -> list[Range]:
-    """Return the parts of these ranges that can be read, after the decision about the others (and about `losses`)."""
+    """Return the parts of these ranges that can be read, after applying the policy to the rest and to `losses`."""
     missing = list(losses)
-    found: list[Range] = []
+    remaining: list[Range] = []
     for range_ in ranges:
         parts = stored(range_)
         missing += [deleted(range_)] if parts is None else [gone(gap) for gap in gaps(range_, parts)]
-        found += rest(range_, gaps(range_, parts or []))
+        remaining += rest(range_, gaps(range_, parts or []))
     decide(missing, fail=fail)
-    return found
+    return remaining
 
 
 def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *, fail: bool) -> list[Range]:
-    """Return what a micro-batch reads. `start` and `end` are documents of the checkpoint."""
+    """Return the ranges that a micro-batch reads. `start` and `end` are checkpoint documents."""
     before, after = offsets.from_document(start), offsets.from_document(end)
     begin = offsets.starts(end)
     old, new = offsets.topic_ids(start), offsets.topic_ids(end)
@@ -43,8 +43,8 @@ def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *
     if unknown := sorted(set(before) - set(after)):
         losses.append(
             TopicNotFound(
-                f"the checkpoint is of topics that this query does not read: {', '.join(unknown)}",
-                hint="they were deleted, or the checkpoint belongs to another query: use a new checkpointLocation",
+                f"the checkpoint contains topics that this query does not read: {', '.join(unknown)}",
+                hint="Use a new checkpointLocation: the topics were deleted, or the checkpoint belongs to another query.",
             )
         )
     ranges: list[Range] = []
@@ -54,7 +54,7 @@ def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *
             losses.append(
                 OffsetOutOfRange(
                     f"topic {topic} was deleted and created again since this checkpoint, which is at {at}",
-                    hint="start with a new checkpointLocation",
+                    hint="Start the query with a new checkpointLocation.",
                 )
             )
             before[topic] = {}
@@ -68,7 +68,7 @@ def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *
 
 
 def gaps(range_: Range, parts: Sequence[Range]) -> list[Range]:
-    """Return what of a range lies between these parts of it."""
+    """Return the gaps between these parts of a range."""
     edges = [range_.lo, *(edge for part in parts for edge in (part.lo, part.hi)), range_.hi]
     return [range_.between(lo, hi) for lo, hi in list(pairwise(edges))[::2] if lo < hi]
 
@@ -79,10 +79,10 @@ def rest(range_: Range, missing: Sequence[Range]) -> list[Range]:
 
 
 def decide(losses: Sequence[TrunklineError], *, fail: bool) -> None:
-    """Raise an error that names all losses, or warn of each."""
+    """Raise one error that names all losses, or with `fail` false log a warning for each."""
     if not fail:
         for loss in losses:
-            _log.warning("skipped, because failOnDataLoss is false: %s", loss.message)
+            _log.warning("skipping missing offsets because failOnDataLoss is false: %s", loss.message)
     elif losses:
         first = losses[0]
         raise type(first)("; ".join(loss.message for loss in losses), hint=first.hint)
@@ -91,8 +91,8 @@ def decide(losses: Sequence[TrunklineError], *, fail: bool) -> None:
 def gone(gap: Range) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"offsets {gap.lo} to {gap.hi - 1} of partition {gap.partition} of topic {gap.topic} are gone",
-        hint="retention removed them before they were read or archived. Start behind them, or skip them with"
-        " failOnDataLoss=false; a group (option group) holds retention back",
+        hint="Retention removed them before they were read or archived. Start after them, or skip them with"
+        " failOnDataLoss=false. To make retention wait for the query, set the option group.",
     )
 
 
@@ -100,12 +100,12 @@ def deleted(range_: Range) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of topic {range_.topic} are gone: the topic"
         " was deleted, or deleted and created again",
-        hint="load the DataFrame again, or start the query with a new checkpointLocation",
+        hint="Load the DataFrame again, or start the query with a new checkpointLocation.",
     )
 
 
 def _ahead(topic: str, partition: int, at: int, head: int) -> OffsetAhead:
     return OffsetAhead(
         f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which ends at {head}",
-        hint="the database was restored to an earlier time: start with a new checkpointLocation",
+        hint="Start with a new checkpointLocation: the database was probably restored to an earlier time.",
     )

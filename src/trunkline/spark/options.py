@@ -1,6 +1,6 @@
-"""The options of the data source: Kafka's names where Kafka has one. What does not fit is an error on the driver.
+"""Options of the data source, with Kafka's names where Kafka has one. Invalid options fail on the driver.
 
-A connection string may hold a password, so it is never part of a message, a repr or an error.
+A connection string may contain a password, so it never appears in a message, repr or error.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from trunkline.spark.offsets import Positions, parse
 
 URL_VARIABLE = "TRUNKLINE_DATABASE_URL"
 RESERVED_WRITERS = ("once:", "query:")
-"""Writers of the sinks themselves. Commits of `once:` are forgotten after a day, `query:` is followed by a query's id."""
+"""Prefixes of writer names that the sinks generate: `once:` for one write, kept for a day, and `query:<query id>`."""
 Times = dict[str, dict[int, datetime]]
 
 
 class Secret:
-    """A connection string that does not show itself."""
+    """A connection string that is hidden in repr and logs."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def reveal(self) -> str:
-        """The text; an `env:NAME` is looked up where it is used, so that it never leaves the machine."""
+        """Return the text. `env:NAME` is resolved on the machine that uses it, so its value is never sent."""
         if not self._text.startswith("env:"):
             return self._text
-        found = os.environ.get(self._text[4:])
-        if not found:
+        value = os.environ.get(self._text[4:])
+        if not value:
             raise InvalidOption(
-                f"url: the variable {self._text[4:]} is not set here", hint="set it on the driver and on every executor"
+                f"url: environment variable {self._text[4:]} is not set here",
+                hint="Set it on the driver and on every executor.",
             )
-        return found
+        return value
 
     def __repr__(self) -> str:
         return "Secret(...)"
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which messages of a range are wanted. `routing_regex` is what the kernel makes of the pattern."""
+    """A filter on messages. `routing_regex` is the kernel's regular expression for the pattern `routing_key`."""
 
     routing_key: str | None = None
     label: str | None = None
@@ -88,11 +89,11 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        given = _given(options, _READ, "read")
-        selection = Selection(given.pop("routing_key", None), given.pop("label", None), given.pop("key", None))
-        found = cls(url=_url(given.pop("url", None)), selection=selection, **given)
-        _check_read(found)
-        return found
+        fields = _fields(options, _READ, "read")
+        selection = Selection(fields.pop("routing_key", None), fields.pop("label", None), fields.pop("key", None))
+        result = cls(url=_url(fields.pop("url", None)), selection=selection, **fields)
+        _check_read(result)
+        return result
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,34 +105,38 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        given = _given(options, _WRITE, "write")
-        found = cls(url=_url(given.pop("url", None)), **given)
-        if found.topic is not None and found.queue is not None:
-            raise InvalidOption("both topic and queue are given", hint="give one of the two")
-        if (found.app_id is None) != (found.version is None):
-            raise InvalidOption("txnAppId and txnVersion belong together", hint="give both: the same pair is written once")
-        if found.app_id is not None and found.app_id.startswith(RESERVED_WRITERS):
+        fields = _fields(options, _WRITE, "write")
+        result = cls(url=_url(fields.pop("url", None)), **fields)
+        if result.topic is not None and result.queue is not None:
+            raise InvalidOption("topic and queue cannot both be set", hint="Set one of them.")
+        if (result.app_id is None) != (result.version is None):
             raise InvalidOption(
-                f"txnAppId begins with {found.app_id.partition(':')[0]}:, which is reserved", hint="use another name"
+                "txnAppId and txnVersion must be set together", hint="Set both: the same pair is written once."
             )
-        return found
+        if result.app_id is not None and result.app_id.startswith(RESERVED_WRITERS):
+            raise InvalidOption(
+                f"txnAppId begins with {result.app_id.partition(':')[0]}:, which is reserved", hint="Use another name."
+            )
+        return result
 
     @property
     def target(self) -> str | None:
-        """Where all rows go: a topic, or `queue:<name>`; None when a column says so."""
+        """The target of all rows: a topic or `queue:<name>`; None if the column `topic` decides for each row."""
         return f"queue:{self.queue}" if self.queue is not None else self.topic
 
 
 def _text(option: str, text: str) -> str:
     if not text.strip():
-        raise InvalidOption(f"{option} is empty", hint="leave the option out, or give it a value")
+        raise InvalidOption(f"{option} is empty", hint="Set a value, or omit the option.")
     return text.strip()
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in _text(option, text).split(","))
     if not all(names) or len(set(names)) < len(names):
-        raise InvalidOption(f"{option} has an empty or repeated name: {text}", hint="write orders,payments")
+        raise InvalidOption(
+            f"{option} has an empty or repeated name: {text}", hint="Separate names by commas, such as orders,payments."
+        )
     return names
 
 
@@ -139,14 +144,16 @@ def _regex(option: str, text: str) -> str:
     try:
         re.compile(_text(option, text))
     except re.error as exc:
-        raise InvalidOption(f"{option} is not a regular expression: {exc}", hint="for example orders-.*") from exc
+        raise InvalidOption(
+            f"{option} is not a regular expression: {exc}", hint="Write an expression such as orders-.*"
+        ) from exc
     return text
 
 
 def _count(low: int, high: int) -> Callable[[str, str], int]:
     def read(option: str, text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,18}", text.strip(), re.ASCII) or not low <= int(text) <= high:
-            raise InvalidOption(f"{option} is {text!r}", hint=f"it must be a whole number between {low} and {high}")
+            raise InvalidOption(f"{option} must be a whole number between {low} and {high}, got {text!r}")
         return int(text)
 
     return read
@@ -154,14 +161,14 @@ def _count(low: int, high: int) -> Callable[[str, str], int]:
 
 def _flag(option: str, text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
-        raise InvalidOption(f"{option} is {text!r}", hint="write true or false")
+        raise InvalidOption(f"{option} must be true or false, got {text!r}")
     return text.strip().lower() == "true"
 
 
 def _choice(*values: str) -> Callable[[str, str], str]:
     def read(option: str, text: str) -> str:
         if text.strip().lower() not in values:
-            raise InvalidOption(f"{option} is {text!r}", hint="it must be " + " or ".join(values))
+            raise InvalidOption(f"{option} must be {' or '.join(values)}, got {text!r}")
         return text.strip().lower()
 
     return read
@@ -175,29 +182,31 @@ def _duration(option: str, text: str) -> timedelta:
 
 
 def _assignment(option: str, text: str) -> dict[str, list[int]]:
-    hint = 'write {"orders": [0, 1]}'
+    hint = 'Write JSON such as {"orders": [0, 1]}.'
     try:
         return msgspec.json.decode(text.encode(), type=dict[str, list[int]])
     except msgspec.DecodeError as exc:
-        raise InvalidOption(f"{option} is not a list of partitions for each topic: {exc}", hint=hint) from exc
+        raise InvalidOption(f"{option} must list partitions by topic: {exc}", hint=hint) from exc
 
 
 def _millis(option: str, text: str) -> datetime:
     try:
         number = _count(0, 253402300799000)(option, text)
-    except InvalidOption as exc:
-        raise InvalidOption(exc.message, hint="it must be milliseconds since 1970, such as 1700000000000") from None
+    except InvalidOption:
+        raise InvalidOption(
+            f"{option} must be milliseconds since 1970, got {text!r}", hint="Write a number such as 1700000000000."
+        ) from None
     return datetime.fromtimestamp(number / 1000, UTC)
 
 
 def _times(option: str, text: str) -> Times:
     try:
-        found = json.loads(text)
-        return {topic: {int(p): _millis(option, str(at)) for p, at in parts.items()} for topic, parts in found.items()}
+        times = json.loads(text)
+        return {topic: {int(p): _millis(option, str(at)) for p, at in parts.items()} for topic, parts in times.items()}
     except (ValueError, AttributeError) as exc:
         raise InvalidOption(
-            f"{option} is not a time for each partition: {exc}",
-            hint='write {"orders": {"0": 1700000000000}}, milliseconds since 1970',
+            f"{option} must map each topic to times by partition: {exc}",
+            hint='Write JSON such as {"orders": {"0": 1700000000000}}, in milliseconds since 1970.',
         ) from exc
 
 
@@ -205,29 +214,29 @@ def _url(text: str | None) -> Secret:
     if text is None:
         if not os.environ.get(URL_VARIABLE):
             raise InvalidOption(
-                "url is missing", hint=f"give the option url, or set {URL_VARIABLE} on the driver and on every executor"
+                "url is missing", hint=f"Set the option url, or set {URL_VARIABLE} on the driver and on every executor."
             )
         return Secret(f"env:{URL_VARIABLE}")
     return Secret(text)
 
 
 def _check_url(option: str, text: str) -> str:
-    hint = "write postgresql://user@host:5432/database, service=name, or env:VARIABLE"
+    hint = "Write postgresql://user@host:5432/database, service=name, or env:VARIABLE."
     if text.startswith("env:"):
         return text
-    # the value is not repeated: it may hold a password
+    # Messages never quote the value: it may contain a password.
     if text.lower().startswith("jdbc:"):
-        raise InvalidOption("url is a JDBC address", hint=hint)
+        raise InvalidOption("url must be a Postgres connection string, got a JDBC url", hint=hint)
     try:
-        found = conninfo_to_dict(text)
+        settings = conninfo_to_dict(text)
     except psycopg.Error:
         raise InvalidOption("url is not a Postgres connection string", hint=hint) from None
-    if not found:
+    if not settings:
         raise InvalidOption("url is empty", hint=hint)
     return text
 
 
-# option, by its small letters: (name as written, field, reader)
+# option name in lower case: (name as documented, field, parser)
 _Known = dict[str, tuple[str, str, Callable[[str, str], Any]]]
 
 
@@ -274,22 +283,23 @@ _WRITE = _known(
     ("queue", "queue", _text),
     ("txnAppId", "app_id", _text),
     ("txnVersion", "version", _count(0, 2**62)),
-    # Spark's own, handed through to every sink
+    # Spark's own options, which it passes to every sink.
     ("checkpointLocation", "", lambda option, text: None),
     ("queryName", "", lambda option, text: None),
 )
 
 
-_KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
+_KAFKA_ONLY = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 
 
-def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    kafkas = sorted(name for name in options if name.lower() not in known and name.lower().startswith(_KAFKAS_OWN))
+def _fields(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    kafkas = sorted(name for name in options if name.lower() not in known and name.lower().startswith(_KAFKA_ONLY))
     if kafkas:
-        several = "options {} are" if len(kafkas) > 1 else "option {} is"
+        one, are = ("option", "is") if len(kafkas) == 1 else ("options", "are")
         raise InvalidOption(
-            f"the {several.format(', '.join(kafkas))} Kafka's own", hint="leave it out; url names the database"
+            f"{one} {', '.join(kafkas)} {are} specific to Kafka",
+            hint=f"Remove the {one}, and set url to the address of the database.",
         )
     for name, text in options.items():
         entry = known.get(name.lower())
@@ -298,22 +308,24 @@ def _given(options: Mapping[str, str], known: _Known, doing: str) -> dict[str, A
         value = entry[2](entry[0], text)
         if not entry[1]:
             continue
-        if entry[1] in found and found[entry[1]] != value:
-            raise InvalidOption(f"{entry[0]} is given twice, under two names", hint="give one of them")
-        found[entry[1]] = value
-    return found
+        if entry[1] in fields and fields[entry[1]] != value:
+            raise InvalidOption(
+                f"{entry[0]} is given twice, under two names with different values", hint="Remove one of them."
+            )
+        fields[entry[1]] = value
+    return fields
 
 
 def _unknown(name: str, known: _Known, doing: str) -> InvalidOption:
     if name.lower() == "path":
         return InvalidOption(
-            "a path was given", hint="name the topic by the option " + ("subscribe" if doing == "read" else "topic")
+            "topics have no path", hint=f"Name the topic by the option {'subscribe' if doing == 'read' else 'topic'}."
         )
     other = _WRITE if known is _READ else _READ
     if name.lower() in other:
-        return InvalidOption(f"the option {name} does not belong to a {doing}", hint=f"known are {_list(known)}")
+        return InvalidOption(f"option {name} does not apply to a {doing}", hint=f"Choose from {_list(known)}.")
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    hint = f"did you mean {known[near[0]][0]}?" if near else f"known are {_list(known)}"
+    hint = f"Did you mean {known[near[0]][0]}?" if near else f"Choose from {_list(known)}."
     return InvalidOption(f"there is no option {name}", hint=hint)
 
 
@@ -321,17 +333,19 @@ def _list(known: _Known) -> str:
     return ", ".join(sorted(entry[0] for entry in known.values() if entry[1]))
 
 
-def _check_read(found: ReadOptions) -> None:
-    if found.table != "messages":
-        if found.table == "dead_letters" and found.queue is None:
-            raise InvalidOption("queue is missing", hint="name the queue whose dead letters are wanted")
+def _check_read(options: ReadOptions) -> None:
+    if options.table != "messages":
+        if options.table == "dead_letters" and options.queue is None:
+            raise InvalidOption("queue is missing", hint="Set queue to the queue whose dead letters to read.")
         return
-    chosen = [bool(found.subscribe), found.subscribe_pattern is not None, found.assign is not None]
+    chosen = [bool(options.subscribe), options.subscribe_pattern is not None, options.assign is not None]
     if sum(chosen) != 1:
-        said = "none of them is given" if not any(chosen) else "more than one of them is given"
-        raise InvalidOption(f"subscribe, subscribePattern, assign: {said}", hint="give exactly one")
-    if found.queue is not None:
-        raise InvalidOption("queue needs the option table", hint="table is dead_letters or deliveries")
-    least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
+        problem = "none of them is given" if not any(chosen) else "more than one of them is given"
+        raise InvalidOption(f"subscribe, subscribePattern, assign: {problem}", hint="Set exactly one of them.")
+    if options.queue is not None:
+        raise InvalidOption("queue needs the option table", hint="Set table to dead_letters or deliveries.")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is not None and most is not None and least > most:
-        raise InvalidOption(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}", hint="make it smaller")
+        raise InvalidOption(
+            f"minOffsetsPerTrigger, {least}, is above maxOffsetsPerTrigger, {most}", hint="Reduce minOffsetsPerTrigger."
+        )

@@ -1,4 +1,4 @@
-"""What a query reads: its topics, where it starts and ends. `offsets` decides, on what the database says."""
+"""Plan a query: its topics, start and end. Fetches state from the database; `offsets` computes the positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trunkline.spark.ranges import Head, Range
 
 
 def topics(options: ReadOptions) -> list[str]:
-    """The topics by their names; a pattern is looked up anew each time."""
+    """Return the names of the topics, sorted. A pattern is resolved at each call."""
     if options.assign is not None:
         return sorted(options.assign)
     if options.subscribe_pattern is None:
@@ -28,7 +28,7 @@ def topics(options: ReadOptions) -> list[str]:
 
 
 def heads(options: ReadOptions) -> list[Head]:
-    """Return the partitions that the query reads. Their base is that of the log, or of the archive for that tier."""
+    """Return the partitions that the query reads. With tier `archive`, base and head are those of the archive."""
     names = topics(options)
     if not names:
         return []
@@ -39,12 +39,12 @@ def heads(options: ReadOptions) -> list[Head]:
     chosen = {(topic, partition) for topic, partitions in options.assign.items() for partition in partitions}
     if missing := chosen - {(head.topic, head.partition) for head in found}:
         listed = ", ".join(f"{topic} {partition}" for topic, partition in sorted(missing))
-        raise InvalidOption(f"assign: no such partition: {listed}", hint="partitions count from 0")
+        raise InvalidOption(f"assign: no such partition: {listed}", hint="Count partitions from 0.")
     return [head for head in found if (head.topic, head.partition) in chosen]
 
 
 def batch_ranges(options: ReadOptions) -> list[Range]:
-    """Return what a batch read has to read."""
+    """Return the ranges of a batch read."""
     log = heads(options)
     found = tiering.with_archive(options.url.reveal(), log, options.tier)
     start, end = starting(options, found, "earliest"), ending(options, found)
@@ -53,17 +53,17 @@ def batch_ranges(options: ReadOptions) -> list[Range]:
 
 
 def initial(options: ReadOptions) -> tuple[Positions, list[Head]]:
-    """Return where a new stream starts."""
+    """Return the positions at which a new stream starts, and the heads."""
     found = tiering.with_archive(options.url.reveal(), heads(options), options.tier)
     return starting(options, found, "latest"), found
 
 
 def stored(options: ReadOptions, found: Sequence[Head]) -> loss.Stored:
-    """Return how to find out what of a range can be read. Only offsets below the log's need a query."""
-    known = {(head.topic, head.partition): head for head in found}
+    """Return a function that maps a range to its readable parts. It queries only for offsets below the log's base."""
+    heads_by_partition = {(head.topic, head.partition): head for head in found}
 
     def parts(range_: Range) -> Sequence[Range] | None:
-        head = known.get((range_.topic, range_.partition))
+        head = heads_by_partition.get((range_.topic, range_.partition))
         if head is None or head.topic_id != range_.topic_id:
             return None
         if options.tier != "archive" and range_.lo >= head.base:
@@ -74,7 +74,7 @@ def stored(options: ReadOptions, found: Sequence[Head]) -> loss.Stored:
 
 
 def first_readable(options: ReadOptions, found: Sequence[Head], begin: Positions) -> Positions:
-    """Return for each partition the first offset from `begin` on that can be read; its end if there is none."""
+    """Return for each partition the first readable offset at or after `begin`; its end if there is none."""
     positions: Positions = {}
     for head in found:
         at = min(begin[head.topic][head.partition], head.head)
@@ -94,7 +94,7 @@ def starting(options: ReadOptions, found: Sequence[Head], default: str) -> Posit
 
 def ending(options: ReadOptions, found: Sequence[Head]) -> Positions:
     if options.ending == "earliest":
-        raise InvalidOption("endingOffsets is earliest", hint="nothing would be read; use latest or offsets")
+        raise InvalidOption("endingOffsets cannot be earliest: no message would be read", hint="Use latest or offsets.")
     if options.ending_time is not None:
         option = "endingTimestamp" if isinstance(options.ending_time, datetime) else "endingOffsetsByTimestamp"
         return _by_time(option, options, options.ending_time, found, strict=False)
@@ -104,7 +104,7 @@ def ending(options: ReadOptions, found: Sequence[Head]) -> Positions:
 def _resolved(option: str, wanted: str | Positions, options: ReadOptions, found: Sequence[Head]) -> Positions:
     positions, losses = offsets.resolve(option, wanted, found)
     if not options.fail_on_data_loss:
-        # what is missing at the lower end is skipped, and warned of, when it is read
+        # Offsets missing at the start are skipped, with a warning, when they are read.
         losses = [each for each in losses if not isinstance(each, OffsetOutOfRange)]
     loss.decide(losses, fail=options.fail_on_data_loss)
     return positions
@@ -113,22 +113,26 @@ def _resolved(option: str, wanted: str | Positions, options: ReadOptions, found:
 def _by_time(
     option: str, options: ReadOptions, wanted: datetime | Times, found: Sequence[Head], *, strict: bool
 ) -> Positions:
-    """The first offset at or after a time, in each partition; where there is none, its end, or an error."""
+    """Return the first offset at or after a time in each partition.
+
+    If a partition has none, return its end; with `strict`, raise InvalidOption.
+    """
     positions: Positions = {}
     with plain(options.url.reveal()) as conn:
         for head in found:
             at = wanted if isinstance(wanted, datetime) else wanted.get(head.topic, {}).get(head.partition)
             if at is None:
                 raise InvalidOption(
-                    f"{option}: partition {head.partition} of {head.topic} has no time", hint="give each partition one"
+                    f"{option}: no time for partition {head.partition} of {head.topic}",
+                    hint="Give each partition of each topic a time.",
                 )
-            place = _first_at(conn, options, head, at)
-            if place >= head.head and strict and head.head > head.base:
+            offset = _first_at(conn, options, head, at)
+            if offset >= head.head and strict and head.head > head.base:
                 raise InvalidOption(
-                    f"{option}: partition {head.partition} of {head.topic} has nothing at {at.isoformat()} or later",
-                    hint="use an earlier time, or startingOffsetsByTimestampStrategy=latest",
+                    f"{option}: partition {head.partition} of {head.topic} has no message at {at.isoformat()} or later",
+                    hint="Use an earlier time, or startingOffsetsByTimestampStrategy=latest.",
                 )
-            positions.setdefault(head.topic, {})[head.partition] = min(place, head.head)
+            positions.setdefault(head.topic, {})[head.partition] = min(offset, head.head)
     return positions
 
 

@@ -1,4 +1,4 @@
-"""How pipelines fare: told to the table `trunkline.pipelines`, from which `trunkline pipeline list` reads."""
+"""Pipeline progress in the table `trunkline.pipelines`, which `trunkline pipeline list` shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(
     error: str | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say how a pipeline fares. `rows` are all so far; None leaves a value as it is."""
+    """Record a pipeline's progress. `rows` is the total so far; None leaves a value unchanged."""
     with plain(url) as conn:
         calls.report_pipeline(
             conn,
@@ -40,6 +40,6 @@ def report(
 
 
 def pipelines(url: str) -> list[Pipeline]:
-    """All pipelines, the one that spoke last first."""
+    """Return all pipelines, the most recent report first."""
     with plain(url) as conn:
         return calls.list_pipelines(conn)

@@ -1,18 +1,18 @@
-"""Ranges of offsets and how they are cut into tasks. Pure: the same positions and options give the same tasks."""
+"""Ranges of offsets, and their division into tasks. Pure: equal positions and options give equal tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# To start a task costs as much as to read 10,000 rows, so small ranges share one. A large one makes others wait at the end.
+# Starting a task costs as much as reading 10,000 rows, so small ranges share one. Large tasks delay the end of the job.
 SMALL_TASK = 50_000
 LARGE_TASK = 250_000
 
 
 @dataclass(frozen=True)
 class Head:
-    """A partition of a topic: the lowest offset left in its log, and the next one that will be given."""
+    """A partition of a topic: the earliest available offset (base) and the next offset to be assigned (head)."""
 
     topic: str
     topic_id: int
@@ -41,10 +41,10 @@ class Range:
 def tasks(
     ranges: Sequence[Range], *, min_tasks: int | None = None, max_rows: int | None = None, max_tasks: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Return the ranges of each task: large ranges are cut evenly, small ones share a task.
+    """Return the ranges of each task: large ranges are split evenly, small ones share a task.
 
-    The tasks one after the other are the ranges in their order. Spark's rows are in the order of its tasks, and a sink
-    publishes them so; any other order of the pieces would reorder the messages of a key.
+    Tasks keep the order of the ranges. Spark returns rows in task order and a sink publishes them in that order, so any
+    other order would reorder the messages of a key.
     """
     total = sum(len(range_) for range_ in ranges)
     if total == 0:
@@ -52,7 +52,7 @@ def tasks(
     largest = max_rows or LARGE_TASK
     smallest = SMALL_TASK
     if min_tasks is not None:
-        # rounded down: were any task larger than this share, there could be fewer tasks than asked
+        # Rounded down: larger tasks could give fewer tasks than requested.
         share = max(1, total // min_tasks)
         smallest, largest = min(smallest, share), min(largest, share)
     bundles = _bundled([piece for range_ in ranges for piece in _cut(range_, largest)], smallest)
@@ -62,7 +62,7 @@ def tasks(
 
 
 def _cut(range_: Range, largest: int) -> Iterable[Range]:
-    """Pieces of nearly the same size, none larger than asked."""
+    """Split a range into pieces of nearly equal size, none larger than `largest`."""
     rows = len(range_)
     count = -(-rows // largest)
     for number in range(count):
@@ -70,23 +70,23 @@ def _cut(range_: Range, largest: int) -> Iterable[Range]:
 
 
 def _bundled(pieces: Iterable[Range], smallest: int) -> list[tuple[Range, ...]]:
-    """Neighbours together until they are worth a task."""
-    made: list[tuple[Range, ...]] = []
+    """Bundle consecutive pieces up to the size that justifies a task."""
+    bundles: list[tuple[Range, ...]] = []
     bundle: list[Range] = []
     rows = 0
     for piece in pieces:
         if bundle and rows + len(piece) > smallest:
-            made.append(tuple(bundle))
+            bundles.append(tuple(bundle))
             bundle, rows = [], 0
         bundle.append(piece)
         rows += len(piece)
     if bundle:
-        made.append(tuple(bundle))
-    return made
+        bundles.append(tuple(bundle))
+    return bundles
 
 
 def _even(ranges: Sequence[Range], total: int, count: int) -> list[list[Range]]:
-    """Cut the ranges, one after the other, into this many consecutive parts of nearly the same size."""
+    """Divide the ranges, in order, into `count` consecutive parts of nearly equal size."""
     parts: list[list[Range]] = [[] for _ in range(count)]
     begin = 0
     for range_ in ranges:

@@ -1,4 +1,4 @@
-"""Reading ranges of the log as Arrow, without Spark: every offset once, in order, checked."""
+"""Read ranges of the log as Arrow, without Spark. Verifies that each offset comes once and in order."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ LOG_SCHEMA = pa.schema(
         ("created_at", _TIME),
     ]
 )
-# Headers once more, as two lists, for who wants them as Kafka has them.
+# Headers as two lists, names and values: the source builds Kafka's header type from them.
 _HEADER_LISTS = {"header_keys": pa.list_(pa.string()), "header_values": pa.list_(pa.string())}
-# the years 1 to 9999, which clients can represent, in microseconds since 1970
+# The years 1 to 9999, which clients can represent, in microseconds since 1970.
 _FIRST_TIME, _END_OF_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 _BATCH_BYTES = 4 << 20
 _WINDOW_BYTES = 32 << 20
 _WINDOW_ROWS = 32_768
-# How large messages are is not known before some were read.
+# Message sizes are unknown until some have been read, so the first window is small.
 _FIRST_WINDOW = 16
 _log = logging.getLogger(__name__)
 
 
 def heads(url: str, topics: Sequence[str]) -> list[Head]:
-    """Each partition of these topics, counting everything that was committed before the call."""
+    """Return the head of each partition of these topics. Includes all messages committed before the call."""
     with plain(url) as conn:
         calls.sequence(conn, topics)
         return [Head(*row) for row in calls.log_heads(conn, topics)]
@@ -58,23 +58,22 @@ def heads(url: str, topics: Sequence[str]) -> list[Head]:
 def read_range(
     url: str, range_: Range, columns: Sequence[str] | None = None, *, selection: Selection | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a range by offset, as batches with these columns of LOG_SCHEMA (None: all).
+    """Yield the messages of a range by offset, in batches with these columns of LOG_SCHEMA (None: all).
 
-    With a selection only those that match. Fewer messages than the range has are never passed over in silence: then the
-    read ends with OffsetOutOfRange, which names what is missing.
+    With a selection, only matching messages. Raises OffsetOutOfRange if an offset of the range is missing.
     """
     wanted = list(LOG_SCHEMA.names) if columns is None else list(columns)
     chosen = resolved(url, selection)
     with arrow(url) as conn:
         fetch(conn, calls.SET_FOR_READING)
-        # the runs of a whole large range would be long in a log with many publishers
+        # In chunks: with many publishers, a large range has a long list of runs.
         for lo in range(range_.lo, range_.hi, 250_000):
             part = range_.between(lo, min(range_.hi, lo + 250_000))
             yield from _read_part(conn, part, wanted, chosen)
 
 
 def resolved(url: str, selection: Selection | None) -> Selection | None:
-    """A selection whose routing-key pattern is known as a regular expression."""
+    """Return the selection with its routing-key pattern resolved to a regular expression."""
     if not selection:
         return None
     if selection.routing_key is None or selection.routing_regex is not None:
@@ -87,16 +86,16 @@ def resolved(url: str, selection: Selection | None) -> Selection | None:
 def _read_part(
     conn: ArrowConnection, range_: Range, wanted: list[str], selection: Selection | None
 ) -> Iterator[pa.RecordBatch]:
-    found = fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
-    runs = as_runs(*(found.column(name) for name in ("first_offset", "first_id", "n")))
+    table = fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
+    runs = as_runs(*(table.column(name) for name in ("first_offset", "first_id", "n")))
     asked = [name for name in wanted if name != "offset"]
     at = range_.lo
-    direct = found.num_rows == 0 or found.column("direct")[0].as_py()
+    direct = table.num_rows == 0 or table.column("direct")[0].as_py()
     parts = ascending(runs) if direct else []
     streamed = chain.from_iterable(_rows(conn, range_, part, asked, selection) for part in parts)
     for batch in streamed if parts else _windows(conn, range_, runs, asked, selection, direct=direct):
         lo, hi = batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py() + 1
-        # what lies behind a hole is not handed out, so that who reads on elsewhere knows where to start
+        # Yield nothing after a hole, so the caller knows from which offset to continue in the archive.
         if selection is None and (lo != at or hi - lo != batch.num_rows):
             break
         at = hi
@@ -107,7 +106,10 @@ def _read_part(
 def _windows(
     conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Windows of the jumping kind, each put in order. None holds more than about _WINDOW_BYTES, or one message."""
+    """Read runs whose ids jump, in windows sorted by offset.
+
+    A window holds about _WINDOW_BYTES at most, or one message.
+    """
     rows = _FIRST_WINDOW
     left = runs
     while len(left.n):
@@ -117,7 +119,7 @@ def _windows(
         for batch in _rows(conn, range_, part, asked, selection, direct=direct):
             size += batch.nbytes
             count += batch.num_rows
-            # too much: the rest is received and dropped, and the window is read again as smaller ones
+            # Too large: discard the rest, and read the window again in smaller ones.
             batches = [*batches, batch] if size <= 2 * _WINDOW_BYTES or part.rows == 1 else []
         fitting = max(1, _WINDOW_BYTES // max(1, size // max(1, count)))
         if count and not batches:
@@ -136,7 +138,7 @@ def _windows(
 def _rows(
     conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of these runs by id, with their offsets first. None of the batches is empty."""
+    """Yield the rows of these runs by id, with the offset as first column. No batch is empty."""
     conditions = [] if selection is None else calls.conditions(selection.routing_regex, selection.label, selection.key)
     statement = calls.rows_statement(range_.topic_id, range_.partition, runs.spans(), asked, conditions, direct=direct)
     with conn.cursor() as cursor:
@@ -153,16 +155,16 @@ def _with_offsets(batch: pa.RecordBatch, runs: Runs, asked: list[str]) -> pa.Rec
     if "occurred_at" in asked:
         _check_times(batch.column("occurred_at"), offsets)
     arrays = [pa.array(offsets), *(batch.column(name) for name in asked)]
-    made = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
-    return made if inside.all() else made.filter(pa.array(inside))
+    result = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
+    return result if inside.all() else result.filter(pa.array(inside))
 
 
 def _check_times(column: pa.Array, offsets: Ints) -> None:
-    """Refuse times that Arrow cannot represent: the driver shifts them to other, wrong ones."""
+    """Reject times outside Arrow's range: the driver would silently return wrong ones."""
     if (at := outside(column)) is not None:
         raise InvalidArgument(
             f"occurred_at of offset {offsets[at]} is outside of the years 1 to 9999",
-            hint="leave the column occurred_at out of the schema",
+            hint="Omit the column occurred_at from the schema.",
         )
 
 
@@ -176,13 +178,16 @@ def outside(column: pa.Array) -> int | None:
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The part of LOG_SCHEMA (and the lists of headers) that has these columns, in this order."""
+    """Return the schema of these columns of LOG_SCHEMA and of the header lists, in this order."""
     return pa.schema([(name, _HEADER_LISTS[name]) if name in _HEADER_LISTS else LOG_SCHEMA.field(name) for name in columns])
 
 
 def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection | None) -> None:
-    """Retention may have taken rows between the look at the runs and the read. A selection hides how many there should have
-    been; but rows go together with the lowest offset, so that one tells."""
+    """Raise OffsetOutOfRange if retention removed rows after the runs were fetched.
+
+    With a selection the expected row count is unknown. Retention advances the earliest offset when it removes rows, so
+    check that instead.
+    """
     if selection is None and at == range_.hi:
         return
     lowest = fetch(conn, calls.lowest_statement(range_.topic_id, range_.partition)).column("lowest")[0].as_py()
@@ -190,5 +195,5 @@ def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection |
         return
     raise OffsetOutOfRange(
         f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of {range_.topic}: offset {at} is gone",
-        hint=f"retention removed it while it was read; the lowest offset left is {lowest}",
+        hint=f"Retention removed it during the read. Start at the earliest available offset, {lowest}.",
     )

@@ -1,8 +1,8 @@
-"""From offsets to row ids and back: runs of ids, cut so that each part is one cheap walk along the primary key. Pure.
+"""Map offsets to row ids and back: runs of ids, split so that each part is one scan of the primary key. Pure.
 
-Offsets are given in the order in which transactions commit, ids in the order in which they insert. With one publisher both
-are the same; with many, the ids of a range of offsets jump back and forth a little, and now and then a lot (a transaction
-that stayed open). So a part that goes up is streamed as it is; one that jumps is read in windows and put in order here.
+Offsets follow the commit order of transactions, ids their insert order. With one publisher both agree. With many, the
+ids of a range of offsets jump back and forth: usually a little, far if a transaction stayed open. Parts with ascending
+ids are streamed as they are; the others are read in windows and sorted here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-# Reading over this many rows of others is cheaper than another walk.
+# Skipping up to this many unrelated rows is cheaper than another index scan.
 _NEAR = 256
-# Runs that go up for fewer rows than this are not worth a statement each.
+# Ascending parts shorter than this are not worth a statement each.
 _LONG = 5_000
 
 
@@ -42,7 +42,7 @@ class Runs:
         return int(self.offset[-1] + self.n[-1])
 
     def split(self, rows: int) -> tuple[Runs, Runs]:
-        """The first so many rows, and what is left."""
+        """Return the first `rows` rows, and the rest."""
         whole = int(np.searchsorted(np.cumsum(self.n), rows, side="right"))
         if whole == len(self.n):
             return self, self.part(whole, whole)
@@ -60,7 +60,7 @@ class Runs:
         return Runs(self.offset[start:stop], self.id[start:stop], self.n[start:stop])
 
     def spans(self) -> list[tuple[int, int]]:
-        """Half-open spans of ids that cover all runs, by id."""
+        """Return half-open spans of ids that cover all runs, in ascending order."""
         order = np.argsort(self.id, kind="stable")
         first, end = self.id[order], (self.id + self.n)[order]
         breaks = np.flatnonzero(first[1:] - end[:-1] > _NEAR) + 1
@@ -69,7 +69,7 @@ class Runs:
         return [(int(lo), int(hi)) for lo, hi in zip(first[starts], end[stops], strict=True)]
 
     def offsets_of(self, ids: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """The offset of each id, and whether it belongs to these runs at all."""
+        """Return the offset of each id, and a mask of the ids that belong to these runs."""
         order = np.argsort(self.id, kind="stable")
         first, n, offset = self.id[order], self.n[order], self.offset[order]
         place = np.searchsorted(first, ids, side="right") - 1
@@ -83,7 +83,7 @@ def as_runs(offset: Any, id: Any, n: Any) -> Runs:
 
 
 def ascending(runs: Runs) -> list[Runs]:
-    """The runs as parts in which ids go up without a large hole; empty if these would be too small to be worth it."""
+    """Split the runs into parts with ascending ids and no large gap; empty if the parts would be too small."""
     if len(runs.id) == 0:
         return []
     end = runs.id + runs.n

@@ -1,4 +1,4 @@
-"""The schemas that Spark is told: Kafka's names, types and order first, then ours; and those of the tables beside topics."""
+"""Spark schemas of messages (Kafka's names, types and order first, then ours) and of the other tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark session that starts fast and knows the format "trunkline"."""
+"""Open a Spark session that starts fast and has the format "trunkline" registered."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OLDEST_SPARK = (4, 2)
 _FEW_CORES = 4
 _MASTER_SECONDS = 5.0
 _QUIET = Path(__file__).with_name("quiet.properties")
-# these print an error in full before it is raised
+# These loggers print an error in full before it is raised.
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j")
 _CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # the default (INT96) is read by others as a time without a zone
+    # Other readers take the default, INT96, for a timestamp without time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # also the addresses of databases, which may hold passwords
+    # Includes database urls, which may contain passwords.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|url",
 }
 _LOCAL_CONF = {
@@ -59,10 +59,10 @@ def open_session(
     conf: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> SparkSession:
-    """The running session, or a new one on `master` (TRUNKLINE_SPARK_MASTER, else all cores of this machine).
+    """Return the running session, or start one on `master` (default: TRUNKLINE_SPARK_MASTER, else all local cores).
 
-    `url` is the database that streaming queries tell their progress to and that tables without an option `url` use.
-    `quiet`: no log of Spark's on the screen; what fails is raised all the same.
+    `url` is the database to which streaming queries report progress, and the default of the option `url`. `quiet`
+    suppresses Spark's log output; errors are still raised.
     """
     check_pyspark()
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def open_session(
     if chosen.startswith("local"):
         settings |= _LOCAL_CONF | _java_options(conf or {}, quiet=quiet)
         if SparkSession.getActiveSession() is None:
-            # Spark's 200 are for a cluster: here they cost a minute where there is little to do, a stream's batch seconds
+            # Spark's default, 200, suits a cluster. Here it adds a minute to small jobs, and seconds to each batch.
             settings["spark.sql.shuffle.partitions"] = str(4 * (os.cpu_count() or 1))
     if quiet:
         _hush()
@@ -95,29 +95,29 @@ def open_session(
 
 
 def _check_master(master: str) -> None:
-    """Refuse a master that Spark cannot use: Spark itself takes a minute for that, or prints a stack trace."""
+    """Reject a master that Spark cannot use: Spark takes a minute to fail, or prints a stack trace."""
     if not re.fullmatch(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s|sc|mesos)://.+", master):
         raise SparkUnavailable(
-            f"master {master!r} is not one that Spark knows",
-            hint="use local[*], spark://host:7077, yarn, k8s://... or sc://...",
+            f"unknown Spark master {master!r}",
+            hint="Use local[*], spark://host:7077, yarn, k8s://... or sc://...",
         )
     if not master.startswith("spark://"):
         return
     tried = []
-    # a list of masters is for high availability: one has to be there
-    for place in master.removeprefix("spark://").split(","):
-        host, _, port = place.rpartition(":")
+    # With several masters (high availability), one must be reachable.
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_MASTER_SECONDS).close()
             return
         except (OSError, ValueError) as exc:
-            tried.append(f"{place} ({exc})")
-    raise SparkUnavailable(f"no Spark master responds at {', '.join(tried)}", hint="start it, or name another master")
+            tried.append(f"{address} ({exc})")
+    raise SparkUnavailable(f"no Spark master responds at {', '.join(tried)}", hint="Start it, or use another master.")
 
 
 @contextmanager
 def _start_errors(master: str) -> Iterator[None]:
-    """Errors of Spark's start in one line."""
+    """Raise errors of Spark's start with a one-line message."""
     from pyspark.errors import PySparkException
 
     try:
@@ -125,36 +125,36 @@ def _start_errors(master: str) -> Iterator[None]:
     except (PySparkException, OSError) as exc:
         reason = " ".join(str(exc).split("\n", 1)[0].split())
         raise SparkUnavailable(
-            f"Spark did not start with master {master}: {reason}", hint="what Java has printed above says more"
+            f"Spark did not start with master {master}: {reason}", hint="See Java's output above for the cause."
         ) from exc
 
 
 @contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Ctrl-C waits until Spark has started: before that PySpark would leave a Java machine behind that nobody ends."""
+    """Delay Ctrl-C until Spark has started: earlier, PySpark would leave an orphaned JVM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[int] = []
+    signals: list[int] = []
 
     def remember(number: int, frame: Any) -> None:
-        asked.append(number)
+        signals.append(number)
 
     before = signal.signal(signal.SIGINT, remember)
     try:
         yield
     finally:
-        # PySpark sets one of its own, which cancels jobs
+        # PySpark installs a handler that cancels jobs: keep it.
         if signal.getsignal(signal.SIGINT) is remember:
             signal.signal(signal.SIGINT, before)
-    if asked:
+    if signals:
         raise KeyboardInterrupt
 
 
 def register(spark: SparkSession, url: str | None = None) -> None:
-    """Make the format "trunkline" known to a session, and let its streaming queries tell how they fare.
+    """Register the format "trunkline" with a session, and report the progress of its streaming queries.
 
-    Spark finds the format by itself when the package is installed; this also works where it does not look.
+    Spark finds the format itself if the package is installed; this also works where Spark does not search for it.
     """
     check_pyspark()
     from trunkline.spark.listener import ProgressListener
@@ -164,8 +164,7 @@ def register(spark: SparkSession, url: str | None = None) -> None:
         spark.dataSource.register(TrunklineSource)
     target = url or (f"env:{URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else None)
     if target is not None and not getattr(spark, "_trunkline_listener", False):
-        # Through Connect, PySpark serves listeners in a thread that keeps the program from ending, unless the thread that
-        # starts it is a daemon.
+        # With Connect, PySpark's listener thread keeps the program alive, unless a daemon thread starts it.
         adding = threading.Thread(target=spark.streams.addListener, args=(ProgressListener(Secret(target)),), daemon=True)
         if is_connect(spark):
             adding.start()
@@ -176,47 +175,47 @@ def register(spark: SparkSession, url: str | None = None) -> None:
 
 
 def _finds_it(spark: SparkSession) -> bool:
-    """Whether Spark knows the format already; it warns about a second one, with every query."""
+    """Return true if Spark already knows the format: a second registration causes a warning with each query."""
     state: Any = spark._jsparkSession
     return bool(state.sessionState().dataSourceManager().dataSourceExists("trunkline"))
 
 
 def check_pyspark() -> None:
-    """A clear word where pyspark is missing or too old."""
+    """Raise SparkUnavailable if pyspark is missing or its version is not supported."""
     try:
         import pyspark
     except ImportError as exc:
-        raise SparkUnavailable("pyspark is not installed", hint="pip install 'trunkline[spark]'") from exc
-    found = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
-    if not _OLDEST_SPARK <= found < (5, 0):
+        raise SparkUnavailable("pyspark is not installed", hint="Run: pip install 'trunkline[spark]'") from exc
+    version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
+    if not _OLDEST_SPARK <= version < (5, 0):
         raise SparkUnavailable(
-            f"pyspark {pyspark.__version__} is installed, 4.2 or a later 4.x is needed",
-            hint="pip install 'trunkline[spark]'",
+            f"pyspark must be version 4.2 or a later 4.x, got {pyspark.__version__}",
+            hint="Run: pip install 'trunkline[spark]'",
         )
 
 
 def check_java() -> None:
-    """A clear word where Java is missing or too old."""
+    """Raise SparkUnavailable if Java is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
-    hint = "install a Java runtime of version 17 or later, and set JAVA_HOME if it is not in the PATH"
+    hint = "Install a Java runtime of version 17 or later, and set JAVA_HOME if it is not in the PATH."
     if program is None:
         where = f"in JAVA_HOME ({home})" if home else "in the PATH"
-        raise SparkUnavailable(f"Spark needs Java, and there is none {where}", hint=hint)
-    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # nosec B603
-    found = re.search(r'version "(\d+)', told)
-    if found is not None and int(found[1]) < _OLDEST_JAVA:
-        raise SparkUnavailable(f"Spark needs Java {_OLDEST_JAVA} or later, {program} is {found[1]}", hint=hint)
+        raise SparkUnavailable(f"Spark needs Java, but there is none {where}", hint=hint)
+    output = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603  # nosec B603
+    version = re.search(r'version "(\d+)', output)
+    if version is not None and int(version[1]) < _OLDEST_JAVA:
+        raise SparkUnavailable(f"Spark needs Java {_OLDEST_JAVA} or later, {program} is version {version[1]}", hint=hint)
 
 
 def _choose_python(*, local: bool) -> None:
-    """Spark would take `python3` of the PATH, which need not be ours."""
+    """Make Spark run this Python: its default is the first `python3` in the PATH."""
     if "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = str(_wrapper()) if local else sys.executable
 
 
 def _wrapper() -> Path:
-    """A program that starts our Python without Spark's zip of bare sources, which each worker would compile anew (0.6 s)."""
+    """Write a script that starts our Python without Spark's zip of sources, which each worker would compile (0.6 s)."""
     folder = _private_folder()
     dropped = r'-e "/pyspark\.zip$" -e "/py4j-[^/]*\.zip$" -e "\.jar$"'
     text = (
@@ -225,17 +224,17 @@ def _wrapper() -> Path:
         f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
     )
     program = folder / f"python-{hashlib.sha256(sys.executable.encode()).hexdigest()[:12]}"
-    made = folder / f"{program.name}.{os.getpid()}"
-    made.write_text(text)
-    made.chmod(0o700)
-    made.replace(program)
+    draft = folder / f"{program.name}.{os.getpid()}"
+    draft.write_text(text)
+    draft.chmod(0o700)
+    draft.replace(program)
     return program
 
 
 def _private_folder() -> Path:
-    """A folder that no other user can have prepared: the user's cache, else a new one until the program ends.
+    """Return a folder that no other user can write to: the user's cache, else one that is removed at exit.
 
-    Spark runs what is in it for as long as the session lives.
+    Spark executes files in it while the session lives.
     """
     cache = warm.cache_folder()
     if cache is not None:
@@ -249,16 +248,19 @@ def _private_folder() -> Path:
 
 
 def _java_options(conf: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
-    """Options for Java. Kept classes halve its start; they fit the class path that Spark has of itself and no other."""
+    """Return the JVM options.
+
+    A class archive halves the start time; it is valid only for Spark's default class path.
+    """
     if "spark.driver.extraJavaOptions" in conf:
         return {}
-    # other collectors are made for many cores, and take longer to start
+    # Other collectors are designed for many cores and start more slowly.
     options = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES else []
     if "spark.driver.extraClassPath" not in conf:
         options.append(warm.options())
         warm.warm_later()
     if quiet:
-        # setLogLevel comes after the first ten lines
+        # setLogLevel would take effect only after Spark's first ten lines.
         options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
     return {"spark.driver.extraJavaOptions": " ".join(filter(None, options))} if any(options) else {}
 

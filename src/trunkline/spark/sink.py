@@ -1,4 +1,4 @@
-"""Writing to topics: tasks stage, the driver publishes once. See `staging` for why a repeat changes nothing."""
+"""Write to topics: tasks stage rows, the driver publishes them once. `staging` explains why repeats have no effect."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trunkline.spark.options import WriteOptions
 from trunkline.spark.staging import Staged, commit, discard, header_lists, stage
 
 _TEXT = (StringType, BinaryType)
-# column: (as it is staged, types it may have)
-_TAKEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
+# column: (name in the staged batch, allowed types)
+_COLUMNS: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "value": ("payload", _TEXT),
     "key": ("key", _TEXT),
     "topic": ("topic", (StringType,)),
@@ -40,13 +40,13 @@ _TAKEN: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "id": ("id", _TEXT),
     "occurred_at": ("occurred_at", (TimestampType,)),
 }
-# What a message gets anew: a DataFrame that was read from a topic can be written as it is.
+# Assigned at publish. Ignored here, so that a DataFrame read from a topic can be written unchanged.
 _LEFT_OUT = ("offset", "timestamp", "timestampType")
 
 
 @dataclass
 class Message(WriterCommitMessage):
-    """From a task to the driver. `query` is the id of the streaming query that the task is part of, or empty."""
+    """A task's result, sent to the driver. `query` is the id of its streaming query, or empty."""
 
     task: int
     query: str
@@ -54,26 +54,29 @@ class Message(WriterCommitMessage):
 
 
 def checked(schema: StructType, options: WriteOptions) -> None:
-    """Refuse on the driver what cannot be written."""
+    """Reject invalid columns on the driver."""
     names = schema.fieldNames()
     if "value" not in names:
-        raise InvalidOption("the rows have no column value", hint="rename the column that holds the payload to value")
+        raise InvalidOption("the rows have no column value", hint="Rename the payload column to value.")
     for field in schema.fields:
         if field.name in _LEFT_OUT:
             continue
-        if field.name not in _TAKEN:
+        if field.name not in _COLUMNS:
             raise InvalidOption(
-                f"the rows have a column {field.name}, which messages do not have", hint="select " + ", ".join(_TAKEN)
+                f"messages have no column {field.name}, which the rows contain",
+                hint=f"Select only columns of {', '.join(_COLUMNS)}.",
             )
-        if not isinstance(field.dataType, _TAKEN[field.name][1]):
-            wanted = " or ".join(kind.typeName() for kind in _TAKEN[field.name][1])
-            raise InvalidOption(f"the column {field.name} is {field.dataType.simpleString()}", hint=f"cast it to {wanted}")
+        if not isinstance(field.dataType, _COLUMNS[field.name][1]):
+            expected = " or ".join(kind.typeName() for kind in _COLUMNS[field.name][1])
+            raise InvalidOption(
+                f"column {field.name} must be {expected}, got {field.dataType.simpleString()}", hint="Cast the column."
+            )
     if options.target is None and "topic" not in names:
-        raise InvalidOption("nothing says where the rows go", hint="give the option topic, or rows with a column topic")
+        raise InvalidOption("no topic for the rows", hint="Set the option topic, or add a column topic.")
 
 
 def staged_form(batches: Iterator[pa.RecordBatch], target: str | None) -> Iterator[pa.RecordBatch]:
-    """Batches with the columns that `staging` takes."""
+    """Convert batches to the columns that `staging` expects."""
     rows = 0
     for batch in batches:
         columns: dict[str, Any] = {}
@@ -84,20 +87,20 @@ def staged_form(batches: Iterator[pa.RecordBatch], target: str | None) -> Iterat
             if name == "headers" and not pa.types.is_string(column.type):
                 columns["header_keys"], columns["header_values"] = header_lists(_entries(column), rows)
             else:
-                columns[_TAKEN[name][0]] = column
+                columns[_COLUMNS[name][0]] = column
         rows += batch.num_rows
         yield pa.record_batch(columns)
 
 
 def _entries(column: pa.Array) -> pa.Array:
-    """A map is a list of keys and values."""
+    """Convert a map column to a list of keys and values; return other columns unchanged."""
     if not pa.types.is_map(column.type):
         return column
     return column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
 
 
 def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: str = "", version: int = 0) -> Message:
-    """What a task does. A stream has its query and batch instead of a writer and a version."""
+    """Stage the rows of a task. In a stream, query and batch identify the job instead of writer and version."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
     query = "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""
@@ -108,23 +111,23 @@ def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: st
 
 
 def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
-    """In the order of the tasks, which is the order of the rows."""
+    """Return the messages in task order, which is row order."""
     return sorted((message for message in messages if isinstance(message, Message)), key=lambda message: message.task)
 
 
 class BatchSink(DataSourceArrowWriter):
-    """`df.write`: all rows or none. With txnAppId and txnVersion a repeat of the same job publishes nothing.
+    """`df.write`: publishes all rows or none. With txnAppId and txnVersion, repeating a job publishes nothing.
 
-    In foreachBatch the number of the batch is the version, and another query (a new checkpoint) counts from 0 again. So the
-    query is part of the writer's name there: its batches are not taken for those of the other query.
+    In foreachBatch the version is the batch number, which restarts at 0 with a new checkpoint. The query id is
+    therefore part of the writer's name, so that a new query's batches are not mistaken for repeats.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidOption("the mode is overwrite", hint="messages are only ever added: use append")
+            raise InvalidOption("overwrite mode is not supported", hint="Use append.")
         checked(schema, options)
         self._options = options
-        # a name of its own for a write that has none; options refuse this prefix
+        # A unique name for a write without txnAppId. WriteOptions reserves the prefix.
         self._writer, self._version = f"once:{uuid.uuid4()}", 0
         if options.app_id is not None and options.version is not None:
             self._writer, self._version = options.app_id, options.version
@@ -140,17 +143,21 @@ class BatchSink(DataSourceArrowWriter):
             discard(url, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # it may come after a commit that succeeded: what has got its offsets is out of reach
+        # Spark may call this after a successful commit; rows that have offsets are not discarded.
         discard(self._options.url.reveal(), [message.staged for message in _found(messages)])
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream`: each micro-batch once, whatever is repeated. The query's id is the writer, the batch its version."""
+    """`df.writeStream`: publishes each micro-batch exactly once.
+
+    The query id is the writer, the batch id the version.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         if options.app_id is not None:
             raise InvalidOption(
-                "txnAppId is for batch writes", hint="a stream has its query and batch for that; leave it out"
+                "txnAppId is not supported by streaming writes",
+                hint="Omit it: a stream is identified by its query and batch.",
             )
         checked(schema, options)
         self._options = options

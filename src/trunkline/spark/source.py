@@ -1,9 +1,10 @@
-"""The data source "trunkline": what Spark calls. The work is done in modules that know nothing of Spark.
+"""The data source "trunkline": Spark's entry points. Modules without Spark dependencies do the work.
 
-No `pushFilters`: Spark 4.3 keeps pushed filters for the whole DataFrame, so that its next use gets the rows of the first.
+`pushFilters` is not implemented: Spark 4.3 keeps pushed filters with the DataFrame, and its next use would return the
+rows of the first.
 
-What reads and writes is imported when it is asked for: Spark starts a process to find the source, one to ask for its schema
-and one to plan, each of which would import it all.
+Readers and writers are imported lazily: Spark starts one process each to find the source, to get its schema and to
+plan, and each would import everything.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrunklineSource(DataSource):
-    """`spark.read.format("trunkline")` and its three siblings."""
+    """Data source of `read`, `readStream`, `write` and `writeStream` with the format "trunkline"."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,7 +1,7 @@
-"""Writing exactly once, without Spark: tasks copy rows to the log, unseen; one transaction gives them offsets.
+"""Exactly-once writes, without Spark: tasks copy rows to the log, invisible to readers; one transaction publishes them.
 
-A task that runs twice stages twice under two attempts; only the attempts that a commit names are published. The commit
-writes down its version in the same transaction, so a repeat of it finds that out and changes nothing.
+A task that runs twice stages its rows under two attempts; a commit publishes only the attempts that it names. The
+commit records its version in the same transaction, so repeating it has no effect.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ STAGE_SCHEMA = pa.schema(
     ]
 )
 _LONGEST = {"key": 1000, "routing_key": 1000, "label": 200, "content_type": 200}
-# Copied at once: enough to make the statements around it cheap, little enough for the memory of a task.
+# Size of one copy: large enough to amortise its statements, small enough for a task's memory.
 _ROWS = 100_000
 _BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What one attempt of a task has staged."""
+    """Rows staged by one attempt of a task."""
 
     attempt: str
     rows: int
@@ -62,17 +62,17 @@ class Staged:
 
 @dataclass(frozen=True)
 class Committed:
-    """`done` is False when the version had been published before; `rows` is what this call published."""
+    """Result of a commit. `done` is false if the version was already published; `rows` counts rows of this call."""
 
     done: bool
     rows: int
 
 
 def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None, job: str | None = None) -> Staged:
-    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for a commit to publish. Runs in a task.
+    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. Runs in a task.
 
-    All rows go to `topic` (or `queue:<name>`); without it each row's column `topic` says where. `job` is the same for all
-    attempts of which one is to be committed: the commit gives up the others.
+    All rows go to `topic` (or `queue:<name>`); without it, the column `topic` decides for each row. `job` is common to
+    all attempts at the same work: `commit` discards those that it does not publish.
     """
     attempt = _new_attempt(job)
     targets: dict[str, _Target] = {}
@@ -83,14 +83,14 @@ def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = No
                 with arrow(url) as conn:
                     for name, part in _by_topic(chunk, topic):
                         if name not in targets:
-                            targets[name] = _Target.found(conn, name)
+                            targets[name] = _Target.load(conn, name)
                         _copy(conn, attempt, targets[name], part)
             except InvalidArgument as exc:
                 _check_headers(chunk, rows, exc)
                 raise
             rows += chunk.num_rows
     except BaseException:
-        # No commit will name this attempt. Until it is dropped, retention cannot remove the segments of its rows.
+        # No commit will name this attempt. Until it is dropped, it blocks retention of the segments with its rows.
         with suppress(TrunklineError):
             discard(url, [Staged(str(attempt), rows)])
         raise
@@ -98,7 +98,7 @@ def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = No
 
 
 def _new_attempt(job: str | None) -> uuid.UUID:
-    """Return an id for an attempt. Those of one job are uuids of version 8 with the same first half."""
+    """Return an attempt id. Attempts of one job are version 8 uuids with the same first half."""
     if job is None:
         return uuid.uuid4()
     half = bytearray(hashlib.sha256(job.encode()).digest()[:8])
@@ -107,13 +107,13 @@ def _new_attempt(job: str | None) -> uuid.UUID:
 
 
 def check_target(url: str, name: str) -> None:
-    """An unknown topic (or `queue:<name>`) is told before any work is done."""
+    """Raise an error if the topic (or `queue:<name>`) does not exist, before any work is done."""
     with arrow(url) as conn:
-        _Target.found(conn, name)
+        _Target.load(conn, name)
 
 
 def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Committed:
-    """Publish what was staged, in this order, once for each version of the writer."""
+    """Publish staged rows in this order, once for each version of the writer."""
     attempts = [uuid.UUID(one.attempt) for one in staged if one.rows]
     rows = [one.rows for one in staged if one.rows]
 
@@ -124,24 +124,24 @@ def commit(url: str, writer: str, version: int, staged: Sequence[Staged]) -> Com
     try:
         published = publish()
     except OutcomeUnknown:
-        # the connection broke: if the rows were published all the same, a second call finds that out
+        # The connection broke. If the rows were published, the second call has no effect and returns None.
         return Committed(True, publish() or sum(rows))
     return Committed(published is not None, published or 0)
 
 
 def newest_version(url: str, writer: str) -> int | None:
-    """The newest version that the writer has published; None for none."""
+    """Return the newest version that the writer has published; None if there is none."""
     with plain(url) as conn:
         return calls.newest_commit(conn, writer)
 
 
 def discard(url: str, staged: Sequence[Staged]) -> None:
-    """Give up what these attempts have staged and nobody has published."""
+    """Discard the unpublished rows of these attempts."""
     try:
         with plain(url) as conn:
             calls.drop_stage(conn, [uuid.UUID(one.attempt) for one in staged])
     except DatabaseUnavailable:
-        # upkeep does it after three days
+        # Upkeep discards them after three days.
         return
 
 
@@ -149,21 +149,21 @@ def discard(url: str, staged: Sequence[Staged]) -> None:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches, checked."""
-    held: list[pa.RecordBatch] = []
+    """Validate the rows and combine them into larger batches."""
+    buffer: list[pa.RecordBatch] = []
     seen = rows = size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        held.append(_checked(batch, seen))
+        buffer.append(_checked(batch, seen))
         seen += batch.num_rows
         rows += batch.num_rows
         size += batch.nbytes
         if rows >= _ROWS or size >= _BYTES:
-            yield _joined(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield _joined(held)
+            yield _joined(buffer)
+            buffer, rows, size = [], 0, 0
+    if buffer:
+        yield _joined(buffer)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -171,31 +171,32 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _checked(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
-    """Return the batch in the types of STAGE_SCHEMA. Refuse what no topic takes before it travels, with column and row.
+    """Return the batch with the types of STAGE_SCHEMA. Raise an error that names column and row of an invalid value.
 
-    `first` is the number of the batch's first row in its task; the first one of all is 0.
+    `first` is the number of the batch's first row in its task, counted from 0.
     """
     if "payload" not in batch.schema.names:
-        raise InvalidArgument("there is no payload", hint="give a column value")
+        raise InvalidArgument("the rows have no payload", hint="Add a column value.")
     columns = {field.name: converted(batch.column(field.name), field.name, field.type, first) for field in _fields(batch)}
     if batch.column("payload").null_count:
         row = first + pc.index(batch.column("payload").is_null(), True).as_py()
         raise InvalidArgument(
-            f"value of row {row} of the task is null", hint="publish an empty value or the JSON value null instead"
+            f"value of row {row} of the task is null", hint="Publish an empty value or the JSON value null instead."
         )
     for name, longest in _LONGEST.items():
         if name in columns:
             lengths = pc.utf8_length(columns[name])
-            found = pc.max(lengths).as_py()
-            if found is not None and found > longest:
-                row = first + pc.index(lengths, found).as_py()
+            length = pc.max(lengths).as_py()
+            if length is not None and length > longest:
+                row = first + pc.index(lengths, length).as_py()
                 raise InvalidArgument(
-                    f"{name} of row {row} of the task has {found} characters", hint=f"the limit is {longest}"
+                    f"{name} of row {row} of the task has {length} characters, the limit is {longest}",
+                    hint=f"Shorten {name}.",
                 )
     if "occurred_at" in columns and (row := outside(columns["occurred_at"])) is not None:
         raise InvalidArgument(
             f"occurred_at of row {first + row} of the task is outside of the years 1 to 9999",
-            hint="use null if the time is not known",
+            hint="Use null if the time is not known.",
         )
     return pa.record_batch(columns)
 
@@ -208,7 +209,7 @@ _READ_AS = {"payload": "value", "header_values": "headers", "header_keys": "head
 
 
 def converted(column: pa.Array, name: str, kind: pa.DataType, first: int = 0) -> pa.Array:
-    """Return a column in another type. If a row does not fit, the error names the column, the row and what to do."""
+    """Cast a column. If a value cannot be converted, the error names column and row."""
     if column.type == kind:
         return column
     try:
@@ -216,19 +217,20 @@ def converted(column: pa.Array, name: str, kind: pa.DataType, first: int = 0) ->
     except pa.ArrowInvalid as exc:
         row = _first_misfit(column, kind)
         value = repr(column[row].as_py())
-        shown, column_name = value if len(value) <= 60 else f"{value[:60]}...", _READ_AS.get(name, name)
+        excerpt, column_name = value if len(value) <= 60 else f"{value[:60]}...", _READ_AS.get(name, name)
         if pa.types.is_integer(kind):
             raise InvalidArgument(
-                f"{column_name} of row {first + row} of the task is {shown}", hint="it must fit into 32 bits"
+                f"{column_name} of row {first + row} of the task does not fit into 32 bits: {excerpt}",
+                hint=f"Use a smaller {column_name}.",
             ) from exc
         raise InvalidArgument(
-            f"{column_name} of row {first + row} of the task is not UTF-8 text: {shown}",
-            hint=f"encode {column_name}, for example as base64 or hex",
+            f"{column_name} of row {first + row} of the task is not UTF-8 text: {excerpt}",
+            hint=f"Encode {column_name}, for example as base64 or hex.",
         ) from exc
 
 
 def _first_misfit(column: pa.Array, kind: pa.DataType) -> int:
-    """Return the first row that cannot be cast, in a column that cannot."""
+    """Return the first row that cannot be cast, by binary search. The column must have one."""
     lo, hi = 0, len(column)
     while hi - lo > 1:
         middle = (lo + hi) // 2
@@ -241,7 +243,7 @@ def _first_misfit(column: pa.Array, kind: pa.DataType) -> int:
 
 
 def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) -> None:
-    """After the database has refused rows: name the row whose headers are not a JSON object."""
+    """Raise an error that names a row whose headers are not a JSON object. Called after the database rejected rows."""
     texts = chunk.column("headers").to_pylist() if "headers" in chunk.schema.names else []
     for row, text in enumerate(texts):
         try:
@@ -249,10 +251,10 @@ def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) ->
         except (msgspec.DecodeError, UnicodeError):
             valid = False
         if not valid:
-            shown = text if len(text) <= 60 else f"{text[:60]}..."
+            excerpt = text if len(text) <= 60 else f"{text[:60]}..."
             raise InvalidArgument(
-                f"headers of row {first + row} of the task are not a JSON object: {shown}",
-                hint='write them as {"name": "value"}, or use a column of type map',
+                f"headers of row {first + row} of the task are not a JSON object: {excerpt}",
+                hint='Write them as {"name": "value"}, or use a column of type map.',
             ) from cause
 
 
@@ -261,10 +263,10 @@ def _by_topic(chunk: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         yield topic, chunk
         return
     if "topic" not in chunk.schema.names:
-        raise InvalidArgument("there is no topic for the rows", hint="give the option topic, or a column topic")
+        raise InvalidArgument("no topic for the rows", hint="Set the option topic, or add a column topic.")
     encoded = chunk.column("topic").dictionary_encode()
     if encoded.null_count:
-        raise InvalidArgument("a row has no topic", hint="fill the column topic, or give the option topic")
+        raise InvalidArgument("a row has no topic", hint="Fill the column topic, or set the option topic.")
     names = encoded.dictionary.to_pylist()
     if len(names) == 1:
         yield names[0], chunk
@@ -278,78 +280,81 @@ def _by_topic(chunk: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 class _Target:
-    """A topic as far as rows are shared out by it."""
+    """The partitioning and limits of a topic that rows are copied to."""
 
     def __init__(self, name: str, partitions: int, all_partitions: int, max_payload: int) -> None:
         self.name = name
         self._partitions = partitions
         self._all = all_partitions
         self._max_payload = max_payload
-        # Rows without a key stay together with those of their task.
+        # All rows of a task that have no key go to the same random partition.
         self._any = random.randrange(partitions)  # noqa: S311  # nosec B311
 
     @classmethod
-    def found(cls, conn: ArrowConnection, name: str) -> _Target:
+    def load(cls, conn: ArrowConnection, name: str) -> _Target:
         row = fetch(conn, calls.stage_target_statement(name)).to_pylist()[0]
         if row["partitions"] > 1 and int(keys.hashes(pa.array([keys.PROBE]))[0]) != row["probe"]:
             raise InvalidArgument(
-                "the database hashes keys in another way than this program", hint="write to topics of one partition"
+                "the database and this program hash keys differently", hint="Write to a topic with one partition."
             )
         return cls(name, row["partitions"], row["all_partitions"], row["max_payload"])
 
     def shares(self, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
-        """The rows of each partition, in their order."""
+        """Split rows by partition, keeping their order."""
         longest = pc.max(pc.binary_length(rows.column("payload"))).as_py()
         if longest > self._max_payload:
             raise PayloadTooLarge(
                 f"a payload has {longest} bytes, the limit of {self.name} is {self._max_payload}",
-                hint="store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic",
+                hint="Store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic.",
             )
         chosen = self._chosen(rows)
-        found = np.unique(chosen)
-        if found[0] < 0 or found[-1] >= self._all:
-            bad = found[0] if found[0] < 0 else found[-1]
-            raise InvalidArgument(f"partition is {bad}", hint=f"{self.name} has partitions 0 to {self._all - 1}")
-        if len(found) == 1:
-            return {int(found[0]): rows}
-        return {int(partition): rows.take(pa.array(np.flatnonzero(chosen == partition))) for partition in found}
+        distinct = np.unique(chosen)
+        if distinct[0] < 0 or distinct[-1] >= self._all:
+            bad = distinct[0] if distinct[0] < 0 else distinct[-1]
+            raise InvalidArgument(
+                f"partition must be between 0 and {self._all - 1}, got {bad}",
+                hint=f"Choose an existing partition of {self.name}, or leave the column null.",
+            )
+        if len(distinct) == 1:
+            return {int(distinct[0]): rows}
+        return {int(partition): rows.take(pa.array(np.flatnonzero(chosen == partition))) for partition in distinct}
 
     def _chosen(self, rows: pa.RecordBatch) -> Any:
         chosen = np.full(rows.num_rows, self._any, np.int32)
         if self._partitions > 1 and "key" in rows.schema.names:
             texts = rows.column("key")
-            chosen = np.where(_there(texts), keys.partitions(texts, self._partitions), chosen)
+            chosen = np.where(_valid(texts), keys.partitions(texts, self._partitions), chosen)
         if "partition" in rows.schema.names:
-            given = rows.column("partition")
-            chosen = np.where(_there(given), pc.fill_null(given, 0).to_numpy(), chosen)
+            explicit = rows.column("partition")
+            chosen = np.where(_valid(explicit), pc.fill_null(explicit, 0).to_numpy(), chosen)
         return chosen
 
 
-def _there(column: pa.Array) -> Any:
+def _valid(column: pa.Array) -> Any:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _copy(conn: ArrowConnection, attempt: uuid.UUID, target: _Target, rows: pa.RecordBatch) -> None:
-    """Get ids, copy the rows to them, and have that checked."""
+    """Reserve ids, copy the rows, and have the database verify the copy."""
     shares = target.shares(rows)
     counts = {partition: share.num_rows for partition, share in shares.items()}
-    places = fetch(conn, calls.open_stage_statement(target.name, attempt, counts)).to_pylist()
-    # a transaction of its own: others wait for it, and the tables must be there for good
+    extents = fetch(conn, calls.open_stage_statement(target.name, attempt, counts)).to_pylist()
+    # Commit now: other publishers wait for this transaction, and the segments must be durable before the copy.
     conn.commit()
-    taken = dict.fromkeys(shares, 0)
-    for place in places:
-        partition, count = place["partition"], place["n"]
-        share = shares[partition].slice(taken[partition], count)
-        taken[partition] += count
-        made = _log_rows(share, place["first_id"], place["at"])
+    copied = dict.fromkeys(shares, 0)
+    for extent in extents:
+        partition, count = extent["partition"], extent["n"]
+        share = shares[partition].slice(copied[partition], count)
+        copied[partition] += count
+        log_rows = _log_rows(share, extent["first_id"], extent["at"])
         with conn.cursor() as cursor:
-            cursor.adbc_ingest(place["segment"], made, mode="append", db_schema_name="trunkline")
+            cursor.adbc_ingest(extent["segment"], log_rows, mode="append", db_schema_name="trunkline")
     fetch(conn, calls.close_stage_statement(attempt))
     conn.commit()
 
 
 def _log_rows(batch: pa.RecordBatch, first_id: int, at: datetime) -> pa.RecordBatch:
-    """The batch as the log has it."""
+    """Convert a batch to rows of the log's table."""
     rows = batch.num_rows
     columns: dict[str, Any] = {
         "id": pa.array(np.arange(first_id, first_id + rows)),
@@ -371,23 +376,26 @@ def _log_rows(batch: pa.RecordBatch, first_id: int, at: datetime) -> pa.RecordBa
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array | None:
-    """As JSON text: given so, or as lists of names and values."""
+    """Return the headers as JSON text, from a text column or from lists of names and values."""
     text = batch.column("headers") if "headers" in batch.schema.names else None
     if "header_keys" not in batch.schema.names:
         return text
     pairs = zip(batch.column("header_keys").to_pylist(), batch.column("header_values").to_pylist(), strict=True)
-    made = pa.array(
+    encoded = pa.array(
         [
             msgspec.json.encode(dict(zip(names, values or [], strict=True))).decode() if names else None
             for names, values in pairs
         ],
         pa.string(),
     )
-    return made if text is None else pc.coalesce(text, made)
+    return encoded if text is None else pc.coalesce(text, encoded)
 
 
 def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
-    """Kafka's headers, a list of structs, as two lists of text. `first` is the number of the first row in its task."""
+    """Convert Kafka's headers, a list of structs, to two lists of text.
+
+    `first` is the number of the column's first row.
+    """
     items = column.flatten()
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
@@ -400,44 +408,44 @@ def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
             row = int(np.searchsorted(np.cumsum(lengths), _first_misfit(part, pa.string()), side="right"))
             raise InvalidArgument(
                 f"headers of row {first + row} of the task: the {name} of a header is not UTF-8 text",
-                hint="encode it, for example as base64",
+                hint=f"Encode the {name}, for example as base64.",
             ) from exc
     lists = (pa.ListArray.from_arrays(offsets, part, mask=column.is_null()) for part in texts)
-    keys, found = lists
-    return keys, found
+    names, values = lists
+    return names, values
 
 
 # Ids
 
 
 def _ids(batch: pa.RecordBatch, rows: int, at: datetime) -> pa.Array:
-    made = _new_ids(rows, at)
+    ids = _new_ids(rows, at)
     if "id" in batch.schema.names:
-        given = batch.column("id")
-        if given.null_count < rows:
-            kept = np.flatnonzero(_there(given))
-            made[kept] = _parsed(given.drop_null())
-    storage = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(made.tobytes())])
+        explicit = batch.column("id")
+        if explicit.null_count < rows:
+            indices = np.flatnonzero(_valid(explicit))
+            ids[indices] = _parsed(explicit.drop_null())
+    storage = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids.tobytes())])
     return pa.ExtensionArray.from_storage(pa.uuid(), storage)
 
 
 def _new_ids(rows: int, at: datetime) -> Any:
-    """Version 7 uuids of this moment, in growing order as far as 4,096 go."""
-    made = np.frombuffer(bytearray(np.random.default_rng().bytes(rows * 16)), np.uint8).reshape(rows, 16)
-    made[:, :6] = np.frombuffer(int(at.timestamp() * 1000).to_bytes(6, "big"), np.uint8)
+    """Return version 7 uuids with the timestamp `at`, ascending within each group of 4,096."""
+    ids = np.frombuffer(bytearray(np.random.default_rng().bytes(rows * 16)), np.uint8).reshape(rows, 16)
+    ids[:, :6] = np.frombuffer(int(at.timestamp() * 1000).to_bytes(6, "big"), np.uint8)
     count = np.arange(rows) & 0xFFF
-    made[:, 6] = 0x70 | (count >> 8)
-    made[:, 7] = count & 0xFF
-    made[:, 8] = 0x80 | (made[:, 8] & 0x3F)
-    return made
+    ids[:, 6] = 0x70 | (count >> 8)
+    ids[:, 7] = count & 0xFF
+    ids[:, 8] = 0x80 | (ids[:, 8] & 0x3F)
+    return ids
 
 
 def _parsed(texts: pa.Array) -> Any:
-    """Text ids as bytes, all at once."""
+    """Convert text ids to bytes."""
     plain_hex = pc.replace_substring(pc.ascii_lower(texts), "-", "")
     if not pc.all(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$")).as_py():
         wrong = pc.index(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$"), False).as_py()
         raise InvalidArgument(
-            f"the id {texts[wrong].as_py()[:60]!r} of a row is not a uuid", hint="leave the column out, and ids are made"
+            f"id {texts[wrong].as_py()[:60]!r} of a row is not a uuid", hint="Omit the column to have ids generated."
         )
     return np.frombuffer(bytes.fromhex("".join(plain_hex.to_pylist())), np.uint8).reshape(len(texts), 16)

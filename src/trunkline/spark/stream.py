@@ -1,4 +1,4 @@
-"""Reading a topic as a stream. Spark's checkpoint is the truth about the place; the group only shows it to others."""
+"""Streaming reader of topics. Spark's checkpoint stores the position; the consumer group only makes it visible."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from trunkline.spark.reading import resolved
 from trunkline.spark.tiering import Reading, read
 from trunkline.spark.workers import settle
 
-# How long to wait for new messages before saying that there are none: a query that polls without a pause would otherwise
-# ask the database a hundred times a second.
-_PATIENCE = 0.1
+# Seconds to wait before reporting that there are no new messages: by default Spark polls without a pause, which would
+# run a hundred queries a second.
+_IDLE_WAIT = 0.1
 
 
 class Task(InputPartition):
-    """What one task reads, in this order."""
+    """The ranges that one task reads, in this order."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(None)
@@ -41,23 +41,24 @@ class Task(InputPartition):
 
 
 def planned(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
-    """These ranges as tasks, as many and as large as the options say."""
-    made = tasks(
+    """Divide these ranges into tasks by the options for number and size."""
+    bundles = tasks(
         ranges,
         min_tasks=options.min_partitions,
         max_rows=options.max_records_per_partition,
         max_tasks=options.max_connections,
     )
-    return [Task(bundle) for bundle in made]
+    return [Task(bundle) for bundle in bundles]
 
 
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         if options.table != "messages":
-            raise InvalidOption(f"table {options.table} is for batch reads", hint="use spark.read")
+            raise InvalidOption(f"table {options.table} cannot be read as a stream", hint="Use spark.read.")
         if options.ending is not None or options.ending_time is not None:
             raise InvalidOption(
-                "a stream has no ending offsets", hint="leave them out; trigger(availableNow=True) ends at what is there"
+                "a stream has no ending offsets",
+                hint="Omit them. To stop at the current end, use trigger(availableNow=True).",
             )
         self._options = options
         self._how = Reading(
@@ -88,20 +89,20 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cap is None:
             waiting = offsets.behind(positions, heads)
             if waiting == 0:
-                time.sleep(_PATIENCE)
+                time.sleep(_IDLE_WAIT)
                 heads, begin, positions = self._poll(start)
             elif self._too_few(waiting, limit):
                 return dict(start)
         end = offsets.to_document(offsets.admit(positions, heads, most), heads, begin)
         if offsets.same(start, end):
             return dict(start)
-        # decided before Spark writes the end down: a checkpoint with offsets of a wrong database would be of no use
+        # Check for missing offsets before Spark records the end: a checkpoint of the wrong database would be useless.
         self._next = dict(start), end, self._ranges(start, end)
         self._last_batch = time.monotonic()
         return end
 
     def _poll(self, start: Mapping[str, Any]) -> tuple[list[Head], offsets.Positions, offsets.Positions]:
-        """Return the heads, where the next batch begins, and the first offsets from there on that can be read."""
+        """Return the heads, the start of the next batch, and the first readable offsets from there on."""
         self._heads = planning.heads(self._options) if self._cap is None else self._cap
         begin = offsets.begin(start, self._heads)
         return self._heads, begin, planning.first_readable(self._options, self._heads, begin)

@@ -1,4 +1,4 @@
-"""Dead letters and the history of deliveries as tables."""
+"""Dead letters and the delivery history as tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _PAGE = 10_000
 
 
 def check(table: str, schema: pa.Schema) -> None:
-    """Refuse columns that the table does not have."""
-    known = [part.split()[0] for part in TABLES[table].split(", ")]
+    """Raise InvalidOption if the schema has a column that the table lacks."""
+    columns = [part.split()[0] for part in TABLES[table].split(", ")]
     for name in schema.names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in columns:
+            near = difflib.get_close_matches(name, columns, n=1)
             raise InvalidOption(
-                f"the schema has a column {name}, which {table} do not have",
-                hint=f"did you mean {near[0]}?" if near else "columns are " + ", ".join(known),
+                f"table {table} has no column {name}, which the schema names",
+                hint=f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(columns)}.",
             )
 
 
 def probe(options: ReadOptions) -> None:
-    """An unknown queue is told on the driver."""
+    """Raise an error on the driver if the queue does not exist."""
     with arrow(options.url.reveal()) as conn:
         if options.table == "dead_letters":
             assert options.queue is not None  # noqa: S101

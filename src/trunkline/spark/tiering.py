@@ -1,6 +1,6 @@
-"""One log in two places: files of the archive and the database. A read goes over the border without a gap or an overlap.
+"""Tiered reads: archive files and the live log as one log, without gaps or overlaps.
 
-An offset is read in one place only, and offsets are the same in both; so a read may change the place at any offset.
+Offsets are the same in both tiers and each is read from one tier only, so a read can switch tiers at any offset.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _log = logging.getLogger(__name__)
 
 
 def heads(url: str, topics: Sequence[str], tier: str) -> list[Head]:
-    """Return the partitions of these topics as they are in the log; with `archive` as they are there."""
+    """Return the heads of these topics in the live log; with tier `archive`, in the archive."""
     log = live_heads(url, topics)
     return with_archive(url, log, tier) if tier == "archive" else log
 
 
 def with_archive(url: str, log: Sequence[Head], tier: str) -> list[Head]:
-    """Return heads whose base is the earliest offset that can be read; with `archive` they end with it too."""
+    """Return heads whose base is the earliest readable offset. With tier `archive`, they also end with the archive."""
     if tier == "live" or not log:
         return list(log)
     pieces = _pieces(url, sorted({head.topic for head in log}))
-    found = []
+    result = []
     for head in log:
         own = pieces.get((head.topic_id, head.partition), [])
         if tier == "archive":
             base, end = (own[0].lo, own[-1].hi) if own else (head.base, head.base)
         else:
             base, end = min([head.base, *(piece.lo for piece in own[:1])]), head.head
-        found.append(Head(head.topic, head.topic_id, head.partition, base, end))
-    return found
+        result.append(Head(head.topic, head.topic_id, head.partition, base, end))
+    return result
 
 
 def _pieces(url: str, topics: Sequence[str]) -> dict[tuple[int, int], list[Piece]]:
     from trunkline.spark.pipelines import tiers
 
-    found: dict[tuple[int, int], list[Piece]] = {}
+    pieces: dict[tuple[int, int], list[Piece]] = {}
     for piece in tiers.archived(url, topics):
-        found.setdefault((piece.topic_id, piece.partition), []).append(piece)
-    return found
+        pieces.setdefault((piece.topic_id, piece.partition), []).append(piece)
+    return pieces
 
 
 def stored(url: str, range_: Range, tier: str) -> list[Range] | None:
-    """Return the parts of a range that can be read now; None if its topic was deleted and created again."""
+    """Return the parts of a range that can be read now; None if its topic was recreated."""
     if tier == "live":
         head = next((head for head in live_heads(url, [range_.topic]) if head.partition == range_.partition), None)
         if head is None or head.topic_id != range_.topic_id:
@@ -75,10 +75,10 @@ def stored(url: str, range_: Range, tier: str) -> list[Range] | None:
 
 
 def first_readable(url: str, range_: Range, tier: str) -> int:
-    """Return the first offset of a range that can be read; its end if there is none."""
+    """Return the first readable offset of a range; its end if there is none."""
     if range_.lo >= range_.hi:
         return range_.hi
-    # An archive may have many files, and the first offset is rarely missing.
+    # Try the first offset alone: it is rarely missing, and an archive may have many files.
     for part in (range_.between(range_.lo, range_.lo + 1), range_):
         if found := stored(url, part, tier):
             return found[0].lo
@@ -87,7 +87,7 @@ def first_readable(url: str, range_: Range, tier: str) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """How tasks read: what they need besides the range."""
+    """Read settings that tasks need besides the range."""
 
     shape: Shape
     tier: str
@@ -96,9 +96,9 @@ class Reading:
 
 
 def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
-    """The range in the shape that is wanted, from the archive where it has it and from the log otherwise.
+    """Yield a range in the requested shape, from the archive where it has the offsets, else from the log.
 
-    If the archive cannot be read, what the log still has is read there.
+    If the archive cannot be read, fall back to the log for the offsets that it still has.
     """
     at = range_.lo
     pieces: list[Piece] | None = None
@@ -117,7 +117,7 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
                 except (ArchiveDamaged, InvalidArgument) as exc:
                     if how.tier == "archive":
                         raise
-                    _log.warning("the archive cannot be read, reading the log instead: %s", exc)
+                    _log.warning("archive cannot be read, reading the log instead: %s", exc)
                     failure, pieces = exc, []
                     continue
                 if first is not None:
@@ -132,14 +132,14 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
         except OffsetOutOfRange as exc:
             if failure is not None:
                 raise failure from exc
-            # A selection does not show where a hole was: then only a read that has not begun can go on.
+            # With a selection the position of a hole is unknown, so only a read that has not begun can continue.
             if at > part.lo and how.selection:
                 raise
             at, pieces = _next_readable(url, range_.between(at, range_.hi), how, exc), None
 
 
 def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -> int:
-    """Return where to continue if the first offset of `rest` was missing: in the archive, or behind the gap."""
+    """Return where to continue if the first offset of `rest` is missing: in the archive, or after the gap."""
     found = stored(url, rest, how.tier)
     if found is None:
         loss.decide([loss.deleted(rest)], fail=how.fail_on_data_loss)
@@ -148,7 +148,7 @@ def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -
     if first > rest.lo:
         loss.decide([loss.gone(rest.between(rest.lo, first))], fail=how.fail_on_data_loss)
     elif _piece_at(_pieces_of(url, rest, how), rest.lo) is None:
-        # neither removed nor archived: the log itself is wrong
+        # Neither removed nor archived: the log is damaged.
         raise exc
     return first
 

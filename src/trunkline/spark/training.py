@@ -1,4 +1,4 @@
-"""`python -m trunkline.spark.training FILE`: a session that does what most do first; Java keeps its classes in FILE."""
+"""`python -m trunkline.spark.training FILE`: run a typical session, so that Java archives its classes in FILE."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Reader(DataSourceReader):
 
 
 class Training(DataSource):
-    """Messages from nowhere, in the columns of ours."""
+    """Source of generated messages with the columns of the real one."""
 
     @classmethod
     def name(cls) -> str:
@@ -65,7 +65,7 @@ def train(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    # by its name, so that workers find the classes there too
+    # Import the module by name, so that workers can unpickle its classes.
     from trunkline.spark import training
 
     training.train(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""`python -m trunkline.spark.warm`: keep the classes that a session loads, so that later ones start in half the time.
+"""`python -m trunkline.spark.warm`: archive the classes that a session loads, to halve the start time of later ones.
 
-Java calls that class-data sharing. The file belongs to one build of Java and one of Spark; it lies in the user's cache and
-is never needed: without it, or with one that does not fit, Spark starts as usual. A session that finds none has it made
-after the program has ended, in the background; `TRUNKLINE_SPARK_KEEP_CLASSES=off` forbids that.
+This is Java's class-data sharing. The archive is specific to a Java and a Spark build, and is stored in the user's
+cache. It is optional: if it is missing or does not match, Spark starts as usual. A session without one creates it in
+the background after the program ends, unless `TRUNKLINE_SPARK_KEEP_CLASSES=off` is set.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import time
 from pathlib import Path
 
 KEEP_VARIABLE = "TRUNKLINE_SPARK_KEEP_CLASSES"
-# Neither a file that does not fit nor the hundreds of classes that cannot be kept are worth a word.
+# Suppress warnings about a mismatched archive and about the hundreds of classes that cannot be archived.
 _QUIET = "-Xlog:cds*=off -Xlog:class+path=off"
 _LONGEST = 600
 _AGAIN_AFTER = 86_400
 
 
 def options(java: str | None = None) -> str:
-    """What makes Java use the kept classes; empty where there are none to be trusted."""
-    found = archive_file(java)
-    if found is None or not _trusted(found):
+    """Return the JVM options that use the class archive; empty if there is none or it is not trusted."""
+    file = archive_file(java)
+    if file is None or not _trusted(file):
         return ""
-    return f"-XX:SharedArchiveFile={found} -Xshare:auto {_QUIET}"
+    return f"-XX:SharedArchiveFile={file} -Xshare:auto {_QUIET}"
 
 
 def training_options(target: Path) -> str:
-    """What makes Java keep the classes of a run."""
+    """Return the JVM options that archive the classes of a run."""
     return f"-XX:ArchiveClassesAtExit={target} {_QUIET}"
 
 
 def archive_file(java: str | None = None) -> Path | None:
-    """Where the file for this Java and this Spark is, or would be."""
+    """Return the path of the class archive for this Java and Spark; None without Java or a usable cache."""
     import pyspark
 
     home = os.environ.get("JAVA_HOME")
     program = java or (shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java"))
     cache = cache_folder()
-    # a blank would divide the option in two
+    # A space in the path would split the JVM option.
     if program is None or cache is None or any(letter.isspace() for letter in str(cache)):
         return None
     real = Path(program).resolve()
@@ -54,50 +54,50 @@ def archive_file(java: str | None = None) -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Our folder in the user's cache; None without a home, as for a service's account."""
+    """Return our folder in the user's cache; None without a home directory, as for a service account."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "trunkline" if os.path.isabs(cache) else None
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or folder is ours, no other user can change it, and it is no link, whose target may change."""
+    """Return true if this user owns the path and no other can change it. False for links: their target may change."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return False
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _trusted(file: Path) -> bool:
-    """Java runs what is in it: only we may be able to change it or to put another one in its place."""
+    """Return true if no other user can change or replace the file: Java executes its contents."""
     return is_private(file) and is_private(file.parent)
 
 
 def warm() -> Path | None:
-    """Make the file anew; None where there is no Java or no cache."""
+    """Create the class archive, replacing an existing one. Return its path; None without Java or a usable cache."""
     target = archive_file()
     if target is None:
         return None
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="spark-") as folder:
-        made = Path(folder) / "classes.jsa"
-        # Java writes the file after Python has ended; the pipes it has inherited are open until then
+        draft = Path(folder) / "classes.jsa"
+        # Java writes the file after Python has exited. It inherits the pipes, so run() waits until it has finished.
         subprocess.run(  # noqa: S603  # nosec B603
-            [sys.executable, "-m", "trunkline.spark.training", str(made)],
+            [sys.executable, "-m", "trunkline.spark.training", str(draft)],
             check=True,
             capture_output=True,
             text=True,
             timeout=_LONGEST,
         )
-        made.chmod(0o400)
-        made.replace(target)
+        draft.chmod(0o400)
+        draft.replace(target)
     return target
 
 
 def warm_later() -> None:
-    """Have the file made when this program has ended, unless it is there or was tried not long ago."""
+    """Create the class archive after this program ends, unless it exists or was attempted in the last 24 hours."""
     target = archive_file()
     if target is None or target.exists() or os.environ.get(KEEP_VARIABLE, "auto").lower() in ("off", "0", "false", "no"):
         return
@@ -113,7 +113,7 @@ def warm_later() -> None:
 
 
 def _start() -> None:
-    """A process of its own that gives way to every other."""
+    """Start a detached process with the lowest priority."""
     subprocess.Popen(  # nosec B603
         [sys.executable, "-c", "import os, trunkline.spark.warm as w; os.nice(19); w.warm()"],
         stdin=subprocess.DEVNULL,
@@ -127,4 +127,4 @@ if __name__ == "__main__":
     try:
         warm()
     except subprocess.CalledProcessError as exc:
-        sys.exit(f"the classes could not be kept: {exc.stderr.strip()[-2000:]}")
+        sys.exit(f"cannot create the class archive: {exc.stderr.strip()[-2000:]}")

@@ -1,4 +1,4 @@
-"""Spark's Python workers, which run one task after the other."""
+"""Tuning of Spark's Python workers, which run many tasks each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pyspark import TaskContext
 
 
 def settle() -> None:
-    """Called by each task; its first call in a worker pays.
+    """Exclude imported modules from garbage collection.
 
-    After every task Spark makes the worker look for garbage, through all that was ever imported: some 20 ms, as much as it
-    takes to read ten thousand messages. What is there when the first task begins stays anyway, so it is set aside.
+    Each task calls this; only the first call in a worker does work.
+
+    Spark runs a collection after every task. Scanning all imported modules takes about 20 ms, as long as reading 10,000
+    messages. Objects that exist when the first task begins live as long as the worker, so freeze them.
     """
     if TaskContext.get() is not None and not gc.get_freeze_count():
         gc.collect()

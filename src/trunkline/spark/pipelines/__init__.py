@@ -1,1 +1,1 @@
-"""The pipelines, each a function and a verb of `trunkline pipeline`."""
+"""The pipelines. Each is a function and a command of `trunkline pipeline`."""

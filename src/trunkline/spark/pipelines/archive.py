@@ -1,7 +1,7 @@
-"""Archive: the log of a topic to Parquet files, range by range. A range counts when its file was read back and is listed.
+"""Archive a topic's log to Parquet files, range by range. A range is archived once its file is verified and listed.
 
-Several runs at once do no harm: one run per topic works, and the list takes only files that follow what it has. A run that
-dies leaves at most files that nobody lists; the next one goes on where the list ends.
+Concurrent runs are safe: a lock admits one run per topic, and the list accepts only files that continue it. A run that
+dies may leave unlisted files; the next run continues where the list ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TASKS_PER_CORE = 2
 
 
 class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """Summary of a run."""
 
     topic: str
     location: str
@@ -56,9 +56,10 @@ def archive(
     master: str | None = None,
     told: Progress | None = None,
 ) -> ArchiveReport:
-    """Archive what is complete of a topic's log (`open`: everything up to its head) and is not archived yet.
+    """Archive the complete segments of a topic that are not archived yet (`open`: everything up to the head).
 
-    `location` is a folder or URI that all tasks can reach; later runs know it. `required`: retention waits for the archive.
+    `location` is a folder or URI that all tasks can reach. It is stored, so later runs can omit it. With `required`,
+    retention waits for the archive.
     """
     started = time.monotonic()
     with clear_errors(), psycopg.connect(url, autocommit=True) as conn:
@@ -68,7 +69,7 @@ def archive(
         where = _prepare(conn, topic, location, required)
         done: list[NewFile] = []
         with alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
-            # before the plan: if the topic is created again in between, tasks find other offsets and fail
+            # Read before planning: if the topic is recreated in between, tasks detect the new topic id and fail.
             topic_id = calls.ensure_archive(conn, topic, where).topic_id
             plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
             total = sum(piece.last_offset - piece.first_offset + 1 for piece in plan)
@@ -80,11 +81,11 @@ def archive(
 
 @contextmanager
 def alone(url: str, topic: str) -> Iterator[None]:
-    """The only run of the topic. The lock lives in a transaction that does nothing else, and ends with this process."""
+    """Hold the topic's archive lock. It belongs to a separate transaction, so it is released if this process dies."""
     conn = psycopg.connect(url)
     try:
         if not calls.lock_archive(conn, topic):
-            raise Busy(f"topic {topic!r} is being archived by another run", hint="wait for it, or let it do the work")
+            raise Busy(f"topic {topic!r} is being archived by another run", hint="Wait until that run has finished.")
         yield
     finally:
         with suppress(psycopg.Error):
@@ -94,18 +95,18 @@ def alone(url: str, topic: str) -> Iterator[None]:
 def _prepare(conn: psycopg.Connection[tuple[object, ...]], topic: str, location: str | None, required: bool | None) -> str:
     if required is not None:
         calls.require_archive(conn, topic, required=required)
-    known = [row.location for row in calls.archive_stats(conn, topic) if row.location]
-    where = location or (known[0] if known else None)
+    stored = [row.location for row in calls.archive_stats(conn, topic) if row.location]
+    where = location or (stored[0] if stored else None)
     if where is None:
         raise InvalidArgument(
-            f"the archive of topic {topic!r} has no location yet", hint="name a folder or a URI that all tasks can reach"
+            f"the archive of topic {topic!r} has no location yet", hint="Give a folder or URI that all tasks can reach."
         )
     files.check_writable(where)
     return calls.ensure_archive(conn, topic, where.rstrip("/") or "/").location or where
 
 
 def _rounds(run: Run, plan: Sequence[ArchiveRange]) -> Iterator[Sequence[ArchiveRange]]:
-    """Parts that are written together and then listed together: a run that dies loses at most one."""
+    """Divide the plan into rounds. A round's files are listed together, so a run that dies loses at most one round."""
     at = 0
     while at < len(plan):
         size = max(2, run.cores * _TASKS_PER_CORE)
@@ -123,20 +124,20 @@ def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequ
             for file in written:
                 files.remove(location, file.path)
             raise ArchiveConflict(
-                f"another run archived offsets of topic {topic!r} meanwhile", hint="run again: it goes on after them"
+                f"another run archived offsets of topic {topic!r} meanwhile", hint="Run the command again to continue."
             ) from exc
-        raise  # whether the files are listed is not known: they stay
+        raise  # Keep the files: they may be listed.
     return written
 
 
 def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange) -> NewFile:
-    """What a task does: one range from the log to a file, without a detour through the JVM."""
+    """Copy one range from the log to a file. Runs in a task, without passing rows through the JVM."""
     rows = read_range(url, Range(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
     return files.write(location, topic, piece, rows)
 
 
 def _write(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange]) -> list[NewFile]:
-    """One task for each range."""
+    """Write each range in its own task."""
     url, pieces = run.url, list(part)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -146,8 +147,8 @@ def _write(run: Run, topic: str, topic_id: int, location: str, part: Sequence[Ar
                 yield pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(file).decode()]})
 
     frame = run.spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(write, "file string")
-    found = [msgspec.json.decode(row.file, type=NewFile) for row in frame.collect()]
-    return sorted(found, key=lambda file: (file.partition, file.first_offset))
+    written = [msgspec.json.decode(row.file, type=NewFile) for row in frame.collect()]
+    return sorted(written, key=lambda file: (file.partition, file.first_offset))
 
 
 def _report(

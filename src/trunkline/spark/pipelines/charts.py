@@ -1,4 +1,7 @@
-"""Charts as inline SVG: no script, no outside resource. Colours are variables of the page, so that they follow its theme."""
+"""Charts as inline SVG, without scripts or external resources.
+
+CSS variables set the colours, so they follow the theme.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from html import escape
 
 Points = Sequence[tuple[datetime, float]]
 SERIES = 6
-"""So many colours there are; who has more series shows the largest."""
+"""Palette size. Charts with more series show only the largest."""
 
 _WIDTH, _HEIGHT = 760, 240
-# Round steps of time in seconds.
+# Round time steps in seconds.
 _SPANS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 _WIDEST_BAR = 56
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 
 
 def number(value: float) -> str:
-    """A number as people read it: 1,234 or 1.2M or 0.034."""
+    """Format a number: 1,234 or 1.2M or 0.034."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
@@ -29,7 +32,7 @@ def number(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time span: 350 µs, 12 ms, 3.4 s, 5 min, 2 h."""
+    """Format a duration: 350 µs, 12 ms, 3.4 s, 5 min, 2 h."""
     if value <= 0:
         return "0"
     for limit, size, unit in ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
@@ -39,7 +42,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes: 312 B, 4.1 kB, 2.3 MB."""
+    """Format a size in bytes: 312 B, 4.1 kB, 2.3 MB."""
     for limit, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB"), (1e12, "GB")):
         if value < limit:
             return f"{value / (limit / 1e3):.3g} {unit}"
@@ -47,14 +50,14 @@ def size(value: float) -> str:
 
 
 def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number, words: str = "") -> str:
-    """Lines over time, one for each name, with a legend where there are several."""
-    shown = {name: points for name, points in series.items() if points}
-    if not shown:
+    """Draw a line chart over time, one line per name, with a legend if there are several."""
+    nonempty = {name: points for name, points in series.items() if points}
+    if not nonempty:
         return empty()
-    times = [at for points in shown.values() for at, _ in points]
+    times = [at for points in nonempty.values() for at, _ in points]
     start, end = min(times), max(times)
     span = max((end - start).total_seconds(), 1.0)
-    most = max(value for points in shown.values() for _, value in points)
+    most = max(value for points in nonempty.values() for _, value in points)
     ticks = _span_ticks(most) if show is seconds else _ticks(most)
     top = ticks[-1]
 
@@ -65,22 +68,22 @@ def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number
         return _HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = [_grid(ticks, y, show), _time_axis(start, span, x)]
-    for order, (name, points) in enumerate(shown.items()):
+    for order, (name, points) in enumerate(nonempty.items()):
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
         parts.append(f'<polyline class="line s{order % SERIES}" points="{path}"/>')
         for at, value in points:
-            told = escape(f"{name}: {show(value)} at {at:%Y-%m-%d %H:%M}")
+            tooltip = escape(f"{name}: {show(value)} at {at:%Y-%m-%d %H:%M}")
             visible = " only" if len(points) == 1 else ""
             parts.append(
                 f'<circle class="dot s{order % SERIES}{visible}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="5">'
-                f"<title>{told}</title></circle>"
+                f"<title>{tooltip}</title></circle>"
             )
-    legend = _legend(list(shown)) if len(shown) > 1 else ""
-    return f"{legend}{_svg(parts, _HEIGHT, words or ', '.join(shown))}"
+    legend = _legend(list(nonempty)) if len(nonempty) > 1 else ""
+    return f"{legend}{_svg(parts, _HEIGHT, words or ', '.join(nonempty))}"
 
 
 def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
-    """Upright bars, in the given order: a histogram."""
+    """Draw vertical bars in the given order, for histograms."""
     if not any(value for _, value in bins):
         return empty()
     ticks = _ticks(max(value for _, value in bins))
@@ -94,10 +97,10 @@ def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
     for order, (label, value) in enumerate(bins):
         broad = min(max(wide - 2, 1), _WIDEST_BAR)
         left = _LEFT + order * wide + (wide - broad) / 2
-        told = escape(f"{label}: {number(value)}")
+        tooltip = escape(f"{label}: {number(value)}")
         parts.append(
             f'<rect class="bar s0" x="{left:.1f}" y="{y(value):.1f}" width="{broad:.1f}" '
-            f'height="{y(0) - y(value):.1f}" rx="2"><title>{told}</title></rect>'
+            f'height="{y(0) - y(value):.1f}" rx="2"><title>{tooltip}</title></rect>'
         )
         if order % every == 0:
             middle = left + broad / 2
@@ -108,7 +111,7 @@ def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
 
 
 def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = number, words: str = "") -> str:
-    """Lying bars, with their values behind them."""
+    """Draw horizontal bars, with the value at the end of each."""
     if not rows:
         return empty()
     most = max(value for _, value in rows) or 1
@@ -117,25 +120,25 @@ def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = nu
     for order, (label, value) in enumerate(rows):
         top = order * step
         long = value / most * (_WIDTH - left - 90)
-        told = escape(f"{label}: {show(value)}")
+        tooltip = escape(f"{label}: {show(value)}")
         short = label if len(label) <= 32 else f"{label[:31]}…"
         parts.append(
             f'<text class="label" x="{left - 8}" y="{top + 16}" text-anchor="end">{escape(short)}'
-            f"<title>{told}</title></text>"
+            f"<title>{tooltip}</title></text>"
             f'<rect class="bar s0" x="{left}" y="{top + 4}" width="{max(long, 1):.1f}" height="{step - 8}" rx="2">'
-            f"<title>{told}</title></rect>"
+            f"<title>{tooltip}</title></rect>"
             f'<text class="value" x="{left + long + 8:.1f}" y="{top + 16}">{escape(show(value))}</text>'
         )
     return _svg(parts, len(rows) * step + 4, words)
 
 
 def empty() -> str:
-    return '<p class="empty">Nothing in this period.</p>'
+    return '<p class="empty">No data in this period.</p>'
 
 
 def _svg(parts: Sequence[str], height: int, words: str) -> str:
     drawn = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
-    # on a narrow screen it is moved, not made too small to read
+    # Narrow screens scroll the chart instead of shrinking it.
     return f'<div class="wide">{drawn}</div>'
 
 
@@ -153,7 +156,7 @@ def _grid(ticks: Sequence[float], y: Callable[[float], float], show: Callable[[f
 
 
 def _time_axis(start: datetime, span: float, x: Callable[[datetime], float]) -> str:
-    """Round times: whole minutes, hours or days, up to eight of them."""
+    """Draw up to eight time labels, at whole minutes, hours or days."""
     step = next((step for step in _SPANS if step >= span / 8), math.ceil(span / 8 / 86_400) * 86_400)
     shape = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86_400 else "%m-%d"
     first = math.ceil(start.timestamp() / step) * step
@@ -169,7 +172,7 @@ def _time_axis(start: datetime, span: float, x: Callable[[datetime], float]) -> 
 
 
 def _span_ticks(most: float) -> list[float]:
-    """The same for time spans: whole minutes and hours."""
+    """Return axis values for durations, at whole minutes and hours."""
     if most <= 4:
         return _ticks(most)
     step = next((step for step in _SPANS if step >= most / 4), math.ceil(most / 4 / 86_400) * 86_400)
@@ -177,7 +180,7 @@ def _span_ticks(most: float) -> list[float]:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round values from 0 to at least the largest, four or five of them."""
+    """Return four or five round axis values from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
     rough = most / 4

@@ -1,4 +1,4 @@
-"""Cleaning: files that tasks of a killed run left in the archive's folder. What the list names is never touched."""
+"""Remove files that tasks of a killed archive run left behind. Listed files are never removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\d+/\d{20}-\d{20}-[0-9a-f]{12}\.parquet")
 
 
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was removed."""
+    """Summary of the removed files."""
 
     topic: str
     location: str
@@ -40,44 +40,44 @@ def clean(
     dry_run: bool = False,
     told: Progress | None = None,
 ) -> CleanReport:
-    """Remove files of a topic's archive that are not listed and older than `age`. Needs no Spark.
+    """Remove unlisted files of a topic's archive that are older than `age`. Does not need Spark.
 
-    Safe beside everything: it works alone on the topic, like a run; a file that is written now is too young, one that an
-    earlier topic of this name left is older than this archive. Both stay.
+    Safe to run at any time: it holds the topic's archive lock. Files younger than `age`, and files older than this
+    archive, which an earlier topic of the same name may have left, are kept.
     """
     if age < timedelta(0):
-        raise InvalidArgument(f"the age is {age}", hint="give a duration such as 1h")
+        raise InvalidArgument(f"age must not be negative, got {age}", hint="Give a duration such as 1h.")
     started = time.monotonic()
-    found: list[fs.FileInfo] = []
+    unlisted: list[fs.FileInfo] = []
     with clear_errors(), psycopg.connect(url, autocommit=True) as conn, alone(url, topic):
-        known = [row.location for row in calls.archive_stats(conn, topic) if row.location]
-        if known:
-            born = calls.ensure_archive(conn, topic, known[0]).created_at
-            found = list(_unlisted(conn, topic, known[0], born, datetime.now(UTC) - age))
-            for done, file in enumerate(found, 1):
+        locations = [row.location for row in calls.archive_stats(conn, topic) if row.location]
+        if locations:
+            created = calls.ensure_archive(conn, topic, locations[0]).created_at
+            unlisted = list(_unlisted(conn, topic, locations[0], created, datetime.now(UTC) - age))
+            for done, file in enumerate(unlisted, 1):
                 if not dry_run:
-                    files.remove_whole(known[0], file.path)
+                    files.remove_whole(locations[0], file.path)
                 if told is not None:
-                    told(done, len(found))
+                    told(done, len(unlisted))
     return CleanReport(
         topic=topic,
-        location=known[0] if known else "",
-        files=len(found),
-        bytes=sum(file.size for file in found),
+        location=locations[0] if locations else "",
+        files=len(unlisted),
+        bytes=sum(file.size for file in unlisted),
         seconds=round(time.monotonic() - started, 3),
         dry_run=dry_run,
     )
 
 
 def _unlisted(
-    conn: psycopg.Connection[tuple[object, ...]], topic: str, location: str, born: datetime, before: datetime
+    conn: psycopg.Connection[tuple[object, ...]], topic: str, location: str, created: datetime, before: datetime
 ) -> Iterator[fs.FileInfo]:
-    """First the folder, then the list: what was listed in between is in the list."""
+    """Yield unlisted files. Reads the folder before the list, so a file that is listed in between counts as listed."""
     system, base = files.place(location)
-    there = system.get_file_info(fs.FileSelector(f"{base}/{topic}", allow_not_found=True, recursive=True))
+    stored = system.get_file_info(fs.FileSelector(f"{base}/{topic}", allow_not_found=True, recursive=True))
     listed = {file.path for file in calls.list_archive_files(conn, topic)}
-    for file in there:
+    for file in stored:
         path = file.path.removeprefix(base).lstrip("/")
         ours = file.type == fs.FileType.File and _NAME.fullmatch(path.removeprefix(f"{topic}/"))
-        if ours and path not in listed and file.mtime is not None and born <= file.mtime <= before:
+        if ours and path not in listed and file.mtime is not None and created <= file.mtime <= before:
             yield file

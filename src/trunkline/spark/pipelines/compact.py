@@ -1,4 +1,7 @@
-"""Compact: the latest message of each key, as a table and, on request, as a topic. An empty payload is a tombstone."""
+"""Compact a topic: write the latest message of each key to a table, a topic or both.
+
+An empty payload is a tombstone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _KEPT = ("key", "value", "partition", "offset", "timestamp", "headers", "routing
 
 
 class CompactReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """Summary of a run."""
 
     topic: str
     read: int
@@ -50,16 +53,17 @@ def compact(
     master: str | None = None,
     told: Progress | None = None,
 ) -> CompactReport:
-    """The latest message of each key from `start` up to before `end`.
+    """Write the latest message of each key from `start` to `end` (exclusive).
 
-    Tombstones are kept, with `deleted` true, or dropped when they are older than `tombstones`. Messages without a key are an
-    error, or skipped. To the topic it is published once: a second run over the same offsets adds nothing.
+    Tombstones are kept, with `deleted` true; those older than `tombstones` are dropped. `null_keys` decides whether
+    messages without a key are an error or skipped. Publishing is idempotent: a second run over the same offsets adds
+    nothing to the topic.
     """
     started = time.monotonic()
     if null_keys not in NULL_KEYS:
-        raise InvalidArgument(f"null_keys is {null_keys!r}", hint=f"use {' or '.join(NULL_KEYS)}")
+        raise InvalidArgument(f"null_keys must be {' or '.join(NULL_KEYS)}, got {null_keys!r}")
     if table is None and to_topic is None and not dry_run:
-        raise InvalidArgument("nowhere to write to", hint="give a folder for the table, a topic, or both")
+        raise InvalidArgument("no table or topic to write to", hint="Give a folder for the table, a topic, or both.")
     if table is not None:
         tables.check(table, overwrite=overwrite)
     with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
@@ -74,7 +78,7 @@ def compact(
         if without and null_keys == "error":
             raise InvalidArgument(
                 f"{without} of {total} messages of topic {topic!r} have no key",
-                hint="they cannot be compacted; skip them with null_keys=skip",
+                hint="Messages without a key cannot be compacted. Skip them with null_keys=skip.",
             )
         latest = _latest(whole, tombstones).persist()
         try:
@@ -109,7 +113,7 @@ def _latest(frame: DataFrame, tombstones: timedelta | None) -> DataFrame:
 
     names = [name for name in _KEPT if name in frame.columns and name != "key"]
     row = f.struct(*names)
-    # within a partition the offset decides; where partitions were added a key may be in two, and then the time does
+    # In a partition the highest offset wins. After partitions were added, a key can be in two: then the time decides.
     by_partition = frame.where("key is not null").groupBy("key", "partition").agg(f.max_by(row, "offset").alias("m"))
     latest = by_partition.groupBy("key").agg(f.max_by("m", "m.timestamp").alias("m"))
     out = latest.select(f.col("key").cast("string").alias("key"), "m.*").withColumn("deleted", f.octet_length("value") == 0)

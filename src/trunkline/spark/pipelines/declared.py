@@ -1,7 +1,7 @@
-"""Spark Declarative Pipelines: files that say which tables and sinks there are; Spark finds the order and runs them.
+"""Spark Declarative Pipelines: files declare tables and sinks; Spark derives the order and runs the flows.
 
-They exist only in Spark Connect. So a run has a session of its own, or is given one of Spark Connect; while it runs,
-PySpark's functions in this process speak Connect.
+They need Spark Connect. A run starts its own session or uses a given Connect session, and switches PySpark's functions
+in this process to Connect while it runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeclaredReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """Summary of a run."""
 
     name: str
     flows: list[str]
@@ -56,15 +56,18 @@ def run_declared(
     master: str | None = None,
     told: Progress | None = None,
 ) -> DeclaredReport:
-    """Run the pipeline that a .py, .sql or spec (.yml) file declares: every flow takes what is new, then it ends.
+    """Run the pipeline that a .py, .sql or spec (.yml) file declares.
 
-    `storage` keeps checkpoints, and in a session of its own also the tables and their catalogue. `refresh` names the only
-    tables to bring up to date; `full_refresh` forgets all and reads anew. `dry_run` only checks that the flows fit together.
+    Each flow processes its new input, then the run ends.
+
+    `storage` is the folder of the checkpoints; if the run starts its own session, also of the tables and their
+    catalogue. `refresh` limits the run to these tables. `full_refresh` discards all state and reads everything again.
+    `dry_run` only validates the pipeline.
     """
     if spark is not None and not is_connect(spark):
         raise InvalidArgument(
-            "a declared pipeline needs a session of Spark Connect",
-            hint="give trunkline.spark.connect.connected(spark), or none",
+            "a declared pipeline needs a Spark Connect session",
+            hint="Pass trunkline.spark.connect.connected(spark), or omit spark.",
         )
     spec, home, root = _spec(file, storage)
     started = time.monotonic()
@@ -78,27 +81,28 @@ def run_declared(
 
 
 def _spec(file: str, storage: str | None) -> tuple[PipelineSpec, str, Path]:
-    """What to run, where its checkpoints are, and the folder that its paths count from."""
+    """Return the spec, the storage URI, and the folder that relative paths start from."""
     try:
         from pyspark.pipelines.cli import LibrariesGlob, PipelineSpec, load_pipeline_spec
     except ImportError as exc:
         raise SparkUnavailable(
-            f"declared pipelines need more: {exc.name or exc} is missing", hint="pip install 'trunkline[spark,connect]'"
+            f"declared pipelines need {exc.name or exc}, which is not installed",
+            hint="Run: pip install 'trunkline[spark,connect]'",
         ) from exc
     path = Path(file).absolute()
     if not path.is_file():
-        raise InvalidArgument(f"there is no file {file}", hint="give a .py, .sql or spec (.yml) file")
+        raise InvalidArgument(f"there is no file {file}", hint="Give a .py, .sql or spec (.yml) file.")
     if path.suffix in SPEC_FILES:
         try:
             spec = load_pipeline_spec(path)
         except Exception as exc:
-            raise InvalidArgument(f"{file} is not the spec of a pipeline: {exc}") from exc
+            raise InvalidArgument(f"{file} is not a pipeline spec: {exc}") from exc
         return spec, _uri(spec.storage, path.parent), path.parent
     if path.suffix not in (".py", ".sql"):
-        raise InvalidArgument(f"{file} is neither .py, .sql nor .yml", hint="give a .py, .sql or spec (.yml) file")
+        raise InvalidArgument(f"{file} is not a .py, .sql or .yml file", hint="Give a .py, .sql or spec (.yml) file.")
     if storage is None:
-        raise InvalidArgument("a declared pipeline needs a place for its checkpoints", hint="name a folder for `storage`")
-    made = PipelineSpec(
+        raise InvalidArgument("a declared pipeline needs storage for its checkpoints", hint="Set `storage` to a folder.")
+    spec = PipelineSpec(
         name=path.stem,
         storage=_uri(storage, Path.cwd()),
         catalog=None,
@@ -106,7 +110,7 @@ def _spec(file: str, storage: str | None) -> tuple[PipelineSpec, str, Path]:
         configuration={},
         libraries=[LibrariesGlob(include=path.name)],
     )
-    return made, made.storage, path.parent
+    return spec, spec.storage, path.parent
 
 
 def _uri(storage: str, root: Path) -> str:
@@ -114,11 +118,11 @@ def _uri(storage: str, root: Path) -> str:
 
 
 def _own_conf(storage: str) -> dict[str, str]:
-    """A session of its own has its tables and their catalogue (Derby) in the storage: the next run finds them there."""
+    """Return settings that keep tables and their catalogue (Derby) in the storage, where the next run finds them."""
     if not storage.startswith("file:"):
         raise InvalidArgument(
-            f"the storage {storage} is not on a disk of this machine",
-            hint="run it through a server that has a catalogue: --master sc://host:15002",
+            f"storage must be a local folder, got {storage}",
+            hint="Run the pipeline on a Spark Connect server that has a catalogue: --master sc://host:15002",
         )
     home = Path(unquote(re.sub("^file:/+", "/", storage)))
     home.mkdir(parents=True, exist_ok=True)
@@ -130,7 +134,7 @@ def _own_conf(storage: str) -> dict[str, str]:
 
 
 def _quiet_catalogue(run: Run) -> None:
-    """Else Derby leaves a log file in the current folder."""
+    """Keep Derby from writing a log file to the current folder."""
     if not is_connect(run.spark):
         jvm: Any = run.spark.sparkContext._jvm
         jvm.java.lang.System.setProperty("derby.stream.error.file", os.devnull)
@@ -141,7 +145,7 @@ def _attached(run: Run) -> Iterator[SparkSession]:
     from trunkline.spark.session import register
 
     session = connected(run.spark)
-    # its threads complain when the session ends
+    # PySpark's Connect threads warn when the session ends.
     warnings.filterwarnings("ignore", module=r"pyspark\.sql\.connect\.streaming")
     try:
         if session is not run.spark:
@@ -154,7 +158,7 @@ def _attached(run: Run) -> Iterator[SparkSession]:
 
 @contextmanager
 def _speaking_connect() -> Iterator[None]:
-    """`functions` and `SparkSession.active()` of the user's file are those of Connect, as `spark-pipelines` has it."""
+    """Make `functions` and `SparkSession.active()` in the user's file use Connect, as `spark-pipelines` does."""
     before = os.environ.get(_MODE)
     os.environ[_MODE] = "1"
     try:
@@ -167,7 +171,7 @@ def _speaking_connect() -> Iterator[None]:
 
 
 def _declare(session: SparkSession, spec: PipelineSpec, root: Path) -> str:
-    """Load the files; answers the number of the graph that they make."""
+    """Load the files and return the id of their dataflow graph."""
     from pyspark.pipelines.cli import register_definitions
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph
@@ -175,19 +179,17 @@ def _declare(session: SparkSession, spec: PipelineSpec, root: Path) -> str:
     graph = create_dataflow_graph(
         session, default_catalog=spec.catalog, default_database=spec.database, sql_conf=spec.configuration
     )
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(output):
             registry = SparkConnectGraphElementRegistry(session, graph)
             register_definitions(root / "spec", registry, spec, session, graph)
     except Exception as exc:
         if type(exc).__module__.partition(".")[0] in ("pyspark", "trunkline"):
             raise
-        raise InvalidArgument(
-            f"the definitions of {spec.name} fail when they are loaded: {type(exc).__name__}: {exc}"
-        ) from exc
+        raise InvalidArgument(f"cannot load the definitions of {spec.name}: {type(exc).__name__}: {exc}") from exc
     finally:
-        _log.debug("%s", said.getvalue())
+        _log.debug("%s", output.getvalue())
     return graph
 
 
@@ -208,7 +210,7 @@ def _start(
 
 
 def _follow(run: Run, events: Iterator[dict[str, Any]]) -> set[str]:
-    """Hear what the flows do until the run ends; answers those that are done."""
+    """Follow the flows' events until the run ends. Return the flows that completed."""
     states: dict[str, str] = {}
     ended = None
     try:
@@ -217,16 +219,16 @@ def _follow(run: Run, events: Iterator[dict[str, Any]]) -> set[str]:
                 continue
             message = str(result["pipeline_event_result"].event.message)
             _log.info("%s", message)
-            if found := _FLOW.match(message):
-                states[found[1]] = found[2].lower()
+            if match := _FLOW.match(message):
+                states[match[1]] = match[2].lower()
                 done = sum(state == "completed" for state in states.values())
                 run.advance(done, len(states), flows=dict(states))
-            elif found := _ENDED.match(message):
-                ended = found[1].lower()
+            elif match := _ENDED.match(message):
+                ended = match[1].lower()
     except Exception as exc:
-        # After the end PySpark 4.3 does not know what to make of the metrics that tasks in Python leave; the run is done.
+        # PySpark 4.3 fails on the metrics of Python tasks that arrive after the end of the run. The run has completed.
         if ended != "completed" or "UNKNOWN_RESPONSE" not in str(exc):
             raise
     if ended not in ("completed", None):
-        raise PipelineFailed(f"the run has {ended}: {states}")
+        raise PipelineFailed(f"the run ended with state {ended}: {states}")
     return {name for name, state in states.items() if state == "completed"}

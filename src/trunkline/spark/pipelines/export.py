@@ -1,4 +1,4 @@
-"""Export: the files of an archive as a Delta or an Iceberg table. No data is copied, and no file is added twice."""
+"""Export an archive as a Delta or Iceberg table. Adds references to its files without copying data, each file once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run added."""
+    """Summary of the added files."""
 
     topic: str
     format: str
@@ -36,21 +36,21 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export(url: str, topic: str, format: str, *, table: str | None = None) -> ExportReport:
-    """Add the files that were archived since the last export. Several at once, and repeats, add each file once.
+    """Add the files archived since the last export. Safe to repeat and to run concurrently: each file is added once.
 
-    Delta: the table is the archive's own folder of the topic. Iceberg: a table in a catalogue kept in the same Postgres, by
-    default `trunkline.<topic>`.
+    Delta: the table is the topic's folder in the archive. Iceberg: the table, by default `trunkline.<topic>`, belongs
+    to a catalogue in the same Postgres database.
     """
     started = time.monotonic()
     with clear_errors(), psycopg.connect(url, autocommit=True) as conn:
         listed = archive.list_archive_files(conn, topic)
     if not listed:
-        raise InvalidArgument(f"topic {topic!r} has no archive yet", hint="run trunkline pipeline archive first")
+        raise InvalidArgument(f"topic {topic!r} has no archive yet", hint="Run `trunkline pipeline archive` first.")
     location = listed[0].location
     if "://" in location and "?" in location:
         raise InvalidArgument(
             f"the archive's location {location} has settings after '?', which other programs do not understand",
-            hint="put them into the environment, then move_archive to the location without them",
+            hint="Set them in the environment, then call move_archive with the location without them.",
         )
     if format == "delta":
         with _store_errors(location, format):
@@ -59,7 +59,7 @@ def export(url: str, topic: str, format: str, *, table: str | None = None) -> Ex
         with _store_errors(location, format):
             name, added = _iceberg(url, listed, table or f"trunkline.{topic.replace('.', '_').replace('-', '_')}")
     else:
-        raise InvalidArgument(f"the format is {format!r}", hint=f"use {' or '.join(FORMATS)}")
+        raise InvalidArgument(f"format must be {' or '.join(FORMATS)}, got {format!r}")
     rows = sum(file.rows for file in added)
     return ExportReport(
         topic=topic, format=format, table=name, files=len(added), rows=rows, seconds=round(time.monotonic() - started, 3)
@@ -72,18 +72,18 @@ def _need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:
-        raise NotInstalled(f"{module} is not installed", hint="pip install 'trunkline[lake]'") from exc
+        raise NotInstalled(f"{module} is not installed", hint="Run: pip install 'trunkline[lake]'") from exc
 
 
 class _StoreSettings(NamedTuple):
-    """What the libraries need to know about an object store that is not Amazon's, each in its own words."""
+    """Settings of an object store that is not Amazon S3, in each library's format."""
 
     delta: dict[str, str]
     iceberg: dict[str, str]
 
 
 def store_settings(location: str) -> _StoreSettings:
-    """Return settings from the environment, where Arrow finds them too."""
+    """Return the settings from the environment variables that Arrow also reads."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint is None or not location.startswith("s3://"):
         return _StoreSettings({}, {})
@@ -98,14 +98,14 @@ def store_settings(location: str) -> _StoreSettings:
 
 @contextmanager
 def _store_errors(location: str, format: str) -> Iterator[None]:
-    """Errors of the object store in one line, without the colours of a terminal."""
+    """Raise errors of the object store with a one-line message, without terminal colour codes."""
     try:
         yield
     except OSError as exc:
         reason = " ".join(_COLOURS.sub("", str(exc)).split())
         raise InvalidArgument(
-            f"the {format} table in {location} cannot be written: {reason}",
-            hint="the archive itself is complete; give this machine access to the store, then export again",
+            f"cannot write the {format} table in {location}: {reason}",
+            hint="Give this machine access to the store, then export again. The archive itself is complete.",
         ) from exc
 
 
@@ -130,12 +130,12 @@ def _delta(listed: list[ArchiveFile]) -> tuple[str, list[ArchiveFile]]:
     application = f"trunkline:{listed[0].topic}"
     for _ in range(_TRIES):
         table = deltalake.DeltaTable(base, storage_options=store)
-        # files are only ever added, in the order of the list: how many it had at the last export says which are new
+        # The list only grows, so its length at the last export tells which files are new.
         done = table.transaction_version(application) or 0
         new = sorted(listed, key=lambda file: (file.archived_at, file.path))[done:]
         if not new:
             break
-        # two exports at once ask for the same version of the table: one gets it, the other looks again
+        # Of two concurrent exports one gets the next table version; the other retries.
         properties = deltalake.CommitProperties(
             app_transactions=[deltalake.Transaction(application, len(listed))], max_commit_retries=0
         )
@@ -147,7 +147,7 @@ def _delta(listed: list[ArchiveFile]) -> tuple[str, list[ArchiveFile]]:
             continue
         return base, new
     else:
-        raise Busy(f"the Delta table {base} is being changed by others", hint="try again")
+        raise Busy(f"another process is changing the Delta table {base}", hint="Retry.")
     return base, []
 
 
@@ -165,7 +165,7 @@ def _action(file: ArchiveFile) -> Any:
 
 
 def _statistics(file: ArchiveFile) -> str:
-    """What lets readers leave files out: offsets, partition and times."""
+    """Return statistics that let readers skip files: partition, offsets and times."""
     low = {"partition": file.partition, "offset": file.first_offset, "created_at": file.min_created_at}
     high = {"partition": file.partition, "offset": file.last_offset, "created_at": file.max_created_at}
     return msgspec.json.encode({"numRecords": file.rows, "minValues": low, "maxValues": high, "nullCount": {}}).decode()
@@ -187,15 +187,15 @@ def _iceberg(url: str, listed: list[ArchiveFile], name: str) -> tuple[str, list[
             catalog.create_table(name, pa.schema(list(files.FILE_SCHEMA)))
     for _ in range(_TRIES):
         table = catalog.load_table(name)
-        there = {task.file.file_path for task in table.scan().plan_files()}
-        new = [file for file in listed if _address(file) not in there]
+        existing = {task.file.file_path for task in table.scan().plan_files()}
+        new = [file for file in listed if _address(file) not in existing]
         try:
             if new:
                 table.add_files([_address(file) for file in new], check_duplicate_files=True)
         except CommitFailedException:
-            continue  # somebody changed the table meanwhile
+            continue  # Another process changed the table meanwhile.
         return name, new
-    raise Busy(f"the Iceberg table {name} is being changed by others", hint="try again")
+    raise Busy(f"another process is changing the Iceberg table {name}", hint="Retry.")
 
 
 def _address(file: ArchiveFile) -> str:
@@ -204,14 +204,14 @@ def _address(file: ArchiveFile) -> str:
 
 
 def _catalog(url: str, location: str) -> Any:
-    """A catalogue in the same Postgres; pyiceberg makes its two tables in the schema `public`."""
+    """Open the catalogue in the same database. pyiceberg creates its two tables in the schema `public`."""
     from psycopg.conninfo import conninfo_to_dict
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy.engine import URL
 
     parts = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
-    known = {"user": "username", "password": "password", "dbname": "database"}  # nosec B105
-    fields: dict[str, Any] = {there: parts.pop(ours) for ours, there in known.items() if ours in parts}
+    names = {"user": "username", "password": "password", "dbname": "database"}  # nosec B105
+    fields: dict[str, Any] = {theirs: parts.pop(ours) for ours, theirs in names.items() if ours in parts}
     address = URL.create("postgresql+psycopg", query=parts, **fields).render_as_string(hide_password=False)
     warehouse = location if "://" in location else f"file://{location}"
     return SqlCatalog("trunkline", uri=address, warehouse=warehouse, **store_settings(location).iceberg)

@@ -1,7 +1,9 @@
-"""One file of the archive: a run of offsets of one partition as Parquet. It is read back and compared before it counts.
+"""Archive files: consecutive offsets of one partition as Parquet.
 
-Every column of the log is kept, so that what is read from a file equals what was read from the log. Row groups are bounded
-in rows and bytes, so memory is too, whatever the payloads are.
+Each file is read back and verified before it is listed.
+
+A file has all columns of the log, so reads from the archive and from the log return equal rows. Row groups are limited
+in rows and bytes, which bounds memory for payloads of any size.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from trunkline.db.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
 from trunkline.spark.reading import LOG_SCHEMA, schema_of
 
-# The partition is a column too: then a file can be read without its name, and be part of a table of another format.
+# The partition is a column, so a file can be read without its path and added to Delta and Iceberg tables.
 FILE_SCHEMA = pa.schema([pa.field("partition", pa.int32()), *LOG_SCHEMA])
-# Headers as the source wants them: two lists, by name.
+# Columns that the source can request instead of headers: lists of names and values.
 _HEADER_LISTS = ("header_keys", "header_values")
 _GROUP_ROWS = 131_072
 _GROUP_BYTES = 32 << 20
 _DICTIONARY = ["partition", "key", "routing_key", "label", "headers", "content_type"]
-# ids made one after the other begin alike; offsets and times grow
+# Consecutive ids share a prefix; offsets and times ascend.
 _ENCODINGS = {
     "offset": "DELTA_BINARY_PACKED",
     "id": "DELTA_BYTE_ARRAY",
@@ -42,31 +44,31 @@ _ENCODINGS = {
 
 
 def place(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system and the folder of a location: a path of this machine (or a shared one), or a URI such as s3://bucket/folder."""
+    """Return the file system and folder of a location: an absolute local path, or a URI such as s3://bucket/folder."""
     try:
         if "://" in location:
             system, base = fs.FileSystem.from_uri(location)
             return system, base
     except (pa.ArrowInvalid, ValueError) as exc:
-        raise InvalidArgument(f"the location {location!r} cannot be read: {exc}", hint="give a folder or a URI") from exc
+        raise InvalidArgument(f"location {location!r} cannot be read: {exc}", hint="Give a folder or a URI.") from exc
     except OSError as exc:
         raise InvalidArgument(
-            f"the location {location!r} cannot be reached: {exc}",
-            hint="give this machine access to it, for S3 with the AWS_ variables; tier=live reads what the log still has",
+            f"location {location!r} cannot be reached: {exc}",
+            hint="Give this machine access to it, for S3 with the AWS_ variables. To read only the log, set tier=live.",
         ) from exc
     if not os.path.isabs(location):
-        raise InvalidArgument(f"the location {location!r} is not absolute", hint="give the whole path, or a URI")
+        raise InvalidArgument(f"location must be an absolute path or a URI, got {location!r}")
     return fs.LocalFileSystem(), location
 
 
 def join(location: str, path: str) -> str:
-    """Where a file is, as people and other programs name it; what follows `?` in a URI stays at its end."""
+    """Join a location and a path. Settings after `?` in a URI stay at its end."""
     folder, mark, settings = location.partition("?") if "://" in location else (location, "", "")
     return f"{folder.rstrip('/')}/{path}{mark}{settings}"
 
 
 class Digest:
-    """A checksum of rows, the same for equal values, however they are stored. Row groups are part of it."""
+    """A checksum of row values. It depends on the division into row groups, but not on their encoding."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -97,7 +99,7 @@ class Digest:
 
 
 def write(location: str, topic: str, piece: ArchiveRange, batches: Iterable[pa.RecordBatch]) -> NewFile:
-    """Write the rows of a range to a new file, read it back, and answer what is to be listed. On disk when it returns."""
+    """Write the rows of a range to a new file, flush it to disk and verify it. Return its entry for the list."""
     system, base = place(location)
     name = f"{piece.first_offset:020d}-{piece.last_offset:020d}-{uuid.uuid4().hex[:12]}.parquet"
     path = f"{topic}/{piece.partition}/{name}"
@@ -113,7 +115,7 @@ def write(location: str, topic: str, piece: ArchiveRange, batches: Iterable[pa.R
             raise
     if read_back(location, path, piece.last_offset - piece.first_offset + 1) != written:
         raise ArchiveDamaged(
-            f"{join(location, path)} is not what was written to it", hint="look at the disk, then archive again"
+            f"checksum mismatch reading back {join(location, path)}", hint="Check the disk, then archive again."
         )
     return NewFile(
         partition=piece.partition,
@@ -161,13 +163,13 @@ def _write_rows(
     missing = piece.last_offset - piece.first_offset + 1 - digest.rows
     if missing:
         raise OffsetOutOfRange(
-            f"{missing} offsets up to {piece.last_offset} of partition {piece.partition} could not be read"
+            f"cannot read the last {missing} offsets up to {piece.last_offset} of partition {piece.partition}"
         )
     return digest.text, min(times), max(times)
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Row groups: bounded in rows and in bytes."""
+    """Combine batches into row groups, limited in rows and bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -186,22 +188,22 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _check_offsets(offsets: pa.ChunkedArray, piece: ArchiveRange, done: int) -> None:
-    """Every offset, once, in order."""
+    """Raise OffsetOutOfRange unless the offsets are consecutive."""
     expected = np.arange(len(offsets), dtype=np.int64) + piece.first_offset + done
     got = offsets.to_numpy()
     if not np.array_equal(got, expected) or expected[-1] > piece.last_offset:
         wrong = int(np.argmax(got != expected))
         raise OffsetOutOfRange(
-            f"partition {piece.partition} was read wrong: {got[wrong]} came instead of offset {expected[wrong]}"
+            f"unexpected offset in partition {piece.partition}: expected {expected[wrong]}, got {got[wrong]}"
         )
 
 
 def read_back(location: str, path: str, rows: int) -> str:
-    """The checksum of a file as it is now; `ArchiveDamaged` when it is missing or has another number of rows."""
+    """Return the checksum of a stored file. Raises `ArchiveDamaged` if it is missing or its row count differs."""
     digest = Digest()
     with opened(location, path) as file:
         if file.metadata.num_rows != rows:
-            raise ArchiveDamaged(f"{join(location, path)} has {file.metadata.num_rows} rows instead of {rows}")
+            raise ArchiveDamaged(f"{join(location, path)} must have {rows} rows, got {file.metadata.num_rows}")
         for group in range(file.num_row_groups):
             digest.add(file.read_row_group(group))
     return digest.text
@@ -209,25 +211,25 @@ def read_back(location: str, path: str, rows: int) -> str:
 
 @contextmanager
 def opened(location: str, path: str, size: int | None = None) -> Iterator[pq.ParquetFile]:
-    """A file of the archive, open for reading. Whatever is wrong with it is `ArchiveDamaged` and names the file."""
+    """Open an archive file for reading. All failures are raised as `ArchiveDamaged` and name the file."""
     system, base = place(location)
     try:
         with system.open_input_file(f"{base}/{path}") as source:
             if size is not None and source.size() != size:
                 raise ArchiveDamaged(
-                    f"{join(location, path)} has {source.size()} bytes instead of {size}",
-                    hint="restore the file from a backup",
+                    f"{join(location, path)} must have {size} bytes, got {source.size()}",
+                    hint="Restore the file from a backup.",
                 )
             yield pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
     except FileNotFoundError as exc:
         raise ArchiveDamaged(
-            f"{join(location, path)} is missing", hint="restore the file, or tell where the archive is with move_archive"
+            f"{join(location, path)} is missing", hint="Restore the file, or set the archive's location with move_archive."
         ) from exc
     except (pa.ArrowException, OSError, KeyError, UnicodeError) as exc:
-        # the last two: a damaged footer may name other columns
+        # A damaged footer may name other columns: KeyError, UnicodeError.
         cause = " ".join(str(exc).split())
         raise ArchiveDamaged(
-            f"{join(location, path)} cannot be read: {cause}", hint="restore the file from a backup"
+            f"{join(location, path)} cannot be read: {cause}", hint="Restore the file from a backup."
         ) from exc
 
 
@@ -241,7 +243,7 @@ def read(
     *,
     size: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of offsets `lo` <= offset < `hi` of a file that begins at `file_first`, in order, with these columns."""
+    """Yield these columns of offsets `lo` <= offset < `hi`, in order. `file_first` is the first offset in the file."""
     names = list(LOG_SCHEMA.names if columns is None else columns)
     stored = list(dict.fromkeys("headers" if name in _HEADER_LISTS else name for name in names))
     seen = 0
@@ -259,31 +261,31 @@ def read(
                     seen += part.num_rows
                     yield pa.RecordBatch.from_arrays([_column(part, name) for name in names], schema=schema_of(names))
     if seen != hi - lo:
-        raise ArchiveDamaged(f"{join(location, path)} lacks {hi - lo - seen} of the offsets {lo} to {hi - 1}")
+        raise ArchiveDamaged(f"{join(location, path)} lacks {hi - lo - seen} of offsets {lo} to {hi - 1}")
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name not in _HEADER_LISTS:
         return batch.column(name)
     side = _HEADER_LISTS.index(name)
-    # each distinct text once
+    # Parse each distinct text once.
     encoded = batch.column("headers").dictionary_encode()
     lists = [[pair[side] for pair in _header_pairs(text)] or None for text in encoded.dictionary.to_pylist()]
     return pa.array(lists, pa.list_(pa.string())).take(encoded.indices)
 
 
 def _header_pairs(text: str) -> list[tuple[str, str | None]]:
-    """Names and values as Postgres shows them as text: numbers as they were written."""
-    found = json.loads(text)
+    """Return names and values as Postgres renders them as text, with numbers as written."""
+    parsed = json.loads(text)
     exact = json.loads(text, parse_float=str, parse_int=str)
     return [
-        (name, value if value is None or isinstance(value, str) else json.dumps(found[name], ensure_ascii=False))
+        (name, value if value is None or isinstance(value, str) else json.dumps(parsed[name], ensure_ascii=False))
         for name, value in sorted(exact.items())
     ]
 
 
 def check_writable(location: str) -> None:
-    """`InvalidArgument` when a file cannot be written here."""
+    """Raise `InvalidArgument` if this machine cannot write to the location."""
     system, base = place(location)
     probe = f"{base}/.probe-{uuid.uuid4().hex}"
     with _writable(location):
@@ -300,18 +302,18 @@ def _writable(location: str) -> Iterator[None]:
     except OSError as exc:
         cause = os.strerror(exc.errno) if exc.errno else str(exc)
         raise InvalidArgument(
-            f"the archive {location} cannot be written: {cause}", hint="give a folder that all tasks may write to"
+            f"archive {location} cannot be written: {cause}", hint="Give a folder that all tasks can write to."
         ) from exc
 
 
 def _flush(path: str, base: str) -> None:
-    """The file and the folders that name it are on disk: retention may then remove the other copy."""
+    """Flush the file and its folders to disk. Retention may remove the log's copy once the file is listed."""
     folder = os.path.dirname(path)
     for each in (path, folder, os.path.dirname(folder), base, os.path.dirname(base)):
         try:
             descriptor = os.open(each, os.O_RDONLY)
         except PermissionError:
-            continue  # a folder above ours that we may only pass through: it was there before
+            continue  # A parent folder without read permission. It existed before, so it need not be flushed.
         try:
             os.fsync(descriptor)
         finally:
@@ -331,5 +333,5 @@ def remove(location: str, path: str) -> None:
 
 
 def remove_whole(location: str, path: str) -> None:
-    """Remove a file by its whole path in the location's file system."""
+    """Remove a file by its full path in the location's file system."""
     _remove(place(location)[0], path)

@@ -1,4 +1,4 @@
-"""Messages as DataFrames: read by offsets from log and archive, shaped for people, and turned back into messages."""
+"""Messages as DataFrames: read by offset from log and archive, made readable, and converted back to messages."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 FORMAT = "trunkline"
 MESSAGE = ("value", "key", "headers", "topic", "partition", "routing_key", "label", "content_type", "id", "occurred_at")
-"""Columns that the sink understands."""
+"""Columns that the sink accepts."""
 COLUMNS = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>, id string, routing_key string, label string, content_type string, "
     "occurred_at timestamp"
 )
-"""All that is known about a message."""
+"""Schema with all columns of a message."""
 _PLACE = ("offset", "timestamp", "timestampType", "text", "body")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where messages go: a topic or a queue."""
+    """A topic or queue to write to."""
 
     kind: str
     name: str
@@ -36,16 +36,16 @@ class Target(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, topic: str | None, queue: str | None) -> Target:
         if (topic is None) == (queue is None):
-            raise InvalidArgument("give a topic or a queue to write to", hint="exactly one of the two")
+            raise InvalidArgument("exactly one of topic and queue must be given", hint="Give a topic or a queue.")
         return cls("topic", topic) if topic is not None else cls("queue", str(queue))
 
     def check(self, url: str) -> None:
-        """Refuse one that is not there before Spark starts."""
+        """Raise an error if the target does not exist, before Spark starts."""
         check_target(url, self.name if self.kind == "topic" else f"queue:{self.name}")
 
 
 def messages(run: Run, topic: str, found: Mapping[int, tuple[int, int]], *, schema: str = COLUMNS) -> DataFrame:
-    """The messages of these offsets, with all their columns or those of a narrow schema."""
+    """Return the messages of these offsets, with all columns or those of `schema`."""
     reader = run.spark.read.format(FORMAT).option("url", run.url).option("subscribe", topic)
     for option, side in (("startingOffsets", 0), ("endingOffsets", 1)):
         offsets = {topic: {str(partition): ends[side] for partition, ends in found.items()}}
@@ -54,7 +54,7 @@ def messages(run: Run, topic: str, found: Mapping[int, tuple[int, int]], *, sche
 
 
 def stream(run: Run, topic: str, start: str, group: str | None = None) -> DataFrame:
-    """The messages of a topic as a stream; a checkpoint remembers where it is, and a group shows it."""
+    """Return the messages of a topic as a stream. The checkpoint stores the position; `group` makes it visible."""
     reader: DataStreamReader = run.spark.readStream.format(FORMAT).option("url", run.url).option("subscribe", topic)
     if group is not None:
         reader = reader.option("group", group)
@@ -62,7 +62,10 @@ def stream(run: Run, topic: str, start: str, group: str | None = None) -> DataFr
 
 
 def readable(frame: DataFrame) -> DataFrame:
-    """With the key as text, and two more columns: `text`, the payload as text, and `body`, as JSON; null if it is none."""
+    """Return the frame with the key as text and the payload in two more columns: `text`, and `body` as JSON.
+
+    `text` and `body` are null if the payload is not valid UTF-8 or JSON.
+    """
     from pyspark.sql import functions as f
 
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -70,23 +73,23 @@ def readable(frame: DataFrame) -> DataFrame:
 
 
 def publishable(frame: DataFrame) -> DataFrame:
-    """What the sink takes. A frame without `value` is published as JSON of its own columns."""
+    """Return a frame that the sink accepts. Without a column `value`, the user's columns become a JSON payload."""
     from pyspark.sql import functions as f
 
-    kept = [name for name in MESSAGE if name in frame.columns and name not in ("topic", "partition")]
-    if "value" in kept:
-        return frame.select(*kept)
+    columns = [name for name in MESSAGE if name in frame.columns and name not in ("topic", "partition")]
+    if "value" in columns:
+        return frame.select(*columns)
     own = [name for name in frame.columns if name not in (*MESSAGE, *_PLACE)]
     if not own:
         raise InvalidArgument(
-            f"the result has no column to publish: {', '.join(frame.columns) or 'none'}",
-            hint="select a column `value`, or columns of your own, which become JSON",
+            f"the result has no column to publish, got {', '.join(frame.columns) or 'none'}",
+            hint="Select a column `value`, or other columns to publish as JSON.",
         )
-    return frame.select(*kept, f.to_json(f.struct(*own)).alias("value"))
+    return frame.select(*columns, f.to_json(f.struct(*own)).alias("value"))
 
 
 def with_headers(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
-    """More headers, each made by an SQL expression of text; one that is there already under that name is replaced."""
+    """Add headers whose values are SQL expressions. Existing headers of the same name are replaced."""
     from pyspark.sql import functions as f
 
     new = f.array(
@@ -103,6 +106,6 @@ def with_headers(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
 
 
 def write(run: Run, frame: DataFrame, target: Target, writer: str, version: int) -> None:
-    """Publish once: a version that was published before adds nothing."""
+    """Publish the frame once: a version that is already published adds nothing."""
     out: DataFrameWriter = frame.write.format(FORMAT).option("url", run.url).option(target.kind, target.name)
     out.option("txnAppId", writer).option("txnVersion", version).mode("append").save()

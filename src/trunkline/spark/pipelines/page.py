@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else."""
+"""The report page: a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SECTIONS = (
 
 
 def render(tables: Tables, *, start: datetime, end: datetime, step: timedelta) -> str:
-    """The whole page."""
+    """Return the page as HTML."""
     parts = [_tiles(tables)]
     for name, title in _SECTIONS:
         parts.append(f'<section id="{name}"><h2>{title}</h2>{_RENDER[name](tables, step)}</section>')
@@ -81,12 +81,12 @@ def render(tables: Tables, *, start: datetime, end: datetime, step: timedelta) -
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Delivery report</title><style>{_STYLE}</style></head><body><main><h1>Delivery report</h1><p>{period}; "
-        f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC from the log, the archive and the delivery history.</p>"
+        f"generated {datetime.now(UTC):%Y-%m-%d %H:%M} UTC from the log, the archive and the delivery history.</p>"
         f"<nav>{links}</nav>{''.join(parts)}</main></body></html>\n"
     )
 
 
-# Columns of a table: title, how to show it, and whether it is a number.
+# Column of a table: title, formatter, and true to align right.
 Shown = tuple[str, Callable[[Row], str], bool]
 
 
@@ -140,13 +140,13 @@ def _tiles(tables: Tables) -> str:
 
 
 def _series(rows: Iterable[Row], name: str, value: str, per: float = 1) -> dict[str, list[tuple[datetime, float]]]:
-    """Lines by name: the largest ones, in the order of their names, so that a name has the same colour in all charts."""
-    found: dict[str, list[tuple[datetime, float]]] = {}
+    """Return the largest series, sorted by name, so that a name keeps its colour across charts."""
+    series: dict[str, list[tuple[datetime, float]]] = {}
     for row in sorted(rows, key=lambda row: row["at"]):
         if row[value] is not None:
-            found.setdefault(str(row[name]), []).append((row["at"].astimezone(UTC), row[value] / per))
-    largest = sorted(found, key=lambda each: -sum(value for _, value in found[each]))
-    return {each: found[each] for each in sorted(largest[: charts.SERIES])}
+            series.setdefault(str(row[name]), []).append((row["at"].astimezone(UTC), row[value] / per))
+    largest = sorted(series, key=lambda each: -sum(value for _, value in series[each]))
+    return {each: series[each] for each in sorted(largest[: charts.SERIES])}
 
 
 def _throughput(tables: Tables, step: timedelta) -> str:
@@ -175,7 +175,7 @@ def _latency(tables: Tables, step: timedelta) -> str:
         ("time from", _text("stage"), False),
         *((title, _in(charts.seconds, f"p{p}"), True) for p, title in ((50, "median"), (95, "p95"), (99, "p99"))),
     ]
-    out = ["<p>From publish to first claim, from claim to settling, and from publish to ack. Percentiles over messages.</p>"]
+    out = ["<p>Percentiles over messages: publish to first claim, claim to settle, and publish to ack.</p>"]
     out.append(_table(rows, shown))
     for stage, words in (
         ("wait_p99", "Publish to claim, 99th percentile"),
@@ -198,7 +198,7 @@ def _attempts(tables: Tables, step: timedelta) -> str:
         ("most attempts", _in(charts.number, "max_attempt"), True),
     ]
     bins = [(str(attempt), counts[attempt]) for attempt in sorted(counts)]
-    words = "<p>Deliveries by the number of the attempt, and how they ended.</p>"
+    words = "<p>Deliveries by attempt, and their outcomes.</p>"
     return f"{words}{charts.columns(bins)}{_table(tables['queues'], shown)}"
 
 
@@ -209,7 +209,7 @@ def _dead(tables: Tables, step: timedelta) -> str:
         ("error", _code("fingerprint"), False),
         ("first", _time("first_at"), True),
         ("last", _time("last_at"), True),
-        ("an example", _code("example"), False),
+        ("example", _code("example"), False),
     ]
     return "<p>Grouped by error, with numbers, ids and addresses masked.</p>" + _table(tables["dead_letters"][:50], shown)
 
@@ -217,7 +217,7 @@ def _dead(tables: Tables, step: timedelta) -> str:
 def _lag(tables: Tables, step: timedelta) -> str:
     behind = charts.lines(_series(tables["lag"], "reader", "lag"))
     age = charts.lines(_series(tables["lag"], "reader", "oldest_age"), show=charts.seconds)
-    return f"<p>Messages that a group or queue had not finished with.</p>{behind}<h3>Age of the oldest one</h3>{age}"
+    return f"<p>Unfinished messages of each group and queue.</p>{behind}<h3>Age of the oldest message</h3>{age}"
 
 
 def _keys(tables: Tables, step: timedelta) -> str:
@@ -231,7 +231,7 @@ def _keys(tables: Tables, step: timedelta) -> str:
     ]
     hot = [(f"{row['topic']} / {row['key']}", float(row["messages"])) for row in rows]
     return (
-        "<p>Keys with the most messages. One key is one partition: a hot one limits how far its readers can be spread.</p>"
+        "<p>Keys with the most messages. All messages of a key are in one partition, so a hot key limits parallelism.</p>"
         f"{charts.bars(hot)}{_table(rows, shown)}"
     )
 
@@ -251,7 +251,7 @@ def _sizes(tables: Tables, step: timedelta) -> str:
         *((f"p{p}", _in(charts.size, f"size_p{p}"), True) for p in (50, 95, 99)),
         ("largest", _in(charts.size, "size_max"), True),
     ]
-    return f"<p>Messages by the size of their payload.</p>{charts.columns(bins)}{_table(tables['topics'], shown)}"
+    return f"<p>Messages by payload size.</p>{charts.columns(bins)}{_table(tables['topics'], shown)}"
 
 
 _RENDER: Mapping[str, Callable[[Tables, timedelta], str]] = {

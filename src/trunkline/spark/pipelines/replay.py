@@ -1,7 +1,7 @@
-"""Replay: messages of a range, from log or archive, once more into a topic or a queue. Exactly once, and resumable.
+"""Replay a range of messages from log or archive to a topic or queue. Exactly once, and resumable.
 
-A replay has an id. Its plan (source, offsets, target, chunk size) is kept under that id at the first start; a chunk is one
-version of one writer. So who starts it again goes on with the first chunk that was not published, and publishes none twice.
+The first start stores the plan (source, offsets, target, chunk size) under the replay's id. Each chunk is one version
+of one writer, so a restart continues with the first unpublished chunk and publishes none twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 200_000
-# Where a message was, for whoever gets it again.
+# Headers that record a message's original position.
 ORIGIN = {
     "replay-topic": "topic",
     "replay-partition": "partition",
@@ -35,7 +35,7 @@ ORIGIN = {
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay does; kept, so that a second start does the same."""
+    """Settings of a replay, stored so that a restart uses the same ones."""
 
     topic: str
     kind: str
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     filter: str | None
     transform: str | None
     topic_id: int | None = None
-    """Offsets are those of the topic with this number; one that is created again under its name has others."""
+    """The topic that the offsets belong to. A recreated topic of the same name has a different id."""
 
     @property
     def spans(self) -> spans.Spans:
@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did: messages read, and published by this run."""
+    """Summary of a run: messages read, and messages published by this run."""
 
     id: str
     topic: str
@@ -84,10 +84,10 @@ def replay(
     master: str | None = None,
     told: Progress | None = None,
 ) -> ReplayReport:
-    """Publish the messages from `start` up to before `end` again, in the order of their partitions.
+    """Publish the messages from `start` to `end` (exclusive) again. Keeps the order within each partition.
 
-    `filter` is a SQL condition; `transform` a .py or .sql file that works row by row; `rate` messages per second at most.
-    `dry_run` reads and transforms, and publishes nothing.
+    `filter` is a SQL condition, `transform` a .py or .sql file that works row by row, `rate` the maximum number of
+    messages per second. `dry_run` reads and transforms without publishing.
     """
     target = Target.of(to_topic, to_queue)
     change = transforms.load(transform) if transform else None
@@ -98,7 +98,7 @@ def replay(
             kind=target.kind,
             target=target.name,
             offsets={str(partition): ends for partition, ends in spans.spans(url, topic, start, end).items()},
-            # a chunk is the unit of the rate too
+            # The rate is applied per chunk, so limit a chunk to 10 seconds.
             chunk_rows=min(chunk_rows, max(1, int(rate * 10))) if rate else chunk_rows,
             filter=filter,
             transform=transform,
@@ -107,39 +107,42 @@ def replay(
         plan = wanted if dry_run else keep(url, run.name, wanted)
 
         def make(frame: DataFrame) -> DataFrame:
-            kept = frames.readable(frame).where(filter).drop("text", "body") if filter else frame
-            placed = frames.with_headers(kept, ORIGIN)
-            return frames.publishable(change(run.spark, placed) if change else _as_it_was(placed))
+            selected = frames.readable(frame).where(filter).drop("text", "body") if filter else frame
+            marked = frames.with_headers(selected, ORIGIN)
+            return frames.publishable(change(run.spark, marked) if change else _without_id(marked))
 
         copied = copy(run, plan, make, target, rate=rate, dry_run=dry_run)
     return ReplayReport(id=id, topic=topic, target=target.name, dry_run=dry_run, **copied)
 
 
-def _as_it_was(frame: DataFrame) -> DataFrame:
-    """The message as it was, except for its id: a second message is not the first."""
+def _without_id(frame: DataFrame) -> DataFrame:
+    """Drop the ids: a replayed message is a new message."""
     return frame.drop("id")
 
 
 def keep(url: str, name: str, wanted: Plan) -> Plan:
-    """The plan under this name: that of the first start. What is asked for now must be the same, but for the offsets."""
+    """Store the plan at the first start and return it at later ones, with the offsets of the first start.
+
+    Raises Conflict if another setting differs.
+    """
     with psycopg.connect(url, autocommit=True) as conn:
-        kept = msgspec.convert(archive.keep_plan(conn, name, msgspec.to_builtins(wanted)), Plan)
+        plan = msgspec.convert(archive.keep_plan(conn, name, msgspec.to_builtins(wanted)), Plan)
     for field in ("topic", "kind", "target", "filter", "transform"):
-        if getattr(kept, field) != getattr(wanted, field):
+        if getattr(plan, field) != getattr(wanted, field):
             raise Conflict(
-                f"{name} was started with {field} {getattr(kept, field)!r}, not {getattr(wanted, field)!r}",
-                hint="give it another id, or the same settings",
+                f"{name} was started with {field} {getattr(plan, field)!r}, not {getattr(wanted, field)!r}",
+                hint="Use another id, or the same settings.",
             )
-    if kept.topic_id not in (None, wanted.topic_id):
+    if plan.topic_id not in (None, wanted.topic_id):
         raise Conflict(
-            f"{name} was started with topic {kept.topic!r} before that was deleted and created again",
-            hint="give it another id",
+            f"{name} was started before topic {plan.topic!r} was deleted and created again",
+            hint="Use another id.",
         )
-    return kept
+    return plan
 
 
 def topic_number(url: str, topic: str) -> int:
-    """Return the number of a topic."""
+    """Return the id of a topic."""
     return heads(url, [topic])[0].topic_id
 
 
@@ -153,7 +156,10 @@ def copy(
     rate: float | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Chunk by chunk from the source to the target, each chunk published once per writer, whatever happens."""
+    """Copy the plan's messages to the target in chunks.
+
+    Each chunk is published once per writer, also after a failure.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
@@ -178,7 +184,7 @@ def copy(
         published += int(seen.get["rows"])
         run.advance(read, total, batch=version, published=published)
         if rate:
-            # at most so many per second, over the whole chunk
+            # Apply the rate to the whole chunk.
             time.sleep(max(0.0, spans.count(part) / rate - (time.monotonic() - begun)))
     return {
         "read": read,

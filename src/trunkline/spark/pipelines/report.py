@@ -1,7 +1,7 @@
-"""Report: what went through topics and queues in a period, as small Parquet tables and one HTML page.
+"""Report on the traffic of topics and queues in a period, as Parquet tables and an HTML page.
 
-Messages come from the log and the archive through the data source; deliveries from the history; lag from the rollups, which
-go back 25 hours.
+Messages are read from log and archive through the data source, deliveries from the delivery history, and lag from the
+rollups, which cover 25 hours.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RUNS = pa.schema(
         *((name, pa.timestamp("us", "UTC")) for name in ("published_first", "published_last")),
     ]
 )
-# What differs from one failure to the next, in the order of masking.
+# Values that differ between occurrences of an error, in masking order.
 _MASKS = (
     (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
     (r"[\w.+-]+@[\w-]+(\.[\w-]+)+", "<address>"),
@@ -64,7 +64,7 @@ _MASKS = (
 
 
 class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the report is and how much went into it."""
+    """Paths and totals of a report."""
 
     page: str
     tables: list[str]
@@ -73,7 +73,7 @@ class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
     seconds: float
     skipped: dict[str, str] = {}
-    """Topics whose archive cannot be read, and why: they are not in the report."""
+    """Topics that the report omits because their archive cannot be read, with the reason."""
 
 
 def report(
@@ -87,10 +87,10 @@ def report(
     master: str | None = None,
     told: Progress | None = None,
 ) -> ReportSummary:
-    """Write `report.html` and its tables to a folder. All topics unless some are named; queues are always all."""
+    """Write `report.html` and its tables to a folder. `topics` limits the topics; all queues are always included."""
     started = time.monotonic()
     if since < timedelta(minutes=1):
-        raise InvalidArgument(f"the period is {since}", hint="report on a minute or more")
+        raise InvalidArgument(f"the period must be at least 1 min, got {since}", hint="Report on a longer period.")
     target = _folder(folder)
     end = datetime.now(UTC)
     step = step or _step(since)
@@ -107,7 +107,7 @@ def report(
         tables["dead_letters"] = _dead_letters(run, dead)
         written = [_write(target, name, rows) for name, rows in tables.items() if rows]
         for name in tables.keys() - {name for name, rows in tables.items() if rows}:
-            # of an earlier run into this folder
+            # Remove the table of an earlier run.
             (target / f"{name}.parquet").unlink(missing_ok=True)
         html = page.render(tables, start=end - since, end=end, step=step)
         (target / "report.html").write_text(html, encoding="utf-8")
@@ -129,14 +129,14 @@ def _folder(name: str) -> Path:
         with tempfile.TemporaryFile(dir=target):
             pass
     except OSError as exc:
-        raise InvalidArgument(f"the folder {name} cannot be written: {exc.strerror}", hint="give another folder") from exc
+        raise InvalidArgument(f"folder {name} cannot be written: {exc.strerror}", hint="Give another folder.") from exc
     return target
 
 
 def _step(since: timedelta) -> timedelta:
-    """A round step, so that a chart has up to about 120 points."""
-    wanted = since.total_seconds() / _POINTS
-    return timedelta(seconds=next((step for step in _STEPS if step >= wanted), _STEPS[-1]))
+    """Return a round step that gives charts at most about 120 points."""
+    exact = since.total_seconds() / _POINTS
+    return timedelta(seconds=next((step for step in _STEPS if step >= exact), _STEPS[-1]))
 
 
 def _write(target: Path, name: str, rows: Rows) -> str:
@@ -154,7 +154,7 @@ def _collect(frame: DataFrame) -> Rows:
 
 
 def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta, skipped: dict[str, str]) -> dict[str, Rows]:
-    """One pass over the messages of all topics for each table; only sizes are kept of the payloads."""
+    """Compute the message tables. Caches the messages of all topics, with the sizes of payloads instead of payloads."""
     from pyspark.sql import functions as f
 
     columns = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
@@ -166,7 +166,7 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
             found = spans(run.url, topic, since)
             _check_reading(run.url, topic, found)
         except (ArchiveDamaged, InvalidArgument) as exc:
-            _log.warning("topic %s is left out of the report: %s", topic, exc)
+            _log.warning("topic omitted from the report topic=%s error=%s", topic, exc)
             skipped[topic] = str(exc)
             continue
         if count(found):
@@ -223,7 +223,7 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
 
 
 def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> None:
-    """Read one message of each partition: one archive that cannot be reached must not fail the report of all topics."""
+    """Read one message of each partition: an unreachable archive must exclude its topic, not fail the report."""
     from trunkline.spark.columns import Shape
     from trunkline.spark.ranges import Range
     from trunkline.spark.reading import heads
@@ -237,7 +237,7 @@ def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> N
 
 
 def _archived(url: str, topic: str, found: dict[int, tuple[int, int]]) -> int:
-    """How many of these messages only the archive has."""
+    """Return the number of these messages that are only in the archive."""
     from trunkline.spark.reading import heads
 
     return sum(
@@ -248,14 +248,14 @@ def _archived(url: str, topic: str, found: dict[int, tuple[int, int]]) -> int:
 
 
 def _filled(rows: Rows, step: timedelta) -> Rows:
-    """Steps without messages count as zero, so that a line does not run over them."""
+    """Add rows with zero for steps without messages, so that chart lines do not bridge gaps."""
     if not rows:
         return rows
-    there = {(row["topic"], row["at"]): row for row in rows}
+    existing = {(row["topic"], row["at"]): row for row in rows}
     first, last = rows[0]["at"], rows[-1]["at"]
     times = [first + step * n for n in range(int((last - first) / step) + 1)]
     return [
-        there.get((topic, at)) or {"topic": topic, "at": at, "messages": 0, "bytes": 0}
+        existing.get((topic, at)) or {"topic": topic, "at": at, "messages": 0, "bytes": 0}
         for topic in sorted({row["topic"] for row in rows})
         for at in times
     ]
@@ -303,10 +303,10 @@ def _percentiles(column: Any, name: str) -> list[Any]:
 
 
 def _with_times(run: Run, topics: Sequence[str], runs: DataFrame, since: datetime) -> DataFrame:
-    """One row per delivered message, with seconds of waiting, of work and in all.
+    """Return one row per delivery, with its waiting, processing and total time in seconds.
 
-    Messages of topics are looked up in the log or archive. Those of a queue's own inbox lie between the first and the last
-    of their run: evenly, as far as we know.
+    Publish times of topic messages come from the log or archive. Those of direct messages are interpolated between the
+    first and last publish time of their run.
     """
     from pyspark.sql import functions as f
 
@@ -337,7 +337,7 @@ def _with_times(run: Run, topics: Sequence[str], runs: DataFrame, since: datetim
 
 
 def _publish_times(run: Run, topic: str, since: datetime) -> DataFrame:
-    # a message may have waited since long before the period
+    # Messages delivered in the period may have been published before it.
     found = spans(run.url, topic, since - timedelta(days=1))
     frame = messages(run, topic, found, schema="topic string, partition int, offset bigint, timestamp timestamp")
     return frame.selectExpr("topic", "partition", "offset", "cast(timestamp as double) as looked_up")
@@ -347,7 +347,7 @@ def _publish_times(run: Run, topic: str, since: datetime) -> DataFrame:
 
 
 def _dead_letters(run: Run, dead: Rows) -> Rows:
-    """Grouped by error, with what differs from one to the next masked."""
+    """Group dead letters by error, with variable parts such as ids and numbers masked."""
     from pyspark.sql import functions as f
 
     if not dead:

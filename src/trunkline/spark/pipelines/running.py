@@ -1,4 +1,4 @@
-"""What every pipeline does alike: gets a session when it needs one, reports how far it is, and fails with a clear error."""
+"""Shared parts of all pipelines: the session, which starts on first use, progress reports, and error conversion."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Progress = Callable[[int, int | None], None]
-"""Called with how much is done and how much there is (None: not known)."""
+"""Called with the work done and the total (None: unknown)."""
 
 _CORES = 4
 
 
 class Run:
-    """A pipeline that runs. `spark` starts the session when first used; `advance` tells what is done."""
+    """A running pipeline. `spark` starts the session on first use; `advance` reports progress."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class Run:
         return self._spark
 
     def in_this_thread(self) -> None:
-        """Spark looks for registered formats in the session that is active in the thread, and a new thread has none."""
+        """Activate the session in this thread: Spark looks up registered formats in the thread's active session."""
         if self._spark is not None and not is_connect(self._spark):
             jvm: Any = self._spark.sparkContext._jvm
             jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
 
     @property
     def cores(self) -> int:
-        """How many tasks run at once; Spark Connect does not tell."""
+        """The number of tasks that run at once; a constant with Spark Connect, which does not report it."""
         try:
             return int(self.spark.sparkContext.defaultParallelism)
         except Exception:
             return _CORES
 
     def advance(self, rows: int, total: int | None = None, *, batch: int | None = None, **detail: Any) -> None:
-        """So many rows are done by now."""
+        """Report progress. `rows` is the number of rows done so far."""
         self.rows = rows
         if self._told is not None:
             self._told(rows, total)
@@ -99,7 +99,7 @@ def running(
     told: Progress | None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """Run a pipeline: its state is in `trunkline.pipelines`; what fails is one of our errors where the cause is known."""
+    """Run a pipeline, record its state in `trunkline.pipelines`, and convert Spark and Postgres errors."""
     run = Run(url, name, kind, spark, master, told, conf)
     run.report("running")
     try:
@@ -122,12 +122,12 @@ def _report_failure(run: Run, exc: BaseException) -> None:
         else:
             run.report("stopped")
     except TrunklineError:
-        return  # the first failure is the one to tell: often the database is away
+        return  # Raise the first failure instead: often both have the same cause, an unreachable database.
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Errors of Spark and Postgres as ours."""
+    """Convert Spark and Postgres errors to `TrunklineError`."""
     try:
         yield
     except TrunklineError:

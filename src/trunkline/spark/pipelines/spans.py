@@ -1,4 +1,4 @@
-"""Which offsets a pipeline works on: places in the log or its archive, turned into one range per partition."""
+"""Resolve the positions given to a pipeline to one range of offsets per partition, in log or archive."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange
 from trunkline.spark.reading import heads
 
 Place = str | int | datetime
-"""`earliest` (the beginning of the archive), `latest`, an offset, or a time."""
+"""A position: `earliest` (the start of the archive), `latest`, an offset, or a time."""
 
 Spans = dict[int, tuple[int, int]]
 """By partition: lo <= offset < hi."""
 
 
 def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest", *, readable: bool = True) -> Spans:
-    """The offsets from `start` up to before `end`, archive included. `OffsetOutOfRange` below the archive.
+    """Return the offsets from `start` to `end` (exclusive) by partition, archive included.
 
-    `readable`: all offsets must be in the log or the archive.
+    Raises `OffsetOutOfRange` for an offset below the archive. With `readable`, also if an offset is neither in the log
+    nor in the archive.
     """
     if isinstance(start, int) and isinstance(end, int) and start > end:
-        raise InvalidArgument(f"the start {start} lies behind the end {end}", hint="swap them")
+        raise InvalidArgument(f"start {start} is after end {end}", hint="Swap start and end.")
     with psycopg.connect(url, autocommit=True) as conn:
         listed = archive.list_archive_files(conn, topic)
-        found: Spans = {}
-        there = heads(url, [topic])
-        if isinstance(start, int) and all(start > head.head for head in there):
+        result: Spans = {}
+        partitions = heads(url, [topic])
+        if isinstance(start, int) and all(start > head.head for head in partitions):
             raise OffsetAhead(
-                f"offset {start} is beyond the end of every partition of topic {topic!r}", hint="use an earlier place"
+                f"offset {start} is beyond the end of every partition of topic {topic!r}", hint="Use an earlier position."
             )
-        for head in there:
+        for head in partitions:
             pieces = [file for file in listed if file.partition == head.partition]
             lo = _offset(conn, topic, head.partition, start, pieces, head.base, head.head)
             hi = _offset(conn, topic, head.partition, end, pieces, head.base, head.head)
             if readable:
                 _check_readable(conn, topic, head.topic_id, head.partition, lo, hi)
-            found[head.partition] = (lo, max(lo, hi))
-    return found
+            result[head.partition] = (lo, max(lo, hi))
+    return result
 
 
 def _offset(
@@ -67,16 +68,17 @@ def _offset(
         case int():
             if place < lowest:
                 raise OffsetOutOfRange(
-                    f"offset {place} of partition {partition} of topic {topic!r} is below the lowest one left, {lowest}",
-                    hint=f"neither the log nor the archive has it; start at {lowest}",
+                    f"offset {place} of partition {partition} of topic {topic!r} is below the earliest available offset,"
+                    f" {lowest}",
+                    hint=f"Start at {lowest}.",
                 )
-            # partitions are not equally long
+            # Partitions differ in length.
             return min(place, head)
-    raise InvalidArgument(f"{place!r} is not a place in a log", hint="use earliest, latest, an offset or a time")
+    raise InvalidArgument(f"position must be earliest, latest, an offset or a time, got {place!r}")
 
 
 def _inside(piece: archive.ArchiveFile, at: datetime) -> int:
-    """The first offset of a file whose message was created at this time or later."""
+    """Return the first offset in a file whose message was created at this time or later."""
     import pyarrow.compute as pc
 
     from trunkline.spark.pipelines import files
@@ -106,7 +108,7 @@ def _check_readable(
         if tier.tier == "gone":
             raise OffsetOutOfRange(
                 f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
-                hint=f"retention removed them before they were archived; start at {tier.last_offset + 1}",
+                hint=f"Start at {tier.last_offset + 1}: retention removed them before they were archived.",
             )
 
 
@@ -115,7 +117,10 @@ def count(found: Mapping[int, tuple[int, int]]) -> int:
 
 
 def chunks(found: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
-    """Parts of at most about so many rows, always the same for the same ranges: each takes its share of every partition."""
+    """Divide the ranges into parts of about `rows` rows at most, each with a share of every partition.
+
+    Deterministic.
+    """
     total = count(found)
     parts = max(1, -(-total // rows))
     for part in range(parts):

@@ -1,4 +1,4 @@
-"""Pipelines as streaming queries: from a topic to a topic, queue or table. The checkpoint remembers the place."""
+"""Pipelines as streaming queries, from a topic to a topic, queue or table. The checkpoint stores the position."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 MODES = ("once", "stream")
-_LOOK = 1
+_POLL_SECONDS = 1
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did."""
+    """Summary of a run."""
 
     name: str
     topic: str
@@ -55,9 +55,9 @@ def run_file(
     master: str | None = None,
     told: Progress | None = None,
 ) -> StreamReport:
-    """Run a .py or .sql file over a topic: what is new up to the head (`once`), or until stopped (`stream`).
+    """Run a .py or .sql file on the new messages of a topic, up to the head (`once`) or until stopped (`stream`).
 
-    With a `group` it starts at the group's position, also in the archive, and moves it along.
+    With a `group`, start at the group's position, which may be in the archive, and advance it.
     """
     change = transforms.load(file)
     called = name or Path(file).stem
@@ -80,10 +80,10 @@ def run_file(
 
 
 def position(url: str, topic: str, group: str) -> str:
-    """Where a group is, as a starting point of a query."""
+    """Return a group's position in the format of `startingOffsets`."""
     with clear_errors(), psycopg.connect(url, autocommit=True) as conn:
-        found = {str(row.partition): row.next_offset for row in calls.group_stats(conn, topic, group)}
-    return msgspec.json.encode({topic: found}).decode()
+        positions = {str(row.partition): row.next_offset for row in calls.group_stats(conn, topic, group)}
+    return msgspec.json.encode({topic: positions}).decode()
 
 
 def dedupe(
@@ -100,13 +100,13 @@ def dedupe(
     master: str | None = None,
     told: Progress | None = None,
 ) -> StreamReport:
-    """Copy a topic without repeats: of messages with the same `by` (a SQL expression) `within` this time one stays."""
+    """Copy a topic without duplicates: messages with an equal SQL expression `by`, less than `within` apart."""
 
     def distinct(run: Run, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as f
 
-        known = frames.readable(frame).withColumn("dedupe_by", f.expr(by).cast("string"))
-        once = known.withWatermark("timestamp", within).dropDuplicatesWithinWatermark(["dedupe_by"])
+        keyed = frames.readable(frame).withColumn("dedupe_by", f.expr(by).cast("string"))
+        once = keyed.withWatermark("timestamp", within).dropDuplicatesWithinWatermark(["dedupe_by"])
         return once.drop("dedupe_by", "text", "body", "id")
 
     return query(
@@ -143,17 +143,17 @@ def query(
     master: str | None,
     told: Progress | None,
 ) -> StreamReport:
-    """Run a streaming query to its end, and tell how far it is."""
+    """Run a streaming query to its end and report its progress."""
     if mode not in MODES:
-        raise InvalidArgument(f"the mode is {mode!r}", hint=f"use {' or '.join(MODES)}")
+        raise InvalidArgument(f"mode must be {' or '.join(MODES)}, got {mode!r}")
     started = time.monotonic()
     with running(url, name, kind, spark=spark, master=master, told=told) as run:
         heads(url, [topic])
         if target is not None:
             target.check(url)
-        made = make(run, frames.stream(run, topic, start, group))
-        writer = (made if target is None else frames.publishable(made)).writeStream
-        # the session's listener tells about the query under its own name: rates and lag
+        output = make(run, frames.stream(run, topic, start, group))
+        writer = (output if target is None else frames.publishable(output)).writeStream
+        # The session's listener reports rates and lag under the query's name.
         writer = writer.option("checkpointLocation", checkpoint).queryName(f"{name}:query")
         if target is None:
             writer = writer.format("parquet").option("path", str(table)).option("compression", "zstd")
@@ -174,7 +174,7 @@ def query(
 
 
 def _move_group(url: str, topic: str, group: str, ended: StreamingQuery) -> None:
-    """Spark tells the source about the last batch only when the next one starts; at the end there is none."""
+    """Advance the group past the last batch: Spark commits a batch to the source only when the next one starts."""
     last = ended.lastProgress
     if last is not None and last["sources"][0]["endOffset"]:
         end = msgspec.json.decode(str(last["sources"][0]["endOffset"]))
@@ -183,19 +183,19 @@ def _move_group(url: str, topic: str, group: str, ended: StreamingQuery) -> None
 
 
 def _rows(progress: Any) -> int:
-    """Rows of a batch. Spark Connect tells them by source only."""
+    """Return the number of rows of a batch. Spark Connect reports it only by source."""
     return int(progress["numInputRows"] or sum(source["numInputRows"] or 0 for source in progress["sources"]))
 
 
 def _watch(run: Run, running_query: StreamingQuery) -> int:
-    """Wait for the end; Ctrl-C stops the query in order. Answers the number of batches."""
+    """Wait until the query ends and return the number of batches. Ctrl-C stops the query gracefully."""
     seen: dict[int, int] = {}
     try:
         while True:
-            ended = running_query.awaitTermination(_LOOK)
+            ended = running_query.awaitTermination(_POLL_SECONDS)
             for each in running_query.recentProgress:
                 seen[each["batchId"]] = max(seen.get(each["batchId"], 0), _rows(each))
-            # also when nothing is new: who is told may want it to stop
+            # Report even without new rows: the callback may raise to stop the query.
             run.advance(sum(seen.values()), batch=max(seen, default=None))
             if ended:
                 break

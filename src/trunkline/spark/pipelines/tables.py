@@ -1,4 +1,4 @@
-"""Tables that pipelines write: folders of Parquet files, there as a whole or not at all."""
+"""Tables that pipelines write: folders of Parquet files that appear atomically."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 MARKER = "_trunkline_table"
-"""An empty file in each table that we wrote. Spark ignores names that start with an underscore."""
+"""An empty file that marks a table written by Trunkline. Spark ignores names that start with an underscore."""
 
 
 def check(folder: str, *, overwrite: bool) -> None:
-    """Refuse what would fail only after the work is done, and to overwrite what is not provably a table of ours."""
+    """Raise an error early if the table cannot be written, or would overwrite a folder that Trunkline did not write."""
     path = _local(folder)
     if path is None:
         if overwrite:
@@ -35,59 +35,59 @@ def check(folder: str, *, overwrite: bool) -> None:
         )
     if path.exists():
         if not overwrite:
-            raise AlreadyExists(f"{folder} exists", hint="give another folder, or allow it to be overwritten")
+            raise AlreadyExists(f"{folder} already exists", hint="Give another folder, or allow overwriting.")
         _check_ours(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise InvalidArgument(f"{folder} cannot be made: {exc.strerror}", hint="give another folder") from exc
+        raise InvalidArgument(f"cannot create {folder}: {exc.strerror}", hint="Give another folder.") from exc
     if not os.access(path.parent, os.W_OK):
-        raise InvalidArgument(f"{path.parent} cannot be written", hint="give another folder")
+        raise InvalidArgument(f"{path.parent} cannot be written", hint="Give another folder.")
 
 
 def _local(folder: str) -> Path | None:
-    """The path of a folder, also of a `file:` URI; None for other URIs."""
+    """Return the local path of a folder or `file:` URI; None for other URIs."""
     if folder.startswith("file:"):
         return Path(unquote(urlsplit(folder).path)).absolute()
     return None if "://" in folder else Path(folder).absolute()
 
 
 def _check_ours(path: Path) -> None:
-    """Raise unless the folder holds a table that we wrote and nothing else, or nothing at all."""
+    """Raise an error unless the folder is empty or contains only a table that Trunkline wrote."""
     names = {entry.name for entry in path.iterdir()}
     if not names:
         return
     marker = path / MARKER
     strange = sorted(name for name in names if not name.startswith((".", "_", "part-")))
     if marker.is_symlink() or not marker.is_file() or strange:
-        found = f"it holds {strange[0]!r}" if strange else f"it has no file {MARKER}"
+        reason = f"it contains {strange[0]!r}" if strange else f"it has no file {MARKER}"
         raise InvalidArgument(
-            f"cannot overwrite {path}: it is not a table that Trunkline wrote, {found}",
+            f"cannot overwrite {path}: Trunkline did not write this folder, {reason}",
             hint="Delete it yourself, or give another folder.",
         )
 
 
 def write(frame: DataFrame, folder: str, *, overwrite: bool) -> None:
-    """Write a table. On a local or shared disk it appears at once when it is complete; other URIs are left to Spark."""
+    """Write a table. On a local or shared disk, a rename makes it visible once complete. Spark writes to other URIs."""
     check(folder, overwrite=overwrite)
     options = {"compression": "zstd"}
     path = _local(folder)
     if path is None:
         frame.write.options(**options).mode("errorifexists").parquet(folder)
         return
-    made = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        frame.write.options(**options).parquet(made.as_uri())
-        (made / MARKER).touch()
+        frame.write.options(**options).parquet(draft.as_uri())
+        (draft / MARKER).touch()
         if path.exists():
             old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
             path.rename(old)
-            made.rename(path)
-            # nothing else may have come into it while Spark worked
+            draft.rename(path)
+            # Check again: another process may have added files while Spark was writing.
             _check_ours(old)
             shutil.rmtree(old)
         else:
-            made.rename(path)
+            draft.rename(path)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise

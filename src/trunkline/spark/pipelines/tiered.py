@@ -1,4 +1,4 @@
-"""Messages from the archive and the log as one: first what lies in files, then what is live, without a gap or an overlap."""
+"""Read messages from the archive and then from the live log, without gaps or overlaps. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _PAGE = 1000
 
 
 def read(url: str, topic: str, *, start: spans.Place = "earliest", partition: int | None = None) -> Iterator[Message[Any]]:
-    """Messages from a place on up to the head of now, partition by partition. `OffsetOutOfRange` below the archive."""
-    places = spans.spans(url, topic, start)
+    """Yield messages from `start` to the current head, partition by partition.
+
+    Raises `OffsetOutOfRange` for an offset below the archive.
+    """
+    ranges = spans.spans(url, topic, start)
     try:
         with psycopg.connect(url, autocommit=True) as conn:
-            for number, (lo, hi) in places.items():
+            for number, (lo, hi) in ranges.items():
                 if partition in (None, number):
                     yield from _read_partition(conn, topic, number, lo, hi)
     except psycopg.Error as exc:
@@ -40,12 +43,12 @@ def partitions(url: str, topic: str) -> list[int]:
 def _read_partition(conn: psycopg.Connection[Any], topic: str, partition: int, lo: int, hi: int) -> Iterator[Message[Any]]:
     at = lo
     while at < hi:
-        # asked anew for each part: retention may move the border while we read
+        # Query the tier again for each part: retention may move the boundary during the read.
         tier = archive.archive_tiers(conn, topic, partition, at, hi - 1, prefer="live")[0]
         if tier.tier == "gone":
             raise OffsetOutOfRange(
                 f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
-                hint=f"retention removed them before they were archived; start at {tier.last_offset + 1}",
+                hint=f"Start at {tier.last_offset + 1}: retention removed them before they were archived.",
             )
         if tier.tier == "archive":
             for message in _from_file(partition, tier):
@@ -56,7 +59,7 @@ def _read_partition(conn: psycopg.Connection[Any], topic: str, partition: int, l
             page = calls.read(conn, topic, partition, start=at, limit=min(_PAGE, hi - at))
         except psycopg.Error as exc:
             if exc.sqlstate == "TL006":
-                continue  # dropped since we asked: now it is in the archive, or gone
+                continue  # Removed since the tier query: now in the archive, or gone.
             raise
         for message in page:
             at = message.offset + 1

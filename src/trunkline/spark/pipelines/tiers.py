@@ -1,4 +1,4 @@
-"""The tiered log: what of a topic lies in files, and reading it as if it were in the log."""
+"""Tiered storage: locate a topic's archived offsets, and read them like the live log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trunkline.spark.ranges import Range
 
 @dataclass(frozen=True)
 class Piece:
-    """A file: offsets `lo` <= offset < `hi` of a partition. `path` is its path in the location."""
+    """An archive file with offsets `lo` <= offset < `hi` of a partition. `path` is relative to the location."""
 
     topic: str
     topic_id: int
@@ -32,8 +32,11 @@ class Piece:
 
 
 def archived(url: str, topics: Sequence[str]) -> list[Piece]:
-    """The files of these topics, by topic, partition and offset. They never overlap; the log may have the same offsets."""
-    with _asking(url) as conn:
+    """Return the files of these topics by topic, partition and offset.
+
+    Files never overlap; the log may overlap them.
+    """
+    with _connection(url) as conn:
         listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
     return [
         Piece(f.topic, f.topic_id, f.partition, f.first_offset, f.last_offset + 1, f.location, f.path, f.bytes)
@@ -42,26 +45,29 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
 
 
 def archived_of(url: str, range_: Range) -> list[Piece]:
-    """The files that have offsets of this range, in order. However large the archive is, only these are asked for."""
-    found = []
+    """Return the files with offsets of this range, in order.
+
+    Queries only these, so the archive's size does not matter.
+    """
+    pieces = []
     for tier in tiers_of(url, range_):
         if tier.tier == "archive":
             lo, hi = int(tier.file_first or 0), int(tier.file_last or 0) + 1
             where = str(tier.location), str(tier.path), int(tier.bytes or 0)
-            found.append(Piece(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
-    return found
+            pieces.append(Piece(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
+    return pieces
 
 
 def tiers_of(url: str, range_: Range) -> list[archive.Tier]:
-    """Where the offsets of this range are. `OffsetOutOfRange` if its topic was deleted and created again."""
-    with _asking(url) as conn:
+    """Return the tiers of a range's offsets. Raises `OffsetOutOfRange` if the topic was recreated."""
+    with _connection(url) as conn:
         return archive.archive_tiers(
             conn, range_.topic, range_.partition, range_.lo, range_.hi - 1, topic_id=range_.topic_id
         )
 
 
 @contextmanager
-def _asking(url: str) -> Iterator[psycopg.Connection[Any]]:
+def _connection(url: str) -> Iterator[psycopg.Connection[Any]]:
     try:
         with plain(url) as conn:
             yield conn
@@ -70,5 +76,8 @@ def _asking(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def read_piece(piece: Piece, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Offsets `lo` <= offset < `hi` of a file, in order, with the columns and types of `read_range`; or `ArchiveDamaged`."""
+    """Yield offsets `lo` <= offset < `hi` of a file, in order, with the columns and types of `read_range`.
+
+    Raises `ArchiveDamaged` if the file is missing or damaged.
+    """
     return files.read(piece.location, piece.path, piece.lo, lo, hi, columns, size=piece.bytes)

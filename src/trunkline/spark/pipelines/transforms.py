@@ -1,4 +1,4 @@
-"""A user's own transformation: a Python file with a function `transform`, or a SQL file with one SELECT on `messages`."""
+"""User transformations: a Python file with a function `transform`, or a SQL file with one SELECT on `messages`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION", 
 
 
 def load(path: str) -> Transform:
-    """The transformation in a file. `InvalidArgument` says what is wrong with it."""
+    """Load a transformation from a file. Raises `InvalidArgument` if the file is invalid."""
     file = Path(path)
     if not file.is_file():
-        raise InvalidArgument(f"there is no file {path}", hint="give a .py or a .sql file")
+        raise InvalidArgument(f"there is no file {path}", hint="Give a .py or .sql file.")
     if file.suffix == ".sql":
         return from_sql(file.read_text(encoding="utf-8"))
     if file.suffix == ".py":
         return _from_python(file)
-    raise InvalidArgument(f"{path} is neither .py nor .sql", hint="give a .py or a .sql file")
+    raise InvalidArgument(f"{path} is not a .py or .sql file", hint="Give a .py or .sql file.")
 
 
 def from_sql(text: str) -> Transform:
-    """One SELECT, with the messages as the view `messages`."""
+    """Return a transformation that runs one SELECT on the view `messages`."""
     statement = text.strip().rstrip(";")
     if not statement:
-        raise InvalidArgument("the SQL is empty", hint=f"write one query on the view {VIEW}")
+        raise InvalidArgument("the SQL file is empty", hint=f"Write one query on the view {VIEW}.")
 
     def transform(spark: SparkSession, frame: DataFrame) -> DataFrame:
         readable(frame).createOrReplaceTempView(VIEW)
@@ -53,7 +53,7 @@ def _from_python(file: Path) -> Transform:
         both = len(inspect.signature(function).parameters) > 1
         result = function(readable(frame), spark) if both else function(readable(frame))
         if not hasattr(result, "toDF"):
-            raise InvalidArgument(f"`transform` of {file} answered {type(result).__name__}", hint="return a DataFrame")
+            raise InvalidArgument(f"`transform` in {file} must return a DataFrame, got {type(result).__name__}")
         frame_out: DataFrame = result
         return frame_out
 
@@ -61,8 +61,11 @@ def _from_python(file: Path) -> Transform:
 
 
 def _function(file: Path, *, now: bool) -> Any:
-    """The function `transform` of a file, so that a mistake is told before Spark starts; None for a file that needs a
-    session to be loaded, as one with `@udf("string")` does, unless there is one `now`."""
+    """Load the function `transform` of a file.
+
+    Pipelines call this before Spark starts, to report mistakes early, with `now` false: then the result is None if
+    loading the file needs a session, as with `@udf("string")`. With `now`, a session exists.
+    """
     from pyspark import cloudpickle
     from pyspark.errors import PySparkException
 
@@ -76,14 +79,14 @@ def _function(file: Path, *, now: bool) -> Any:
         if not now and isinstance(exc, PySparkException) and exc.getCondition() in _NO_SESSION:
             return None
         raise InvalidArgument(
-            f"{file} fails when it is loaded: {type(exc).__name__}: {exc}", hint="run it with python to see where"
+            f"cannot load {file}: {type(exc).__name__}: {exc}", hint="Run it with python to see the traceback."
         ) from exc
     function: Any = getattr(module, "transform", None)
     if not callable(function):
         raise InvalidArgument(
-            f"{file} has no function `transform`", hint="define def transform(messages): return a DataFrame"
+            f"{file} has no function `transform`", hint="Define transform(messages) and return a DataFrame from it."
         )
-    # the functions of the file must reach the tasks, where the file is not
+    # Pickle the file's functions by value: executors do not have the file.
     sys.modules[module.__name__] = module
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return function

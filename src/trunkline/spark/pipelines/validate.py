@@ -1,4 +1,4 @@
-"""Validate: payloads against a JSON Schema, given or inferred. Rejects go to a topic, with the reason, exactly once."""
+"""Validate payloads against a given or inferred JSON Schema. Rejects can be published to a topic, exactly once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 REASON = "validation-error"
 _REASONS = 20
-_WORDS = 300
+_MAX_REASON = 300
 
 
 class ValidateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found. `reasons`: the most frequent ones, with how many messages each."""
+    """Summary of a run. `reasons` has the most frequent reasons with their message counts."""
 
     topic: str
     read: int
@@ -51,9 +51,10 @@ def validate(
     master: str | None = None,
     told: Progress | None = None,
 ) -> ValidateReport:
-    """Check every payload from `start` up to before `end`. Without a schema one is inferred.
+    """Validate every payload from `start` to `end` (exclusive). Without a schema, one is inferred.
 
-    Rejects are published to the topic `rejects` once per `id` (by default the offsets), with place and reason in headers.
+    Rejects are published to the topic `rejects` once per `id` (default: the offsets), with position and reason in
+    headers.
     """
     started = time.monotonic()
     if schema is not None:
@@ -85,13 +86,13 @@ def validate(
 
 
 def check_schema(schema: dict[str, Any]) -> None:
-    """`InvalidArgument` when it is no JSON Schema."""
+    """Raise `InvalidArgument` if this is not a valid JSON Schema."""
     from jsonschema import exceptions, validators
 
     try:
         validators.validator_for(schema).check_schema(schema)
     except exceptions.SchemaError as exc:
-        raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="see https://json-schema.org") from exc
+        raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="See https://json-schema.org") from exc
 
 
 def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
@@ -117,7 +118,7 @@ def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], t
 
 
 def _judged(frame: DataFrame, schema: dict[str, Any]) -> DataFrame:
-    """With a column `reason`: what is wrong with the payload, null for nothing."""
+    """Add a column `reason`: the first error of the payload, null if it is valid."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -135,23 +136,23 @@ def _reason(validator: Any, payload: bytes) -> str | None:
     try:
         value = json.loads(payload)
     except json.JSONDecodeError as exc:
-        return f"not JSON: {exc.msg}"  # without the place: equal reasons are counted together
+        return f"not JSON: {exc.msg}"  # Without the position, so that equal reasons are counted together.
     except (ValueError, RecursionError) as exc:
         return f"not JSON: {type(exc).__name__}"
     error = next(validator.iter_errors(value), None)
     if error is None:
         return None
-    # the rule and the place, without the value
-    place = "/".join("*" if isinstance(step, int) else str(step) for step in error.absolute_path)
+    # The rule and the path, without the value.
+    path = "/".join("*" if isinstance(step, int) else str(step) for step in error.absolute_path)
     expected = error.validator_value if error.validator in ("type", "required", "enum", "const") else ""
-    return f"{place or '(top)'}: {error.validator} {json.dumps(expected) if expected != '' else ''}".strip()[:_WORDS]
+    return f"{path or '(top)'}: {error.validator} {json.dumps(expected) if expected != '' else ''}".strip()[:_MAX_REASON]
 
 
 # Inference
 
 
 def infer(run: Run, topic: str, found: spans.Spans) -> dict[str, Any]:
-    """The JSON Schema that all payloads fit that are JSON at all."""
+    """Infer a JSON Schema that all payloads match; payloads that are not JSON are ignored."""
     frame = frames.messages(run, topic, found, schema="value binary")
 
     def shapes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -170,7 +171,7 @@ def infer(run: Run, topic: str, found: spans.Spans) -> dict[str, Any]:
 
 
 def shape_of(value: Any) -> dict[str, Any]:
-    """The narrowest schema of one value."""
+    """Return the narrowest schema of one value."""
     match value:
         case None:
             return {"type": ["null"]}
@@ -192,7 +193,7 @@ def shape_of(value: Any) -> dict[str, Any]:
 
 
 def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The schema that takes what either takes. An empty one knows of nothing yet."""
+    """Return a schema that accepts the values of both. An empty schema stands for no values yet."""
     if not one or not other:
         return one or other
     kinds = {*one["type"], *other["type"]}
@@ -200,8 +201,8 @@ def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         kinds -= {"integer"}
     merged: dict[str, Any] = {"type": sorted(kinds)}
     if "object" in kinds:
-        here, there = one.get("properties", {}), other.get("properties", {})
-        merged["properties"] = {name: merge(here.get(name, {}), there.get(name, {})) for name in sorted({*here, *there})}
+        left, right = one.get("properties", {}), other.get("properties", {})
+        merged["properties"] = {name: merge(left.get(name, {}), right.get(name, {})) for name in sorted({*left, *right})}
         objects = [each for each in (one, other) if "properties" in each]
         merged["required"] = sorted(set.intersection(*(set(each["required"]) for each in objects)))
     if "array" in kinds:
