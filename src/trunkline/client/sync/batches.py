@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/batches.py; change that file, not this one.
-"""Batches: messages of one partition, fetched for a group, with the verbs that settle them."""
+"""Batches: messages of one partition, fetched for a group, with methods to commit them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Batch(Generic[T]):
     """Messages of one partition in offset order, leased to a member until `deadline` by the database's clock.
 
-    Commit it when its messages are handled. What is not committed is delivered again.
+    Commit the batch after you have processed its messages. Uncommitted messages are redelivered.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Batch(Generic[T]):
         self.deadline = deadline
         self.messages: list[Message[T]] = messages
         self.committed = False
-        """Whether all of it was committed by this object."""
+        """True if the whole batch was committed through this object."""
         self._runtime = runtime
         self._fetched_at = deadline - lease
         self._once = transactions.Once()
@@ -61,7 +61,7 @@ class Batch(Generic[T]):
 
     @property
     def lag(self) -> timedelta:
-        """How old the last message was when the batch was fetched, by the database's clock."""
+        """Age of the last message when the batch was fetched, by the database's clock."""
         return self._fetched_at - self.messages[-1].created_at
 
     def __iter__(self) -> Iterator[Message[T]]:
@@ -74,18 +74,21 @@ class Batch(Generic[T]):
         return f"Batch({self.topic}[{self.partition}] {self.first_offset}..{self.last_offset} for {self.group})"
 
     def commit(self, offset: int | None = None) -> Result:
-        """Everything up to `offset` (by default all of it) is done; `lost` when another member has the partition."""
+        """Commit the group's position after `offset` (default: the whole batch).
+
+        Returns `lost` if another member has the partition.
+        """
         try:
             with self._runtime.connection(writing=True) as conn:
                 return (self.commit_on(conn, offset))[0]
         except OffsetAhead:
             if offset is not None and offset > self.last_offset:
                 raise
-            # the server crashed and forgot that it had handed these out: somebody will get them again
+            # the server crashed before it saved this fetch: the messages will be fetched again
             return "lost"
 
     def commit_on(self, conn: Connection, offset: int | None = None) -> tuple[Result, str]:
-        """The same on a connection of the caller's; also answers the number of its transaction."""
+        """Commit on the caller's connection. Also returns the id of its transaction."""
         upto = self.last_offset if offset is None else offset
         result, number = calls.commit(
             conn, self.topic, self.group, partition=self.partition, generation=self.generation, offset=upto
@@ -95,10 +98,10 @@ class Batch(Generic[T]):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """What you write on the connection and the group's position commit together: exactly once.
+        """Commit the group's position in a transaction with your own writes, for exactly-once processing.
 
-        `LeaseLost` when the partition went to another member meanwhile: then both are rolled back. Not to be repeated after
-        `OutcomeUnknown`: what was not committed comes again by itself.
+        Raises `LeaseLost` if another member took over the partition; everything is then rolled back. Do not repeat the
+        block after `OutcomeUnknown`: if it was not committed, the messages are redelivered.
         """
         try:
             with transactions.settled(self._runtime, self.commit_on, once=[self._once]) as conn:

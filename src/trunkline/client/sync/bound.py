@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/bound.py; change that file, not this one.
-"""Verbs on a connection of the caller's: part of its transaction, and of nothing else."""
+"""Publishing and settling on the caller's connection, as part of its transaction."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trunkline.types import Duration, Headers, NewMessage, Published, Result
 
 
 class Bound:
-    """Publishes and settles in the caller's own transaction: it happens if and only if that transaction commits.
+    """Publishes and settles in the caller's transaction. The effects apply if and only if that transaction commits.
 
-    Never commits, rolls back, reconfigures or retries. After an error the transaction is as the database left it: roll it
-    back. Consumers find the messages by polling, in about a second; `client.wake()` after your commit tells them at once.
+    Never commits, rolls back, reconfigures or retries. After an error, roll back your transaction. Consumers poll about
+    once a second; call `client.wake()` after your commit to wake them immediately.
     """
 
     def __init__(self, conn: Any) -> None:
@@ -47,7 +47,7 @@ class Bound:
         deliver_at: datetime | None = None,
         content_type: str | None = None,
     ) -> Published:
-        """The message is in the topic when the caller's transaction commits."""
+        """Publish a message to a topic when the caller's transaction commits."""
         message = NewMessage(
             body=body,
             key=key,
@@ -80,7 +80,7 @@ class Bound:
         content_type: str | None = None,
         priority: int | None = None,
     ) -> Published:
-        """The message is in the queue when the caller's transaction commits."""
+        """Publish a message directly to a queue when the caller's transaction commits."""
         message = NewMessage(
             body=body,
             key=key,
@@ -108,7 +108,7 @@ class Bound:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        """Publish any number of bodies or `NewMessage`s. Results are in input order."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -126,7 +126,7 @@ class Bound:
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """Bodies or `NewMessage`s, any number of them; answers in input order."""
+        """Publish any number of bodies or `NewMessage`s. Results are in input order."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -134,7 +134,10 @@ class Bound:
             return send(conn, "inbox", queue, messages)
 
     def ack(self, receipts: Sequence[str]) -> list[Result]:
-        """Done if and only if the caller's transaction commits. Look at the answers: on `lost` somebody else may have it."""
+        """Acknowledge deliveries when the caller's transaction commits.
+
+        Check the results. If one is `lost`, another consumer may own the message: roll back.
+        """
         with self._borrow() as conn:
             return calls.ack(conn, receipts)
 
@@ -147,7 +150,7 @@ class Bound:
             return calls.bury(conn, receipts, error=error)
 
     def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
-        """The group's position moves if and only if the caller's transaction commits. On `lost`, roll it back."""
+        """Commit the group's position when the caller's transaction commits. If the result is `lost`, roll back."""
         with self._borrow() as conn:
             return (batch.commit_on(conn, offset))[0]
 

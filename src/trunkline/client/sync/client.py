@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/client.py; change that file, not this one.
-"""The client: every noun and verb, on a pool of connections of its own."""
+"""The async client of one database: publishing, consuming and managing resources through a connection pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POOL_TIMEOUT = timedelta(seconds=30)
 
 
 class _Life:
-    """What an open client has in this process."""
+    """The open state of a client in one process. A forked child creates a new one."""
 
     def __init__(self, conninfo: str, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
         self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare, pool_timeout=pool_timeout)
@@ -51,14 +51,16 @@ class _Life:
 class SyncClient(Lender):
     """A client of one database: `with SyncClient(url) as mq:`.
 
-    Safe for concurrent use by many threads. Without a URL it takes TRUNKLINE_DATABASE_URL. It connects when
-    it is first used, and again when the server was restarted. In a forked child it opens connections of its own.
+    Safe for concurrent use by many threads. The URL defaults to TRUNKLINE_DATABASE_URL. The client
+    connects on first use and reconnects after a server restart. A forked child opens new connections.
 
-    Besides `max_connections` it has one connection for polls and hints, and one to listen when it has consumers.
-    `prepare=False` is for a transaction pooler that does not follow prepared statements (PgBouncer before 1.21).
-    `pool_timeout` is how long a call waits for a connection when all are in use; then it fails with `DatabaseUnavailable`,
-    and nothing was changed. A server that cannot be reached is the same error, with the cause, within two seconds; one that
-    does not respond at all is waited for five (or `connect_timeout` of the URL).
+    In addition to `max_connections`, the client uses one connection for polling and notifications, and one to listen
+    while it has consumers. Use `prepare=False` behind a transaction pooler without support for prepared statements
+    (PgBouncer before 1.21).
+
+    `pool_timeout` limits how long a call waits for a free connection. After that it raises `DatabaseUnavailable`, and
+    nothing was changed. If the server refuses connections, the same error is raised with the cause within two seconds.
+    If the server does not respond at all, it is raised after five seconds, or after `connect_timeout` of the URL.
     """
 
     def __init__(
@@ -71,12 +73,13 @@ class SyncClient(Lender):
     ) -> None:
         self._url = url or Settings.load().database_url
         if self._url is None:
-            raise SettingsError("there is no database URL", hint="pass it to the client, or set TRUNKLINE_DATABASE_URL")
+            hint = "Pass a URL to the client, or set TRUNKLINE_DATABASE_URL."
+            raise SettingsError("no database URL is set", hint=hint)
         self._max_connections = max_connections
         self._prepare = prepare
         self._pool_timeout = duration(pool_timeout)
         if self._pool_timeout is None or self._pool_timeout <= timedelta(0):
-            raise SettingsError("pool_timeout must be longer than zero", hint="for example 5s")
+            raise SettingsError(f"pool_timeout must be longer than 0 s, got {pool_timeout}", hint="Use for example 5s.")
         self._life: _Life | None = None
         self.topics = Topics(self._runtime)
         self.queues = Queues(self._runtime)
@@ -94,7 +97,7 @@ class SyncClient(Lender):
         self.close()
 
     def close(self) -> None:
-        """Wait for what is being published, then close all connections."""
+        """Wait for publishes and acks in progress, then close all connections."""
         life, self._life = self._life, None
         if life is not None and life.runtime.pid == os.getpid():
             life.publisher.drain()
@@ -102,7 +105,7 @@ class SyncClient(Lender):
             life.runtime.close()
 
     def _living(self) -> _Life:
-        # a forked child must not touch what its parent opened, nor wait for threads that it does not have
+        # A forked child must not touch its parent's sockets or wait for threads that exist only in the parent.
         if self._life is None or self._life.runtime.pid != os.getpid():
             assert self._url is not None and self._pool_timeout is not None  # noqa: S101
             self._life = _Life(self._url, self._max_connections, self._prepare, self._pool_timeout)
@@ -113,7 +116,7 @@ class SyncClient(Lender):
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """One of the client's own connections, in autocommit mode."""
+        """Borrow a connection from the client's pool, in autocommit mode."""
         with self._runtime().connection() as conn:
             yield conn
 
@@ -135,10 +138,10 @@ class SyncClient(Lender):
         deliver_at: datetime | None = None,
         content_type: str | None = None,
     ) -> Published:
-        """The message is on disk when this returns.
+        """Publish a message to a topic. It is on disk when this returns.
 
-        Calls made at the same time share one statement; each gets its own answer, and a message that is refused fails only
-        its own caller. A call that is cancelled while its message was under way published it or did not.
+        Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
+        call. If a call is cancelled while it runs, the message may or may not have been published.
         """
         message = NewMessage(
             body=body,
@@ -172,7 +175,10 @@ class SyncClient(Lender):
         content_type: str | None = None,
         priority: int | None = None,
     ) -> Published:
-        """`publish`, straight into a queue; `priority` for queues that have them, 0 is the lowest."""
+        """Publish a message directly to a queue. See `publish`.
+
+        `priority` is for queues with priorities; 0 is the lowest level.
+        """
         message = NewMessage(
             body=body,
             key=key,
@@ -200,12 +206,12 @@ class SyncClient(Lender):
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """All of them are on disk when this returns, or none; answers in input order.
+        """Publish many messages in one transaction. Either all are on disk when this returns, or none is stored.
 
-        Takes any iterable of bodies or `NewMessage`s, of any length: it is sent in batches of at most 1,000 messages and
-        8 MiB, all in one transaction. So a bad body anywhere leaves nothing behind, and nobody sees the first message before
-        the last one was sent. `key`, `routing_key` and `label` are one value for all, or a function of the body; a
-        `NewMessage` keeps its own.
+        Takes an iterable of bodies or `NewMessage`s of any length and sends it in batches of at most 1,000 messages and
+        8 MiB. If one body is invalid, nothing is published, and no message is visible before the last one was sent.
+        `key`, `routing_key` and `label` are one value for all messages or a function of the body; a `NewMessage` keeps
+        its own values. Results are in input order.
         """
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
@@ -223,7 +229,7 @@ class SyncClient(Lender):
         headers: Headers | None = None,
         content_type: str | None = None,
     ) -> list[Published]:
-        """`publish_many`, straight into a queue."""
+        """Publish many messages directly to a queue. See `publish_many`."""
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
@@ -244,13 +250,16 @@ class SyncClient(Lender):
             return publisher.publish_many(kind, name, traced)
 
     def wake(self) -> None:
-        """Tell consumers everywhere to look now: for after a commit of your own in which `on(conn)` published something."""
+        """Wake all consumers, in every process.
+
+        Call it after you commit a transaction that published through `on(conn)`.
+        """
         self._runtime().wakeup.tell_all()
 
     # Queues
 
     def queue(self, name: str) -> QueueHandle:
-        """One queue, to claim from and to fill."""
+        """Return a handle for one queue, to consume its messages in a loop."""
         return QueueHandle(self, name)
 
     @overload
@@ -285,7 +294,10 @@ class SyncClient(Lender):
         consumer: str | None = None,
         type: Any = None,
     ) -> Deliveries[Any]:
-        """Up to `max_messages` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
+        """Claim up to `max_messages` (at most 1,000) and lease them.
+
+        Returns an empty result at once if none is ready.
+        """
         life = self._living()
         return consuming.claim(
             life.runtime,
@@ -299,23 +311,26 @@ class SyncClient(Lender):
         )
 
     def ack(self, receipts: Sequence[str]) -> list[Result]:
-        """These are done and never delivered again; `lost` for those whose lease ended or was replaced."""
+        """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
         return self._living().settler.ack_many(receipts)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        """Deliver these again after `delay` (by default the queue's backoff), or never after their last attempt."""
+        """Return failed deliveries to the queue for redelivery after `delay` (default: the queue's backoff).
+
+        After its last attempt a message becomes a dead letter.
+        """
         return self._living().settler.nack(receipts, delay=delay, error=error)
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        """These go to the dead letters at once."""
+        """Move deliveries to the dead letters now, whatever attempts remain."""
         return self._living().settler.bury(receipts, error=error)
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
-        """These go back at once, as if they had not been delivered."""
+        """Return deliveries to the queue now, without counting an attempt."""
         return self._living().settler.release(receipts)
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
-        """Keep these for `lease` from now."""
+        """Extend the leases of deliveries to `lease` from now."""
         return self._living().settler.extend(receipts, lease=lease)
 
     # Groups
@@ -355,10 +370,10 @@ class SyncClient(Lender):
         lease: Duration = _LEASE,
         member: str | None = None,
     ) -> GroupReader[Any]:
-        """Read a topic as a member of a group: a context, and in it batches as they come.
+        """Read a topic as a member of a group. Use the result as a context manager and iterate over its batches.
 
-        Each group gets every message at least once, in order within a partition. Members share the partitions. A new group
-        starts at `start`. Bodies are decoded into `type`.
+        Each group receives every message at least once, in order within a partition. Partitions are distributed among
+        the group's members. A group that does not exist is created at `start`. Bodies are decoded into `type`.
         """
         return GroupReader(
             self._runtime(),
@@ -381,11 +396,14 @@ class SyncClient(Lender):
         lease: Duration = _LEASE,
         type: Any = None,
     ) -> Batch[Any] | None:
-        """The next messages of a partition that is leased to this member, or None."""
+        """Fetch the next messages of one partition and lease it to this member.
+
+        Returns None if there is nothing to read.
+        """
         runtime = self._runtime()
         span = duration(lease) or _LEASE
         with runtime.connection() as conn:
-            take = partial(
+            fetch = partial(
                 calls.fetch,
                 conn,
                 partial(Batch, runtime, topic, group, lease=span),
@@ -396,53 +414,57 @@ class SyncClient(Lender):
                 lease=span,
                 type=type,
             )
-            found: Batch[Any] | None = take()
-            if found is None:
-                # what was committed may have no offset yet
+            batch: Batch[Any] | None = fetch()
+            if batch is None:
+                # committed messages may not have an offset yet
                 runtime.wakeup.sequence("topic", topic)
-                found = take()
-            return found
+                batch = fetch()
+            return batch
 
     def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
-        """Everything of the batch (or up to `offset`) is done: `batch.commit()`."""
+        """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
             raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return batch.commit(offset)
 
     def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = _LEASE) -> int:
-        """Keep the member's partitions for `lease` from now; answers how many it still has."""
+        """Extend the member's partition leases to `lease` from now. Returns the number of partitions it still holds."""
         with self._runtime().connection(writing=True) as conn:
             return calls.heartbeat(conn, topic, group, member=member, lease=duration(lease) or _LEASE)
 
     def leave(self, topic: str, group: str, *, member: str) -> int:
-        """The member gives its partitions back, so that others need not wait for its lease to end."""
+        """Release the member's partitions, so that other members need not wait for its lease to end."""
         with self._runtime().connection(writing=True) as conn:
             return calls.leave(conn, topic, group, member=member)
 
     def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
-        """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
-        with self._runtime().connection(writing=True) as conn:
-            found = calls.claim_range(conn, topic, group, max_messages=max_messages)
-            if found is None:
-                # what was committed may have no offset yet
-                self._runtime().wakeup.sequence("topic", topic)
-                found = calls.claim_range(conn, topic, group, max_messages=max_messages)
-            return found
+        """Claim the next offsets for at-most-once processing, or return None if there are none.
 
-    # Reasons and numbers
+        The group's position moves at once. Read the messages with `topics.read`; if the process crashes before that,
+        the group does not receive them again.
+        """
+        with self._runtime().connection(writing=True) as conn:
+            claimed = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            if claimed is None:
+                # committed messages may not have an offset yet
+                self._runtime().wakeup.sequence("topic", topic)
+                claimed = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            return claimed
+
+    # Inspecting
 
     def explain(self, id: UUID) -> Explanation:
-        """Where the message is, who holds it, why it is not delivered now, and what happened so far."""
+        """Explain a message: where it is, which consumer holds it, why it is not being delivered, and its history."""
         with self._runtime().connection() as conn:
             return calls.explain_message(conn, id)
 
     def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
-        """The same for an offset of a topic."""
+        """Explain the message at an offset of a topic."""
         with self._runtime().reading(topic=topic) as conn:
             return calls.explain_offset(conn, topic, partition, offset)
 
     def stats(self) -> Stats:
-        """The numbers of all topics, groups and queues."""
+        """Return the statistics of all topics, groups and queues."""
         with self._runtime().reading() as conn:
             return Stats(
                 topics=calls.topic_stats(conn),
@@ -452,7 +474,7 @@ class SyncClient(Lender):
 
 
 class QueueHandle:
-    """One queue: `client.queue(name)`."""
+    """A handle for one queue, from `client.queue(name)`."""
 
     def __init__(self, client: SyncClient, name: str) -> None:
         self.name = name
@@ -487,9 +509,10 @@ class QueueHandle:
         consumer: str | None = None,
         type: Any = None,
     ) -> Claims[Any]:
-        """Deliveries as they come: a context, and in it one delivery after the other, at most `slots` held at once.
+        """Consume the queue. Use the result as a context manager and iterate over its deliveries; settle each one.
 
-        They are renewed while you work, so `lease` only says how soon others get them when this process dies. Settle each.
+        At most `slots` deliveries are in flight at once. Their leases are renewed while you work, so `lease` only sets
+        how soon messages are redelivered if this process dies.
         """
         return Claims(
             self._client._runtime(),

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/consuming.py; change that file, not this one.
-"""Consumer loops: a group's batches and a queue's deliveries, as they come."""
+"""Consumer loops: iterate over the batches of a group or the deliveries of a queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEASE = timedelta(seconds=30)
 
 
 def consumer_name() -> str:
-    """A name for a consumer of this process that nobody had before."""
+    """Return a new, unique name for a consumer in this process."""
     host = "".join(c if c.isalnum() or c in "-._" else "-" for c in socket.gethostname())[:100]
     return f"{host}-{os.getpid()}-{uuid4().hex[:12]}"
 
@@ -47,13 +47,14 @@ def claim(
     type: Any,
     fresh: bool = True,
 ) -> Deliveries[Any]:
-    """Up to so many messages of a queue; empty when there are none.
+    """Claim up to `max_messages` of a queue.
 
-    `fresh`: when there are none, sequence what was committed and try again, for callers that do not wait.
+    If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
+    wait.
     """
     tracer, began = telemetry.tracer(), time.time_ns()
     with runtime.connection() as conn:
-        take = partial(
+        attempt = partial(
             calls.claim,
             conn,
             partial(Delivery, _settler=settler),
@@ -64,21 +65,21 @@ def claim(
             consumer=consumer,
             type=type,
         )
-        rows = take()
+        rows = attempt()
         if fresh and not rows:
             runtime.wakeup.sequence("queue", queue)
-            rows = take()
-        taken = Deliveries.of(rows, settler)
-    if tracer is not None and taken:
-        telemetry.claimed(tracer, queue, taken, began)
-    return taken
+            rows = attempt()
+        deliveries = Deliveries.of(rows, settler)
+    if tracer is not None and deliveries:
+        telemetry.claimed(tracer, queue, deliveries, began)
+    return deliveries
 
 
 class GroupReader(Generic[T]):
-    """A member of a group: `with` joins and leaves, `for` gives batches and waits while there are none.
+    """A member of a group. `with` joins and leaves the group; `for` yields batches and waits for new ones.
 
-    The lease is renewed while a batch is worked on. A batch that was not committed when the loop asks for the next is
-    delivered again.
+    The lease is renewed while you work on a batch. A batch that is not committed before the next iteration is
+    redelivered.
     """
 
     def __init__(
@@ -121,10 +122,10 @@ class GroupReader(Generic[T]):
             with self._runtime.connection(writing=True) as conn:
                 calls.leave(conn, self.topic, self.group, member=self.member)
         except Unavailable as exc:
-            log.warning("%s could not leave group %s: %s", self.member, self.group, exc)
+            log.warning("could not leave group group=%s member=%s error=%s", self.group, self.member, exc)
 
     def stop(self) -> None:
-        """End the loop when it asks for the next batch, also while it waits. Callable from anywhere in the process."""
+        """End the loop before its next batch, also while it waits. Callable from any task or thread of the process."""
         self._stopped = True
         if self._watch is not None:
             self._watch.ring()
@@ -134,15 +135,15 @@ class GroupReader(Generic[T]):
 
     def __next__(self) -> Batch[T]:
         if self._watch is None:
-            raise RuntimeError("enter the subscription with `with` before iterating over it")
-        last = self._put_down()
+            raise RuntimeError("enter the subscription with `with` before you iterate over it")
+        uncommitted = self._put_down()
         while True:
             self._watch.hush()
             if self._stopped:
                 raise StopIteration
             try:
                 with self._runtime.connection() as conn:
-                    found = calls.fetch(
+                    batch = calls.fetch(
                         conn,
                         partial(Batch, self._runtime, self.topic, self.group, lease=self._lease),
                         self.topic,
@@ -150,22 +151,24 @@ class GroupReader(Generic[T]):
                         member=self.member,
                         max_messages=self._size,
                         lease=self._lease,
-                        generation=None if last is None else last.generation,
+                        generation=None if uncommitted is None else uncommitted.generation,
                         type=self._type,
                     )
             except Unavailable as exc:
-                log.warning("group %s of topic %s: %s; trying again", self.group, self.topic, exc)
+                log.warning(
+                    "fetch failed; retrying in %s s topic=%s group=%s error=%s", _RETRY_SECONDS, self.topic, self.group, exc
+                )
                 self._watch.wait(_RETRY_SECONDS)
                 continue
-            if found is not None:
+            if batch is not None:
                 self._watch.found()
-                self._batch = found
+                self._batch = batch
                 self._renewal = self._runtime.renewals.add(self._lease.total_seconds() / 3, self._renew)
-                return found
+                return batch
             self._watch.wait()
 
     def _put_down(self) -> Batch[T] | None:
-        """Stop caring for the batch at hand; answers it if it was not committed."""
+        """Stop renewing the current batch. Return it if it was not committed."""
         if self._renewal is not None:
             self._runtime.renewals.drop(self._renewal)
         batch, self._batch, self._renewal = self._batch, None, None
@@ -177,11 +180,11 @@ class GroupReader(Generic[T]):
 
 
 class Claims(Generic[T]):
-    """Deliveries of a queue, one by one: `with` opens, `for` gives them and waits while there are none.
+    """A consumer of a queue. `with` opens it; `for` yields deliveries one by one and waits for new ones.
 
-    At most `slots` are held at once: those given out and not settled, and those fetched ahead. All held ones are renewed
-    until they are settled. On exit what was not given out goes back at once, without an attempt; what was given out and not
-    settled comes again when its lease ends.
+    At most `slots` messages are in flight at once: delivered but not settled, or prefetched. Their leases are renewed
+    until they are settled. On exit, prefetched messages return to the queue at once without counting an attempt;
+    deliveries that were not settled are redelivered when their leases end.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class Claims(Generic[T]):
         type: Any,
     ) -> None:
         if slots < 1:
-            raise ValueError("slots is less than 1")
+            raise ValueError(f"slots must be at least 1, got {slots}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
         self._runtime = runtime
@@ -220,7 +223,7 @@ class Claims(Generic[T]):
                 self._span = self._lease or (calls.get_queue(conn, self.queue)).lease
                 sources = frozenset(row.topic for row in calls.list_subscriptions(conn, self.queue, None))
         except PermissionDenied:
-            # a role that may claim and no more: then the lease is ours to say
+            # this role may only claim and cannot read the queue's own lease
             self._span = self._lease = self._lease or _LEASE
         self._watch = self._runtime.wakeup.watch("queue", self.queue)
         self._watch.sources = sources
@@ -240,10 +243,15 @@ class Claims(Generic[T]):
             if unused:
                 self._settler.release(unused)
         except Unavailable as exc:
-            log.warning("%s could not give back messages of queue %s: %s", self.consumer, self.queue, exc)
+            log.warning(
+                "could not release prefetched messages queue=%s consumer=%s error=%s", self.queue, self.consumer, exc
+            )
 
     def stop(self) -> None:
-        """End the loop when it asks for the next delivery, also while it waits. Callable from anywhere in the process."""
+        """End the loop before its next delivery, also while it waits.
+
+        Callable from any task or thread of the process.
+        """
         self._stopped = True
         self._free.ring()
         if self._watch is not None:
@@ -254,7 +262,7 @@ class Claims(Generic[T]):
 
     def __next__(self) -> Delivery[T]:
         if self._watch is None:
-            raise RuntimeError("enter the claims with `with` before iterating over them")
+            raise RuntimeError("enter the claims with `with` before you iterate over them")
         while True:
             self._free.hush()
             self._watch.hush(self._labels)
@@ -265,10 +273,12 @@ class Claims(Generic[T]):
             free = self._slots - len(self._held)
             if free <= 0:
                 if not self._free.wait(self._span.total_seconds()):
-                    log.warning("all %s slots on queue %s hold deliveries that nobody settled", self._slots, self.queue)
+                    log.warning(
+                        "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
+                    )
                 continue
             try:
-                taken = claim(
+                deliveries = claim(
                     self._runtime,
                     self._settler,
                     self.queue,
@@ -280,12 +290,12 @@ class Claims(Generic[T]):
                     fresh=False,
                 )
             except Unavailable as exc:
-                log.warning("queue %s: %s; trying again", self.queue, exc)
+                log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 self._watch.wait(_RETRY_SECONDS)
                 continue
-            self._held.update(dict.fromkeys(taken.receipts))
-            self._ready.extend(taken)
-            if taken:
+            self._held.update(dict.fromkeys(deliveries.receipts))
+            self._ready.extend(deliveries)
+            if deliveries:
                 self._watch.found()
             else:
                 self._watch.wait()
@@ -296,9 +306,9 @@ class Claims(Generic[T]):
         self._free.ring()
 
     def _renew(self) -> None:
-        held = list(self._held)
-        if not held:
+        receipts = list(self._held)
+        if not receipts:
             return
-        answers = self._settler.extend(held, lease=self._span)
-        # a lost one can no longer be settled: it only takes a slot
-        self._settled([receipt for receipt, answer in zip(held, answers, strict=True) if answer != "done"])
+        results = self._settler.extend(receipts, lease=self._span)
+        # lost deliveries can no longer be settled and must not occupy a slot
+        self._settled([receipt for receipt, result in zip(receipts, results, strict=True) if result != "done"])

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/dead.py; change that file, not this one.
-"""Dead letters: look at them, send them back, remove them."""
+"""Dead letters: list, redrive and purge them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DeadLetters(Noun):
     @overload
     def list(self, queue: str, *, after: int = 0, limit: int = 100, type: type[T]) -> builtins.list[DeadLetter[T]]: ...
     def list(self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None) -> builtins.list[DeadLetter[Any]]:
-        """The oldest first; for the next page pass the last `dead_id` as `after`."""
+        """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
         with self._reading() as conn:
             return calls.list_dead_letters(conn, queue, after=after, limit=limit, type=type)
 
     def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
-        """By the id of the message, or `DeadLetterNotFound`."""
+        """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         with self._reading() as conn:
             return calls.get_dead_letter(conn, queue, id)
 
@@ -42,9 +42,10 @@ class DeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Deliver them again, with a fresh count of attempts: all, those named, or the oldest `limit`; `to` another queue.
+        """Move dead letters back to the queue: all of them, those in `ids`, or the oldest `limit`.
 
-        Works in steps of at most 1,000, each all or nothing, so it can be interrupted and repeated. Answers how many.
+        Attempts start again from 1. `to` moves the messages to another queue. Runs in atomic steps of at most 1,000
+        messages, so it is safe to interrupt and repeat. Returns the number of messages moved.
         """
         total = 0
         while limit is None or total < limit:
@@ -69,7 +70,10 @@ class DeadLetters(Noun):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove them for good: all, those named, or the oldest `limit`; in steps of at most 1,000. Answers how many."""
+        """Delete dead letters: all of them, those in `ids`, or the oldest `limit`.
+
+        Runs in steps of at most 1,000 messages. Returns the number of messages deleted.
+        """
         total = 0
         while limit is None or total < limit:
             with self._writing() as conn:

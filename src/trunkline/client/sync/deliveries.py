@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/deliveries.py; change that file, not this one.
-"""Deliveries: messages claimed from a queue, each with the verbs that settle it."""
+"""Deliveries: messages claimed from a queue, with methods to settle them."""
 
 from __future__ import annotations
 
@@ -22,39 +22,44 @@ T = TypeVar("T")
 
 
 class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
-    """A message claimed from a queue until `deadline` by the database's clock.
+    """A message claimed from a queue, leased until `deadline` by the database's clock.
 
-    Each verb answers `done`, or `lost` when the lease ended or was replaced, and then nothing changed. A repeat is harmless.
+    Each method returns `done`, or `lost` if the lease has ended or was replaced; then nothing changed. Repeating a call
+    is safe.
     """
 
     _settler: Settler
     _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
 
     def ack(self) -> Result:
-        """It is done and never delivered again. Acks called at the same time share a statement."""
+        """Acknowledge the message, which is then never redelivered. Concurrent acks share a statement."""
         return self._settler.ack(self.receipt)
 
     def nack(self, *, delay: Duration | None = None, error: str | None = None) -> Result:
-        """Deliver it again after `delay` (by default the queue's backoff), or never when this was its last attempt."""
+        """Return the message to the queue for redelivery after `delay` (default: the queue's backoff).
+
+        After its last attempt the message becomes a dead letter.
+        """
         return (self._settler.nack([self.receipt], delay=delay, error=error))[0]
 
     def bury(self, error: str | None = None) -> Result:
-        """To the dead letters at once, with the reason."""
+        """Move the message to the dead letters now, with an error text."""
         return (self._settler.bury([self.receipt], error=error))[0]
 
     def release(self) -> Result:
-        """Back to the queue at once, as if it had not been delivered: the attempt does not count."""
+        """Return the message to the queue now, without counting an attempt."""
         return (self._settler.release([self.receipt]))[0]
 
     def extend(self, lease: Duration) -> Result:
-        """Keep it for `lease` from now."""
+        """Extend the lease to `lease` from now."""
         return (self._settler.extend([self.receipt], lease=lease))[0]
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """What you write on the connection and the ack happen together, exactly once; `LeaseLost` rolls both back.
+        """Ack the message in a transaction with your own writes on the connection, for exactly-once processing.
 
-        Not to be repeated after `OutcomeUnknown`: what was not committed comes again by itself.
+        Raises `LeaseLost` if the lease has ended; everything is then rolled back. Do not repeat the block after
+        `OutcomeUnknown`: if it was not committed, the message is redelivered.
         """
         with transactions.settled(self._settler.runtime, self._ack_on, once=[self._once]) as conn:
             yield conn
@@ -66,22 +71,22 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
 
 
 class Deliveries(tuple[Delivery[T], ...]):
-    """What one claim took, with the verbs for all of it; each answers in the order of the deliveries."""
+    """The deliveries of one claim, with methods that settle all of them. Results are in the order of the deliveries."""
 
     _settler: Settler
 
     @classmethod
     def of(cls, deliveries: Iterable[Delivery[T]], settler: Settler) -> Self:
-        made = cls(deliveries)
-        made._settler = settler
-        return made
+        batch = cls(deliveries)
+        batch._settler = settler
+        return batch
 
     @property
     def receipts(self) -> Sequence[str]:
         return [delivery.receipt for delivery in self]
 
     def ack(self) -> list[Result]:
-        """All done, in one statement."""
+        """Acknowledge all messages in one statement."""
         return self._settler.ack_many(self.receipts)
 
     def nack(self, *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
@@ -98,7 +103,7 @@ class Deliveries(tuple[Delivery[T], ...]):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """What you write on the connection and the acks of all happen together; `LeaseLost` if one of them is lost."""
+        """Ack all messages in a transaction with your own writes. Raises `LeaseLost` if any lease has ended."""
         marks = [delivery._once for delivery in self]
         with transactions.settled(self._settler.runtime, self._ack_on, once=marks) as conn:
             yield conn

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/endpoints.py; change that file, not this one.
-"""Endpoints: HTTP receivers of push deliveries, and the queues that are sent to them."""
+"""Endpoints: HTTP receivers of webhooks, and the queues bound to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trunkline.db.sync import push
 from trunkline.db.threads import sleep
 from trunkline.types import Attempt, Duration, Endpoint, NewEndpoint
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Endpoints(Noun):
@@ -35,10 +35,10 @@ class Endpoints(Noun):
         batch_size: int | None = None,
         secret: str | None = None,
     ) -> NewEndpoint:
-        """A new endpoint; answers the secret that signs its deliveries.
+        """Create an endpoint. The result contains the secret that signs its requests.
 
-        In any window of w seconds at most `rate` x w + `burst` requests start, over all dispatchers; without a rate there is
-        no limit. `mode` batch sends up to `batch_size` messages as a JSON array.
+        Across all dispatchers, at most `rate` x w + `burst` requests start in any window of w seconds. Without `rate`
+        there is no limit. With `mode="batch"`, up to `batch_size` messages are sent as one JSON array.
         """
         with self._writing() as conn:
             return push.create_endpoint(
@@ -68,7 +68,10 @@ class Endpoints(Noun):
         mode: Literal["single", "batch"] | None = None,
         batch_size: int | None = None,
     ) -> Endpoint:
-        """Change what is given; a rate of 0 takes the limit away, `headers` replaces all of them."""
+        """Change the given settings and keep the others.
+
+        A `rate` of 0 removes the limit; `headers` replaces all headers.
+        """
         with self._writing() as conn:
             push.alter_endpoint(
                 conn,
@@ -85,65 +88,70 @@ class Endpoints(Noun):
             return push.get_endpoint(conn, name)
 
     def get(self, name: str) -> Endpoint:
+        """Return an endpoint. Raises `EndpointNotFound`."""
         with self._reading() as conn:
             return push.get_endpoint(conn, name)
 
     def list(self) -> builtins.list[Endpoint]:
-        """All endpoints, by name."""
+        """List all endpoints by name."""
         with self._reading() as conn:
             return push.list_endpoints(conn)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Refused while queues are bound to it, unless forced; the queues stay."""
+        """Delete an endpoint. Fails if queues are bound to it, unless `force` is set; the queues are kept."""
         with self._writing() as conn:
             push.delete_endpoint(conn, name, force=force)
 
     def pause(self, name: str, *, reason: str | None = None) -> None:
-        """Nothing is sent until `resume`; its queues go on filling."""
+        """Stop sending until `resume`. Its queues continue to receive messages."""
         with self._writing() as conn:
             push.pause_endpoint(conn, name, reason=reason)
 
     def resume(self, name: str) -> None:
-        """Send again, whatever stopped it: a pause, an answer 410, the breaker."""
+        """Send again after a pause, a 410 response or an open circuit breaker."""
         with self._writing() as conn:
             push.resume_endpoint(conn, name)
 
     def bind(self, queue: str, endpoint: str) -> None:
-        """Everything of this queue is sent to the endpoint from now on."""
+        """Send the messages of this queue to the endpoint from now on."""
         with self._writing() as conn:
             push.bind_queue(conn, queue, endpoint)
 
     def unbind(self, queue: str) -> None:
+        """Stop sending the messages of this queue to its endpoint."""
         with self._writing() as conn:
             push.unbind_queue(conn, queue)
 
     def secrets(self, name: str) -> builtins.list[str]:
-        """The secrets in use, the newest first."""
+        """Return the signing secrets in use, newest first."""
         with self._reading() as conn:
             return push.endpoint_secrets(conn, name)
 
     def rotate(self, name: str, *, secret: str | None = None, keep: bool = True) -> str:
-        """A new secret; the former one signs too until the next rotation, unless `keep` is false."""
+        """Set a new signing secret and return it.
+
+        The previous secret also signs requests until the next rotation, unless `keep` is false.
+        """
         with self._writing() as conn:
             return push.rotate_secret(conn, name, secret=secret, keep=keep)
 
     def test(self, name: str, *, timeout: Duration = "30s") -> Attempt | None:
-        """Have a dispatcher send a test request; what came of it, or None when no dispatcher did so in time."""
+        """Send a test request through a dispatcher and return its outcome, or None if no dispatcher sent it in time."""
         with self._writing() as conn:
             id = push.test_endpoint(conn, name)
         left = (duration(timeout) or timedelta(0)).total_seconds()
         while left > 0:
-            found = self.attempts(name, id=id, limit=1)
-            if found:
-                return found[0]
-            sleep(_LOOK_SECONDS)
-            left -= _LOOK_SECONDS
+            attempts = self.attempts(name, id=id, limit=1)
+            if attempts:
+                return attempts[0]
+            sleep(_POLL_SECONDS)
+            left -= _POLL_SECONDS
         return None
 
     def attempts(
         self, name: str | None = None, *, id: UUID | None = None, since: Duration = "1d", limit: int = 100
     ) -> builtins.list[Attempt]:
-        """Requests of an endpoint, or for one message, newest first, with status, time and start of the answer."""
+        """List the requests to an endpoint or for one message, newest first."""
         with self._reading() as conn:
             return push.list_attempts(conn, name, id=id, since=duration(since) or timedelta(days=1), limit=limit)
 
@@ -156,7 +164,7 @@ class Endpoints(Noun):
         end: datetime | None = None,
         limit: int = 1000,
     ) -> int:
-        """Deliver again what was delivered: messages by id, or those acked from `start` to `end`. Answers how many."""
+        """Redeliver messages: those in `ids`, or those acked from `start` to `end`. Returns the number of messages."""
         with self._writing() as conn:
             count = push.replay(conn, queue, ids=ids, start=start, end=end, limit=limit)
         self._runtime().wakeup.published("inbox", queue)

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/groups.py; change that file, not this one.
-"""Groups: make them, move them, see how far they are."""
+"""Consumer groups: create, seek and inspect them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """A new group that reads from a place on; `AlreadyExists` if the topic has one of this name.
+        """Create a group that reads from position `start`.
 
-        With a pattern on the routing key or header values, it reads only what matches; the rest is passed by.
+        Raises `AlreadyExists` if the topic has a group of this name. With `pattern` (on the routing key) or `headers`,
+        the group reads only matching messages and skips the others.
         """
         return self._make(topic, group, start, pattern, headers, ensure=False)
 
@@ -38,7 +39,10 @@ class Groups(Noun):
         pattern: str | None = None,
         headers: Headers | None = None,
     ) -> Group:
-        """The group is there; one that exists stays where it is. `AlreadyExists` if it reads by other rules."""
+        """Create the group if it does not exist. An existing group keeps its position.
+
+        Raises `AlreadyExists` if it exists with another pattern or other headers.
+        """
         return self._make(topic, group, start, pattern, headers, ensure=True)
 
     def _make(
@@ -51,26 +55,32 @@ class Groups(Noun):
             )
 
     def list(self, topic: str | None = None, *, after: str | None = None, limit: int | None = None) -> builtins.list[Group]:
-        """The groups of a topic, or all, by name; or `limit` of them after one (without a topic: `"topic/group"`)."""
+        """List the groups of a topic, or of all topics, by name.
+
+        `after` and `limit` page through the list. Without a topic, `after` is `"topic/group"`.
+        """
         with self._reading() as conn:
             return calls.list_groups(conn, topic, after=after, limit=limit)
 
     def delete(self, topic: str, group: str) -> None:
-        """The group and its position are gone."""
+        """Delete the group and its position."""
         with self._writing() as conn:
             calls.delete_group(conn, topic, group)
 
     def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]:
-        """Move the group, in one partition or in all; members lose what they hold. Answers the next offset by partition."""
+        """Move the group's position, in one partition or in all. Members lose their current batches.
+
+        Returns the next offset of each partition.
+        """
         self._runtime().sequence_before(topic, to)
         with self._writing() as conn:
             return calls.seek(conn, topic, group, place(to), partition=partition)
 
     def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
-        """One row per group and partition: position, lag, owner."""
+        """Return one row per group and partition: position, lag, owner."""
         with self._runtime().reading(topic=topic) as conn:
             return calls.group_stats(conn, topic, group)
 
     def position(self, topic: str, group: str) -> dict[int, int]:
-        """The next offset to be delivered, by partition."""
+        """Return the next offset to be delivered in each partition."""
         return {row.partition: row.next_offset for row in self.stats(topic, group)}

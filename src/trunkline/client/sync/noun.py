@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/noun.py; change that file, not this one.
-"""What the nouns of a client have in common."""
+"""Shared base of the resource managers of a client, such as `client.topics`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 
 class Noun:
-    """The verbs on one kind of thing; each call is a transaction of its own."""
+    """Manages one kind of resource. Each call is a separate transaction."""
 
     def __init__(self, runtime: Callable[[], Runtime]) -> None:
         self._runtime = runtime
@@ -27,7 +27,7 @@ class Noun:
         return self._runtime().connection(writing=True)
 
 
-def settings(**given: Any) -> dict[str, Any]:
-    """Settings as the database takes them: durations given as text become timedeltas, what is None is left out."""
+def settings(**values: Any) -> dict[str, Any]:
+    """Return the settings that are not None, with durations in text form converted to timedeltas."""
     spans = {"retention", "hard_retention", "lease", "backoff_base", "backoff_cap", "ttl", "delivery_delay", "history"}
-    return {name: duration(value) if name in spans else value for name, value in given.items() if value is not None}
+    return {name: duration(value) if name in spans else value for name, value in values.items() if value is not None}

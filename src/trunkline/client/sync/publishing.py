@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/publishing.py; change that file, not this one.
-"""Publishing from the pool: calls made at the same time share a statement, long lists are cut into batches."""
+"""Publishing through the pool: concurrent calls share a statement, and long lists are split into batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trunkline.types import Headers, NewMessage, Published
 
 B = TypeVar("B")
 PerBody = str | Callable[[Any], str | None] | None
-"""One value for all messages, or what tells it for each body."""
+"""One value for all messages, or a function that returns the value for a body."""
 
 MAX_MESSAGES = 1000
 MAX_BYTES = 8 * 1024 * 1024
 COPY_FROM = 200
-"""From so many messages on, COPY is worth its extra round trips."""
+"""Batch size from which COPY is worth its extra round trips."""
 
 
 def new_messages(
@@ -37,7 +37,7 @@ def new_messages(
     headers: Headers | None = None,
     content_type: str | None = None,
 ) -> Iterator[NewMessage]:
-    """Messages for bodies; what is a message already stays as it is."""
+    """Yield a message for each body. A `NewMessage` is yielded unchanged."""
     for item in items:
         if isinstance(item, NewMessage):
             yield item
@@ -53,7 +53,7 @@ def new_messages(
 
 
 def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
-    """Encoded messages, cut so that each batch keeps the limits on messages and bytes of one statement."""
+    """Yield encoded messages in batches within the message and byte limits of one statement."""
     batch: list[Encoded] = []
     size = 0
     for message in messages:
@@ -68,74 +68,77 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
 
 
 def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-    """All batches on one connection, in the transaction that the caller has opened."""
-    answers: list[Published] = []
+    """Publish all batches in the transaction that the caller has opened."""
+    published: list[Published] = []
     for batch in batches(messages):
-        answers += calls.publish_many(conn, kind, name, batch)
-    return answers
+        published += calls.publish_many(conn, kind, name, batch)
+    return published
 
 
 class Publisher:
-    """Publishes to topics and queues. One flush at a time per target; different targets in parallel."""
+    """Publishes to topics and queues. Each target has one flush in progress at a time; targets flush in parallel."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lanes: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
 
     def publish(self, kind: str, name: str, message: NewMessage) -> Published:
         encoded = encode_message(message)
         if encoded.priority is not None and kind == "topic":
-            raise TypeError("a topic has no priorities; queues have")
-        lane = self._lanes.get((kind, name))
-        if lane is None:
-            # created by one and used by all: setdefault is atomic, also between threads
-            lane = self._lanes.setdefault(
+            raise TypeError("priority is only supported by queues, not by topics")
+        coalescer = self._coalescers.get((kind, name))
+        if coalescer is None:
+            # setdefault is atomic, also between threads: all callers use the same one
+            coalescer = self._coalescers.setdefault(
                 (kind, name),
                 Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
             )
         try:
-            return lane.submit(encoded, len(encoded.payload))
+            return coalescer.submit(encoded, len(encoded.payload))
         except NotFound:
-            # names that do not exist must not pile up
-            self._lanes.pop((kind, name), None)
+            # drop it, or unknown names would accumulate
+            self._coalescers.pop((kind, name), None)
             raise
 
     def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        cut = batches(messages)
-        first = next(cut, None)
+        remaining = batches(messages)
+        first = next(remaining, None)
         if first is None:
             return []
-        second = next(cut, None)
+        second = next(remaining, None)
         with self._runtime.connection(writing=True) as conn:
             if second is None and len(first) < COPY_FROM:
-                answers = calls.publish_many(conn, kind, name, first)
+                published = calls.publish_many(conn, kind, name, first)
             else:
                 with conn.transaction():
                     target = calls.copy_target(conn, kind, name)
-                    answers = self._one_of_many(conn, kind, name, target, first)
-                    for batch in chain(() if second is None else (second,), cut):
-                        answers += self._one_of_many(conn, kind, name, target, batch)
+                    published = self._one_of_many(conn, kind, name, target, first)
+                    for batch in chain(() if second is None else (second,), remaining):
+                        published += self._one_of_many(conn, kind, name, target, batch)
         self._runtime.wakeup.published(kind, name)
-        return answers
+        return published
 
     @staticmethod
     def _one_of_many(
         conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[Encoded]
     ) -> list[Published]:
-        """By COPY where that is allowed and enough: it costs the server a third."""
+        """Publish a batch with COPY if possible: it costs the server a third of what a statement does."""
         if target is not None and all(message.plain and fits(message, target.max_payload) for message in batch):
             return calls.copy_many(conn, target, batch)
         return calls.publish_many(conn, kind, name, batch)
 
     def drain(self) -> None:
-        """Until everything under way has its answer."""
-        for lane in tuple(self._lanes.values()):
-            lane.drain()
+        """Wait until all publishes in progress have finished."""
+        for coalescer in tuple(self._coalescers.values()):
+            coalescer.drain()
 
     def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
-        """One statement for all. If it is refused nothing was stored, so halves are tried until the culprit stands alone."""
+        """Publish a batch in one statement.
+
+        If it is rejected, nothing was stored: bisect to isolate the invalid message.
+        """
         try:
-            answers: list[Published | BaseException] = list(self._send(kind, name, batch))
+            results: list[Published | BaseException] = list(self._send(kind, name, batch))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
             return [_own(exc) for _ in batch]
         except Exception as exc:
@@ -144,7 +147,7 @@ class Publisher:
             middle = len(batch) // 2
             return self._flush(kind, name, batch[:middle]) + self._flush(kind, name, batch[middle:])
         self._runtime.wakeup.published(kind, name)
-        return answers
+        return results
 
     def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
         with self._runtime.connection(writing=True) as conn:
@@ -157,7 +160,7 @@ class Publisher:
 
 
 def _own(exc: Exception) -> Exception:
-    """An exception for each caller: a shared one would collect all their tracebacks."""
+    """Copy an exception for one caller: a shared one would collect the tracebacks of all callers."""
     twin = copy.copy(exc)
     twin.__cause__ = exc.__cause__
     return twin

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/queues.py; change that file, not this one.
-"""Queues: make them, change their policy, look into them."""
+"""Queues: create, configure and inspect them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """A new queue; `AlreadyExists` if the name is taken.
+        """Create a queue. Raises `AlreadyExists` if the name is taken.
 
-        `ordered`: one lease per partition at a time, so that messages with the same key are done in order. `priorities`: so
-        many levels, 0 the lowest. `history`: how long it is kept who had which message; `"0s"` for not at all.
+        `ordered`: only one lease per partition at a time, so that messages with the same key are processed in order.
+        `priorities`: number of priority levels; 0 is the lowest level. `history`: how long to keep delivery history;
+        `"0s"` disables it.
         """
         with self._writing() as conn, conn.transaction():
             return calls.create_queue(
@@ -82,9 +83,9 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Make the queue so: create it, or change of the settings that are given those that differ.
+        """Create the queue, or update the given settings if it exists.
 
-        `AlreadyExists` if order, partitions or priorities differ: these cannot be changed.
+        Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
         """
         with self._writing() as conn, conn.transaction():
             return calls.ensure_queue(
@@ -124,7 +125,7 @@ class Queues(Noun):
         retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Queue:
-        """Change what is given and keep the rest. A `ttl` of `"0s"` removes it, a `history` of `"0s"` turns it off."""
+        """Change the given settings and keep the others. A `ttl` or `history` of `"0s"` disables it."""
         with self._writing() as conn, conn.transaction():
             return calls.alter_queue(
                 conn,
@@ -145,35 +146,40 @@ class Queues(Noun):
             )
 
     def get(self, name: str) -> Queue:
-        """The queue, or `QueueNotFound`."""
+        """Return a queue. Raises `QueueNotFound`."""
         with self._reading() as conn:
             return calls.get_queue(conn, name)
 
     def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """All queues by name, or `limit` of them after a name."""
+        """List queues by name. `after` and `limit` page through the list."""
         with self._reading() as conn:
             return calls.list_queues(conn, after=after, limit=limit)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """The queue with its messages, subscriptions and schedules is gone.
+        """Delete the queue with its messages and subscriptions.
 
-        `InUse` while it has dead letters or a schedule publishes to it, unless forced.
+        Raises `InUse` if it has dead letters, if jobs wait to be enqueued there or if a schedule publishes to it,
+        unless `force` is set.
         """
         with self._writing() as conn:
             calls.delete_queue(conn, name, force=force)
 
     def pause(self, name: str) -> None:
-        """Nothing is given out until `resume`; publishing and settling go on."""
+        """Stop deliveries until `resume`. Publishing and settling continue."""
         with self._writing() as conn:
             calls.pause_queue(conn, name, paused=True)
 
     def resume(self, name: str) -> None:
+        """Deliver messages again after `pause`."""
         with self._writing() as conn:
             calls.pause_queue(conn, name, paused=False)
         self._runtime().wakeup.published("inbox", name)
 
     def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
-        """Everything that is not leased at this moment is removed, in bounded steps; answers how many."""
+        """Drop all undelivered messages. Messages that are leased at this moment are kept.
+
+        Runs in bounded steps. Returns the number of messages dropped.
+        """
         total = 0
         self._runtime().wakeup.sequence("queue", name)
         while True:
@@ -186,12 +192,15 @@ class Queues(Noun):
                 return total
 
     def cleanup(self, name: str) -> int:
-        """Remove finished messages now; returns how many segments, and parts of the shared store, they were in."""
+        """Remove finished messages now instead of waiting for retention.
+
+        Returns the number of segments and shared-store partitions that were emptied.
+        """
         with self._writing() as conn:
             return calls.cleanup_queue(conn, name)
 
     def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """One row per queue, of one or of all."""
+        """Return one row per queue, of one queue or of all."""
         with self._runtime().reading(queue=name) as conn:
             return calls.queue_stats(conn, name)
 
@@ -200,6 +209,6 @@ class Queues(Noun):
     @overload
     def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
-        """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
+        """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         with self._runtime().reading(queue=queue) as conn:
             return calls.peek_queue(conn, queue, limit=limit, type=type)

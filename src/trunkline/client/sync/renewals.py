@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/renewals.py; change that file, not this one.
-"""Keeps leases alive while their messages are worked on: one loop for all of a client's consumers."""
+"""Renews leases while their messages are being processed: one loop for all consumers of a client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trunkline.db.threads import Background, Bell, log
 
 
 class Renewal:
-    """Something to do again and again, every so many seconds, until it is dropped."""
+    """A callback that runs every `every` seconds until it is dropped."""
 
     def __init__(self, every: float, renew: Callable[[], None]) -> None:
         self.every = every
@@ -19,7 +19,7 @@ class Renewal:
 
 
 class Renewals:
-    """Runs renewals when they are due. A failed one is tried again after a second: the lease outlasts two failures."""
+    """Runs renewals when they are due. A failed one is retried after 1 s; the lease is long enough for two failures."""
 
     def __init__(self) -> None:
         self._all: set[Renewal] = set()
@@ -56,5 +56,6 @@ class Renewals:
                     renewal.renew()
                     renewal.due = monotonic() + renewal.every
                 except Exception as exc:
-                    log.warning("a lease could not be renewed: %s", exc)
-                    renewal.due = monotonic() + min(1.0, renewal.every)
+                    pause = min(1.0, renewal.every)
+                    log.warning("lease renewal failed; retrying in %.1f s error=%s", pause, exc)
+                    renewal.due = monotonic() + pause

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/runtime.py; change that file, not this one.
-"""What a client holds while it is open: its pool, its wake-up, its renewals and the names it has looked up."""
+"""The state of an open client: connection pool, wake-up, lease renewals and cached topic numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trunkline.types import Place
 T = TypeVar("T")
 
 _DELETED = ("42883", "TL010", "TL011")
-"""Errors of the functions that a deleted topic or queue had; first they say so, then they are dropped."""
+"""Errors from the publish function of a deleted topic: first it raises TL010 or TL011, later it no longer exists."""
 
 
 class Runtime:
-    """The living part of a client. A forked child gets another one and leaves its parent's sockets alone."""
+    """The open resources of a client. A forked child creates a new one and does not touch its parent's sockets."""
 
     def __init__(self, conninfo: str, *, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
         self.pid = os.getpid()
@@ -34,7 +34,7 @@ class Runtime:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def close(self) -> None:
-        # first of all: a loop that is rung below must find the door shut, or it would wait again
+        # first: a loop woken below must find the pool closed, or it would wait again
         self.pool.refuse()
         self.renewals.close()
         self.wakeup.close()
@@ -47,18 +47,18 @@ class Runtime:
 
     @contextmanager
     def reading(self, *, queue: str | None = None, topic: str | None = None) -> Iterator[Connection]:
-        """A connection for statements that show messages: those that were committed before have an offset."""
+        """Borrow a connection for reading messages. Messages committed before the call have an offset."""
         with self.connection() as conn:
             calls.sequence_before_reading(conn, queue=queue, topic=topic)
             yield conn
 
     def sequence_before(self, topic: str, start: Place) -> None:
-        """Before a reader is made or moved: latest means after all that is committed by now."""
+        """Sequence the topic before a reader is created or moved, so that "latest" is after all committed messages."""
         if start != "earliest" and not isinstance(start, int):
             self.wakeup.sequence("topic", topic)
 
     def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], T]) -> T:
-        """Call the function that a topic has of its own; its number is looked up once."""
+        """Call the topic's generated function. The topic number in its name is looked up once and cached."""
         number = self._numbers.get((kind, name))
         if number is not None:
             try:

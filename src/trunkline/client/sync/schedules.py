@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/schedules.py; change that file, not this one.
-"""Schedules: messages published again and again, at the times of a cron line."""
+"""Schedules: messages published at the times of a cron expression."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Schedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """A new schedule that publishes `body` to a topic or a queue; fired once over all processes that run upkeep.
+        """Create a schedule that publishes `body` to a topic or a queue.
 
-        `catch_up` says what happens to times that passed while nobody ran upkeep: `skip` them, fire `one`, or fire `all`.
+        It fires once across all processes that run upkeep. `catch_up` decides about times missed while no process ran
+        upkeep: `skip` them, fire `one`, or fire `all`.
         """
         return self._make(False, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
@@ -53,7 +54,7 @@ class Schedules(Noun):
         timezone: str = "UTC",
         catch_up: CatchUp = "one",
     ) -> Schedule:
-        """The schedule is there and is like this: made, or changed."""
+        """Create the schedule, or update it if it exists."""
         return self._make(True, name, cron, topic, queue, body, key, routing_key, label, headers, timezone, catch_up)
 
     def _make(
@@ -90,25 +91,27 @@ class Schedules(Noun):
             )
 
     def list(self) -> builtins.list[Schedule]:
-        """All schedules, by name."""
+        """List all schedules by name."""
         with self._reading() as conn:
             return calls.list_schedules(conn)
 
     def pause(self, name: str) -> None:
-        """It does not fire until `resume`."""
+        """Stop firing the schedule until `resume`."""
         with self._writing() as conn:
             calls.pause_schedule(conn, name, paused=True)
 
     def resume(self, name: str) -> None:
+        """Fire the schedule again after `pause`."""
         with self._writing() as conn:
             calls.pause_schedule(conn, name, paused=False)
 
     def delete(self, name: str) -> None:
+        """Delete the schedule."""
         with self._writing() as conn:
             calls.delete_schedule(conn, name)
 
     def run(self, name: str) -> UUID:
-        """Fire it now, out of turn; answers the id of the message."""
+        """Fire the schedule now, in addition to its times. Returns the message id."""
         with self._writing() as conn:
             id = calls.run_schedule(conn, name)
         self._runtime().wakeup.tell()
@@ -117,6 +120,6 @@ class Schedules(Noun):
     def next_runs(
         self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
-        """When a cron line would fire next."""
+        """Return the next `n` times of a cron expression."""
         with self._reading() as conn:
             return calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/settling.py; change that file, not this one.
-"""Settling by receipt: acks of the same moment share a statement, long lists are cut."""
+"""Settling by receipt: concurrent acks share a statement, and long lists are split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_RECEIPTS = 10_000
 
 
 class Settler:
-    """The verbs on receipts. `on_settled` hears of each receipt that needs no more care."""
+    """Settles and extends deliveries. `on_settled` is called with receipts that need no further renewal."""
 
     def __init__(self, runtime: Runtime, on_settled: Callable[[Iterable[str]], None] | None = None) -> None:
         self.runtime = runtime
@@ -35,23 +35,23 @@ class Settler:
         return self._settle(receipts, calls.ack)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        answers = self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
-        # a pass returns it, now or when its delay is over: our consumers that wait must know when
+        results = self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        # a sequencer pass returns the messages when they are due: poll, so that waiting consumers learn the due time
         self.runtime.wakeup.poke()
-        return answers
+        return results
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         return self._settle(receipts, partial(calls.bury, error=error))
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
-        answers = self._settle(receipts, calls.release)
+        results = self._settle(receipts, calls.release)
         self.runtime.wakeup.poke()
-        return answers
+        return results
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
         if span is None:
-            raise TypeError("lease is None; give a duration such as '30s'")
+            raise TypeError("lease must be a duration such as '30s', got None")
         return self._settle(receipts, partial(calls.extend, lease=span), ends=False)
 
     def _settle(
@@ -61,14 +61,14 @@ class Settler:
         *,
         ends: bool = True,
     ) -> list[Result]:
-        """A verb on receipts, in parts; `ends` when they need no more care afterwards."""
-        answers: list[Result] = []
-        for part in _parts(receipts):
+        """Call `verb` with at most 10,000 receipts at a time. `ends`: the deliveries are settled afterwards."""
+        results: list[Result] = []
+        for chunk in _chunks(receipts):
             with self.runtime.connection(writing=True) as conn:
-                answers += verb(conn, part)
+                results += verb(conn, chunk)
             if ends:
-                self.forget(part)
-        return answers
+                self.forget(chunk)
+        return results
 
     def drain(self) -> None:
         self._acks.drain()
@@ -77,7 +77,7 @@ class Settler:
         return list(self.ack_many(receipts))
 
 
-def _parts(receipts: Sequence[str]) -> list[Sequence[str]]:
+def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:
     if isinstance(receipts, str):
-        raise TypeError("receipts are a list of texts, not one text")
+        raise TypeError("receipts must be a list of strings, got one string")
     return [receipts[start : start + MAX_RECEIPTS] for start in range(0, len(receipts), MAX_RECEIPTS)]

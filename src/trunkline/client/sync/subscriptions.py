@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/subscriptions.py; change that file, not this one.
-"""Subscriptions: which topics feed which queues."""
+"""Subscriptions: topics that feed queues."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Subscriptions(Noun):
         start: Place = "latest",
         name: str | None = None,
     ) -> Subscription:
-        """Feed the queue from the topic too: what matches the pattern on the routing key and the filter on headers.
+        """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
 
-        `name` is the topic's name unless given; a queue may have several subscriptions to one topic.
+        `name` defaults to the topic's name. A queue may have several subscriptions to one topic under different names.
         """
         self._runtime().sequence_before(topic, start)
         with self._writing() as conn:
@@ -35,16 +35,16 @@ class Subscriptions(Noun):
         return next(row for row in rows if row.name == (name or topic))
 
     def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]:
-        """All subscriptions, or those of a queue, of a topic, or of both."""
+        """List all subscriptions, or those of a queue, of a topic, or of both."""
         with self._reading() as conn:
             return calls.list_subscriptions(conn, queue, topic)
 
     def remove(self, queue: str, name: str) -> None:
-        """Stop feeding; `name` is the topic's unless another was given. What is not settled of it is forgotten."""
+        """Remove a subscription. Its unsettled messages are dropped from the queue."""
         with self._writing() as conn:
             calls.unsubscribe(conn, queue, name)
 
     def test(self, topic: str, routing_key: str | None = None, headers: Headers | None = None) -> builtins.list[Reader]:
-        """All readers of the topic, and for each whether such a message would be for it. Publishes nothing."""
+        """List all readers of the topic, each with whether it would receive such a message. Publishes nothing."""
         with self._reading() as conn:
             return calls.readers(conn, topic, routing_key=routing_key, headers=headers)

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/topics.py; change that file, not this one.
-"""Topics: make them, look at them, read them."""
+"""Topics: create, configure, inspect and read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Topics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """A new topic; `AlreadyExists` if the name is taken. Defaults: one partition, messages kept for 7 days."""
+        """Create a topic. Raises `AlreadyExists` if the name is taken.
+
+        Defaults: one partition, messages are kept for 7 days.
+        """
         with self._writing() as conn:
             return calls.create_topic(
                 conn,
@@ -54,9 +57,10 @@ class Topics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """Make the topic so: create it, or change of the settings that are given those that differ.
+        """Create the topic, or update the given settings if it exists.
 
-        `AlreadyExists` if it has another number of partitions: `alter` can add some, and then keys map anew.
+        Raises `AlreadyExists` if it has a different number of partitions. `alter` can add partitions, which changes the
+        mapping of keys to partitions.
         """
         with self._writing() as conn:
             return calls.ensure_topic(
@@ -81,9 +85,10 @@ class Topics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """Change what is given and keep the rest. Partitions can be added, never removed; keys then map anew.
+        """Change the given settings and keep the others.
 
-        A `retention_bytes` of 0 removes that limit.
+        Partitions can be added but not removed; adding some changes the mapping of keys to partitions. A
+        `retention_bytes` of 0 removes that limit.
         """
         with self._writing() as conn:
             return calls.alter_topic(
@@ -99,32 +104,32 @@ class Topics(Noun):
             )
 
     def get(self, name: str) -> Topic:
-        """The topic, or `TopicNotFound`."""
+        """Return a topic. Raises `TopicNotFound`."""
         with self._reading() as conn:
             return calls.get_topic(conn, name)
 
     def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
-        """All topics by name, or `limit` of them after a name."""
+        """List topics by name. `after` and `limit` page through the list."""
         with self._reading() as conn:
             return calls.list_topics(conn, after=after, limit=limit)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """The topic and everything in it is gone. `InUse` while it has readers or schedules, unless forced."""
+        """Delete the topic and its messages. Raises `InUse` if it has readers or schedules, unless `force` is set."""
         with self._writing() as conn:
             calls.delete_topic(conn, name, force=force)
 
     def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
-        """One row per partition, of one topic or of all."""
+        """Return one row per partition, of one topic or of all."""
         with self._runtime().reading(topic=name) as conn:
             return calls.topic_stats(conn, name)
 
     def head(self, topic: str, partition: int = 0) -> int:
-        """The highest offset, counting everything committed when the call began; 0 for none."""
+        """Return the highest offset, including all messages committed before the call; 0 if there are none."""
         with self._runtime().reading(topic=topic) as conn:
             return calls.head(conn, topic, partition)
 
     def offset_at(self, topic: str, partition: int, at: datetime) -> int:
-        """The first offset whose message was created at this time or later; head + 1 when there is none."""
+        """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
         with self._runtime().reading(topic=topic) as conn:
             return calls.offset_at(conn, topic, partition, at)
 
@@ -139,12 +144,15 @@ class Topics(Noun):
     def read(
         self, topic: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
     ) -> builtins.list[Message[Any]]:
-        """Messages from an offset on, whoever consumed them; empty at the head, `OffsetOutOfRange` below retention."""
+        """Read messages from offset `start`, whether or not they were consumed.
+
+        Returns an empty list past the head. Raises `OffsetOutOfRange` if retention has removed `start`.
+        """
         with self._runtime().reading(topic=topic) as conn:
             return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     def _page(self, topic: str, partition: int, start: int, limit: int, type: Any) -> builtins.list[Message[Any]]:
-        """The same of what has an offset."""
+        """Read messages that already have an offset."""
         with self._reading() as conn:
             return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
@@ -153,7 +161,10 @@ class Topics(Noun):
     @overload
     def scan(self, topic: str, *, start: Place = "earliest", type: type[T]) -> Iterator[Message[T]]: ...
     def scan(self, topic: str, *, start: Place = "earliest", type: Any = None) -> Iterator[Message[Any]]:
-        """Every message from a place on up to the head of now, partition by partition. Changes nothing for any reader."""
+        """Iterate over all messages from position `start` to the current head, partition by partition.
+
+        Does not affect any reader.
+        """
         for partition in range((self.get(topic)).partitions):
             at = self._offset_of(topic, partition, start)
             last = self.head(topic, partition)
@@ -170,11 +181,11 @@ class Topics(Noun):
     @overload
     def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> Iterator[Message[T]]: ...
     def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> Iterator[Message[Any]]:
-        """Messages as they come, from a place on, without an end. Changes nothing for any reader."""
+        """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         watch = self._runtime().wakeup.watch("topic", topic)
         try:
             partitions = (self.get(topic)).partitions
-            # what was committed before is not new
+            # messages committed before the call are not new
             self._runtime().wakeup.sequence("topic", topic)
             places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
@@ -188,7 +199,7 @@ class Topics(Noun):
                         yield message
                 if quiet:
                     watch.wait()
-                    # partitions may have been added meanwhile
+                    # partitions may have been added in the meantime
                     places += [1] * ((self.get(topic)).partitions - len(places))
         finally:
             self._runtime().wakeup.unwatch(watch)

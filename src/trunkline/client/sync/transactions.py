@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/transactions.py; change that file, not this one.
-"""Exactly-once: the handler's rows and the ack or commit in one transaction."""
+"""Exactly-once processing: the handler's writes and the ack or commit share one transaction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trunkline.types import Result
 
 
 class LentConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection of the client's, lent for one transaction. Outside of it, and in a fork, it refuses to work."""
+    """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
         super().__init__(owner.pgconn)
-        # the owner keeps count of the session's prepared statements; two counts would collide
+        # the owner numbers the session's prepared statements; a second counter would collide
         self.prepare_threshold = None
         self._pid = os.getpid()
         self._returned = False
@@ -33,19 +33,20 @@ class LentConnection(psycopg.Connection[tuple[Any, ...]]):
         self._returned = True
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        """All traffic goes through here."""
+        """Check that the connection is still lent. Every query passes through this method."""
         if self._returned or self._pid != os.getpid():
             raise TransactionMisuse(
-                "this connection was lent for one transaction, which is over", hint="use it inside its block, in its process"
+                "cannot use this connection after its transaction ended or in a forked process",
+                hint="Use it only inside the `with` block, in the process that opened it.",
             )
         return super().wait(*args, **kwargs)
 
     def __del__(self, *_: Any) -> None:
-        """Not closed here: the session belongs to the pool."""
+        """Do not close the connection: its session belongs to the pool."""
 
 
 class Once:
-    """Whether a transaction with these messages came as far as its commit: then a second one could double its effects."""
+    """Marks messages whose transaction reached its commit: repeating it could apply their effects twice."""
 
     __slots__ = ("spent",)
 
@@ -57,15 +58,15 @@ class Once:
 def settled(
     runtime: Runtime, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[Once]
 ) -> Iterator[Connection]:
-    """A transaction that ends with `settle`, which answers the result and the number of the transaction it ran in.
+    """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
-    Commits if the block ends well and the answer is `done`; else everything in it is rolled back. After a commit, or one
-    without an answer, it cannot be entered again.
+    Commits if the block succeeds and the result is `done`; otherwise rolls back. After a commit, or a commit whose
+    outcome is unknown, it cannot be entered again for the same messages.
     """
     if any(mark.spent for mark in once):
         raise TransactionMisuse(
-            "a transaction with these messages was committed, or its answer was lost on the way",
-            hint="do not repeat it: if it was not committed, the messages come again when their lease ends",
+            "cannot repeat a transaction for these messages: the first one was committed, or its outcome is unknown",
+            hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
     with runtime.connection(writing=True) as owner:
         lent = LentConnection(owner)
@@ -78,7 +79,7 @@ def settled(
                 try:
                     result, at_the_end = settle(lent)
                 except psycopg.Error as exc:
-                    # the server crashed and forgot that it had handed these out: somebody will get them again
+                    # the server crashed before it saved this fetch: the messages will be fetched again
                     if isinstance(from_psycopg(exc), OffsetAhead):
                         result, at_the_end = "lost", number
                     else:
@@ -87,8 +88,8 @@ def settled(
                     raise _misuse()
                 if result != "done":
                     raise LeaseLost(
-                        f"the lease is {result}: someone else may have the messages, so this transaction was rolled back",
-                        hint="make the lease longer than the work, or let the client renew it",
+                        f"the lease is {result}, so the transaction was rolled back: another consumer may own the messages",
+                        hint="Use a lease longer than the work, or let the client renew it.",
                     )
                 for mark in once:
                     mark.spent = True
@@ -98,6 +99,6 @@ def settled(
 
 def _misuse() -> TransactionMisuse:
     return TransactionMisuse(
-        "the transaction was ended inside its block; nothing was settled, the messages will come again",
-        hint="leave commit and rollback to the block",
+        "the transaction ended inside its block; nothing was settled, and the messages will be redelivered",
+        hint="Do not commit or roll back inside the block.",
     )

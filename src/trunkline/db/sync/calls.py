@@ -1,12 +1,13 @@
 # Written by tools/unasync.py from src/trunkline/db/calls.py; change that file, not this one.
-"""One typed call per SQL function. The only SQL text of the Python side; nothing here changes a row by itself.
+"""One typed call per SQL function. Apart from COPY, no statement here changes rows except through a function.
 
-Every call takes the connection to use and never commits: who opened the transaction ends it. It depends on no setting of
-the connection (row factory, cursor class, adapters), because that may be the caller's own. Psycopg prepares a statement
-after a few uses by itself; behind a transaction pooler set `prepare_threshold=None` on the connection.
+Every call takes the connection to use and never commits: the code that opened the transaction ends it. Calls do not
+depend on connection settings (row factory, cursor class, adapters), because the connection may belong to the caller.
+Psycopg prepares a statement after a few uses; behind a transaction pooler set `prepare_threshold=None` on the
+connection.
 
-What is put into the text of a statement (marked S608 and B608) is a number, a verb, or a list of columns or settings of this
-module; what callers say is always a parameter.
+Only numbers, function names, and lists of columns or settings from this module are formatted into statements (marked
+S608 and B608). Values from callers are always parameters.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload,
 
 
 def _named(settings: Mapping[str, Any], types: Mapping[str, str]) -> tuple[str, list[Any]]:
-    """`, p_name => %b::type` for each setting that was given, so that the rest keeps the defaults of the function."""
-    given = [(name, value) for name, value in settings.items() if value is not None]
-    return "".join(f", p_{name} => %b::{types[name]}" for name, _ in given), [value for _, value in given]
+    """Return `, p_name => %b::type` and the value for each setting that is not None; others keep their SQL defaults."""
+    used = [(name, value) for name, value in settings.items() if value is not None]
+    return "".join(f", p_{name} => %b::{types[name]}" for name, _ in used), [value for _, value in used]
 
 
 def message_fields(row: Row) -> dict[str, Any]:
-    """The fields of a `Message` from the columns that start such a row."""
+    """Return the fields of a `Message` from the first columns of a row."""
     return {
         "partition": row[0],
         "offset": row[1],
@@ -112,7 +113,7 @@ def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
 
 
 def topic_number(conn: Connection, kind: str, name: str) -> int:
-    """The number that the topic's own publish functions carry in their names."""
+    """Return the topic's number, which is part of the name of its generated publish function."""
     return int(fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
@@ -120,7 +121,7 @@ def topic_number(conn: Connection, kind: str, name: str) -> int:
 
 
 def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
-    """The fast path for one plain message: the topic's own function, whose insert is a cached plan."""
+    """Publish one plain message through the topic's generated function, whose insert has a cached plan."""
     value = fetch_value(
         conn,
         f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
@@ -139,7 +140,7 @@ def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Publis
 
 
 def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
-    """The fast path for one plain message to a queue."""
+    """Publish one plain message to a queue, the fast path."""
     value = fetch_value(
         conn,
         "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
@@ -159,23 +160,23 @@ def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
 
 
 def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
-    """Into a topic, or into the inbox of a queue: all or none, answers in input order."""
+    """Publish messages to a topic or directly to a queue, all or none. Results are in input order."""
 
     def column(attribute: str) -> list[Any] | None:
-        """The values of one field, or nothing when no message has one: then it costs nothing."""
+        """Return the values of one field, or None if no message has one, which saves sending them."""
         values = [getattr(message, attribute) for message in messages]
         return values if any(value is not None for value in values) else None
 
     kinds = {message.content_type for message in messages}
     priorities = column("priority")
     if priorities is not None and kind == "topic":
-        raise TypeError("a topic has no priorities; queues have")
-    lanes = "" if priorities is None else ", p_priorities => %b::int[]"
+        raise TypeError("priority is only supported by queues, not by topics")
+    priority_argument = "" if priorities is None else ", p_priorities => %b::int[]"
     rows = fetch_rows(
         conn,
         f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
         " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
-        f" %b::text[], %b::interval[], %b::timestamptz[]{lanes})",
+        f" %b::text[], %b::interval[], %b::timestamptz[]{priority_argument})",
         (
             name,
             [message.payload for message in messages],
@@ -197,7 +198,7 @@ def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Enco
 
 
 class CopyTarget(NamedTuple):
-    """A topic or queue to whose table this connection may write, and the longest payload it takes."""
+    """A topic or queue whose table this connection may write to, and its maximum payload size."""
 
     kind: str
     name: str
@@ -205,14 +206,14 @@ class CopyTarget(NamedTuple):
 
 
 def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
-    # a role that may write to this table may write to those of topics too
+    # a role that may write to this table may also write to topic tables
     if not fetch_value(conn, "select has_table_privilege('trunkline.store', 'insert')"):
         return None
     return CopyTarget(kind, name, (get_topic(conn, name) if kind == "topic" else get_queue(conn, name)).max_payload)
 
 
 def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
-    """Stream plain messages into a table. Only inside a transaction: it draws the row ids and writes them apart."""
+    """Stream plain messages into a table with COPY. Requires a transaction: ids are drawn in a separate statement."""
     keys = [message.key for message in messages]
     table, column, places, row_ids, at = (
         fetch_rows(
@@ -221,8 +222,8 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    made = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(made) if message.id is None else message.id for message in messages]
+    generated = iter(new_ids(sum(message.id is None for message in messages), at))
+    ids = [next(generated) if message.id is None else message.id for message in messages]
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     with cursor.copy(statement.encode()) as copy:
@@ -238,8 +239,10 @@ def head(conn: Connection, topic: str, partition: int) -> int:
 
 
 def _within(fields: str, function: str) -> str:
-    """A statement for the rows of a function whose payloads fit into a number of bytes, the last argument; the first row
-    always. The others never leave the database, so that a page of large payloads does not fill our memory."""
+    """Return a statement for the rows of a function whose payloads fit into a number of bytes, its last argument.
+
+    The first row is always returned. The others stay in the database, so that large payloads do not fill our memory.
+    """
     return (
         f"select {fields} from (select r.*, sum(octet_length(payload)) over (order by ordinality) as bytes"  # noqa: S608
         f" from trunkline.{function} with ordinality r) r where ordinality = 1 or bytes <= %b::bigint"
@@ -270,7 +273,7 @@ def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int
 
 
 def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
-    """The next offset from a place on: 'earliest', 'latest', an offset or a time."""
+    """Return the next offset to read from a position: 'earliest', 'latest', an offset or a time."""
     return int(fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
 
 
@@ -290,8 +293,8 @@ def create_group(
     named, values = _named({"pattern": pattern, "filter": headers_json(headers)}, {"pattern": "text", "filter": "jsonb"})
     verb = "ensure_group" if ensure else "create_group"
     query = f"select g.name, g.pattern, g.filter, g.created_at from trunkline.{verb}(%b, %b, %b{named}) g"  # noqa: S608
-    name, kept, filter, created_at = (fetch_rows(conn, query, (topic, group, start, *values)))[0]
-    return Group(topic=topic, name=name, pattern=kept, headers=filter, created_at=created_at)
+    name, pattern, filter, created_at = (fetch_rows(conn, query, (topic, group, start, *values)))[0]
+    return Group(topic=topic, name=name, pattern=pattern, headers=filter, created_at=created_at)
 
 
 def list_groups(
@@ -321,9 +324,9 @@ def fetch(
     generation: UUID | None = None,
     type: Any = None,
 ) -> S | None:
-    """The next messages of one partition, made into a batch, or None when there is nothing for this member.
+    """Fetch the next messages of one partition as a batch, or None if there is nothing for this member.
 
-    Asks for a relaxed commit: it is always a statement of its own.
+    Uses a relaxed commit, because it is always a separate transaction.
     """
     rows = fetch_rows(
         conn,
@@ -339,7 +342,7 @@ def fetch(
 
 
 def commit(conn: Connection, topic: str, group: str, *, partition: int, generation: UUID, offset: int) -> tuple[Result, str]:
-    """The answer, and the number of the transaction it was given in."""
+    """Commit a position. Return the result and the id of its transaction."""
     row = (
         fetch_rows(
             conn,
@@ -368,7 +371,7 @@ def claim_range(conn: Connection, topic: str, group: str, *, max_messages: int =
 
 
 def seek(conn: Connection, topic: str, group: str, to: str, *, partition: int | None = None) -> dict[int, int]:
-    """The next offset of each partition moved."""
+    """Move a group. Return the next offset of each partition moved."""
     rows = fetch_rows(
         conn,
         "select partition, next_offset from trunkline.seek(%b, %b, %b, %b::int)",
@@ -434,19 +437,19 @@ def pause_queue(conn: Connection, name: str, *, paused: bool) -> None:
 
 
 def purge_queue(conn: Connection, name: str) -> int:
-    """Return the number of messages dropped."""
+    """Drop one bounded step of undelivered messages. Return their number."""
     return int(fetch_value(conn, "select trunkline.purge_queue(%b)", (name,)))
 
 
 def cleanup_queue(conn: Connection, name: str) -> int:
-    """Gives back the disk of finished messages: how many segments were emptied."""
+    """Remove finished messages. Return the number of segments and shared-store partitions emptied."""
     return int(fetch_value(conn, "select trunkline.cleanup_queue(%b)", (name,)))
 
 
 def peek_queue(
     conn: Connection, queue: str, *, limit: int = 10, max_bytes: int | None = None, type: Any = None
 ) -> list[Waiting[Any]]:
-    """What waits: first what came back, by its time, then what was never delivered. Nothing is claimed or counted."""
+    """Return the next messages: retries by due time, then new ones. Claims nothing and counts no attempt."""
     fields, function = f"{_FIELDS}, topic, attempt, due_at, error", "peek_queue(%b, %b::int)"
     if max_bytes is None:
         rows = fetch_rows(conn, f"select {fields} from trunkline.{function}", (queue, limit))  # noqa: S608
@@ -460,16 +463,18 @@ def peek_queue(
 
 
 def sequence(conn: Connection, *, queues: Sequence[str] = (), topics: Sequence[str] = ()) -> None:
-    """Give offsets to what was committed for these queues and topics, and return what is due.
+    """Sequence committed messages of these queues and topics, and return messages that are due.
 
-    A statement of its own, with a transaction of its own: what a claim or fetch does not find may be there after it.
+    Runs in a separate transaction. A claim or fetch that found nothing may find messages afterwards.
     """
     conn.execute("call trunkline.sequence(%b::text[], %b::text[])", (list(queues), list(topics)))
 
 
 def sequence_before_reading(conn: Connection, *, queue: str | None = None, topic: str | None = None) -> None:
-    """The same for a queue or a topic (neither: some hundred of all), if this role may and no transaction is open:
-    statements that show messages do not give offsets, and perhaps no service is running."""
+    """Sequence a queue or topic (neither: some hundred of all) before reading, in case no process runs upkeep.
+
+    Reads do not assign offsets themselves. Skipped inside a transaction, or if this role may not sequence.
+    """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
         return
     names = (None, None) if queue is None and topic is None else ([queue] if queue else [], [topic] if topic else [])
@@ -488,7 +493,7 @@ def claim(
     consumer: str | None = None,
     type: Any = None,
 ) -> list[S]:
-    """Asks for a relaxed commit: it is always a statement of its own."""
+    """Claim messages of a queue with a relaxed commit, because it is always a separate transaction."""
     rows = fetch_rows(
         conn,
         f"select {_FIELDS}, receipt, attempt, deadline, topic"  # noqa: S608
@@ -521,14 +526,14 @@ def claim(
 
 def ack(conn: Connection, receipts: Sequence[str]) -> list[Result]:
     position, _, lease = receipts[0].partition(".") if receipts else ("", "", "")
-    # the short way, for receipts of one lease; what does not look like one goes the long way and is refused there
+    # fast path for receipts of one lease; malformed receipts take the slow path, which rejects them
     if position.isdecimal() and all(receipt.partition(".")[2] == lease for receipt in receipts):
         positions = [receipt.partition(".")[0] for receipt in receipts]
         if all(text.isdecimal() and text.isascii() and len(text) < 19 for text in positions):
-            answers = fetch_value(
+            results = fetch_value(
                 conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, [int(text) for text in positions])
             )
-            return ["done"] * len(receipts) if answers is None else answers
+            return ["done"] * len(receipts) if results is None else results
     rows = fetch_rows(conn, "select result from trunkline.ack(%b::text[])", (list(receipts),))
     return [row[0] for row in rows]
 
@@ -561,7 +566,7 @@ def extend(conn: Connection, receipts: Sequence[str], *, lease: timedelta) -> li
 
 
 def transaction_number(conn: Connection) -> str:
-    """Which transaction this is: to see whether it still is the same one later."""
+    """Return the id of the current transaction, to detect later whether it is still the same one."""
     return str(fetch_value(conn, "select pg_current_xact_id()::text"))
 
 
@@ -600,7 +605,7 @@ def list_subscriptions(conn: Connection, queue: str | None, topic: str | None) -
 
 
 def readers(conn: Connection, topic: str, *, routing_key: str | None, headers: Headers | None) -> list[Reader]:
-    """Who reads the topic, and whether a message with this routing key and these headers would be for them."""
+    """Return the topic's readers, and whether each matches a message with this routing key and these headers."""
     return fetch_records(
         conn,
         Reader,
@@ -648,7 +653,7 @@ def get_dead_letter(conn: Connection, queue: str, id: UUID, *, type: Any = None)
 def redrive(
     conn: Connection, queue: str, *, ids: Sequence[UUID] | None = None, to: str | None = None, limit: int = 1000
 ) -> int:
-    """One bounded step: how many went back."""
+    """Redrive one bounded step of dead letters. Return their number."""
     return int(
         fetch_value(
             conn,
@@ -716,7 +721,7 @@ def next_runs(
     return [row[0] for row in rows]
 
 
-# Stats, reasons and upkeep
+# Statistics, explanations and upkeep
 
 
 def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
@@ -743,7 +748,7 @@ def explain_offset(conn: Connection, topic: str, partition: int, offset: int) ->
 
 
 def upkeep(conn: Connection) -> None:
-    """Run the upkeep tasks that are due. Not inside a transaction: each task commits by itself."""
+    """Run the upkeep tasks that are due. Must not run inside a transaction: each task commits."""
     conn.execute("call trunkline.upkeep()")
 
 
@@ -757,14 +762,14 @@ def listen(conn: Connection) -> None:
 
 
 def notify(conn: Connection, payload: str = "") -> None:
-    """Tell all listeners that there is something new. A hint: it need not be on disk."""
+    """Notify all listeners with a relaxed commit: a lost notification only delays a wake-up."""
     fetch_rows(conn, "select set_config('synchronous_commit', 'off', true), pg_notify(%b, %b)", (CHANNEL, payload))
 
 
 class Poll(NamedTuple):
-    """What has something to take: queues (name, labels), groups (topic, group, member), topics with the sum of their heads.
+    """Readers with messages: queues (name, labels), groups (topic, group, member), and the sum of heads of each topic.
 
-    `seconds` until the next lease ends or delayed message is due for them; None when nothing is foreseen.
+    `seconds`: until their next lease ends or delayed message is due; None if neither is expected.
     """
 
     queues: set[tuple[str, str | None]]
@@ -780,7 +785,7 @@ def poll(
     groups: Sequence[tuple[str, str, str]],
     topics: Sequence[str],
 ) -> Poll:
-    """One statement for all waiting consumers of a process: sequences what was committed for them, then reads.
+    """Sequence and poll for all waiting consumers of a process in one statement.
 
     Queues are (name, labels): labels as a JSON array, or None for messages of any label.
     """

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/db/jobs.py; change that file, not this one.
-"""One typed call per SQL function of jobs.sql; the rules of `calls.py` hold here too."""
+"""One typed call per SQL function of jobs.sql, by the same rules as `calls.py`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trunkline.types import Published, Result
 
 
 def ack_lease(conn: Connection, lease: str, offsets: Sequence[int]) -> list[Result]:
-    answers = fetch_value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
-    return ["done"] * len(offsets) if answers is None else answers
+    results = fetch_value(conn, "select trunkline.ack_lease(%b, %b::bigint[])", (lease, list(offsets)))
+    return ["done"] * len(offsets) if results is None else results
 
 
 def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: str | None = None) -> list[Result]:
-    """Settle jobs together with their results, unique keys and the jobs that wait for them."""
-    answers: list[Result] = fetch_value(
+    """Settle jobs, store their results, free their unique keys and start the jobs that wait for them."""
+    results: list[Result] = fetch_value(
         conn,
         "select trunkline.finish_jobs(%b, %b::text[], %b::uuid[], %b::bytea[], %b::bool[], %b::text[], %b::text)",
         (
@@ -35,7 +35,7 @@ def finish_jobs(conn: Connection, verb: str, ends: Sequence[Ending], *, error: s
             error_text(error),
         ),
     )
-    return answers
+    return results
 
 
 def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta) -> list[Result]:
@@ -44,9 +44,9 @@ def snooze(conn: Connection, receipts: Sequence[str], *, delay: timedelta) -> li
 
 
 def lost_before(conn: Connection, receipts: Sequence[str]) -> list[bool]:
-    """For each delivery, whether the attempt before it ended without an answer."""
-    answers: list[bool] = fetch_value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
-    return answers
+    """Return, for each delivery, whether its previous attempt ended without being settled."""
+    lost: list[bool] = fetch_value(conn, "select trunkline.lost_before(%b::text[])", (list(receipts),))
+    return lost
 
 
 def store_result(conn: Connection, id: UUID, result: bytes | None) -> None:
@@ -104,11 +104,11 @@ def start_waiting(conn: Connection) -> int:
     return int(fetch_value(conn, "select trunkline.start_waiting()"))
 
 
-# Effects that must not happen twice
+# Effects that run once
 
 
 def begin_once(conn: Connection, scope: str, key: str, *, rerun: bool = False) -> tuple[str, bytes | None]:
-    """`start`, `done` with the stored result, or `unknown`."""
+    """Return `start`, `done` with the stored result, or `unknown`."""
     rows = fetch_rows(conn, "select state, result from trunkline.begin_once(%b, %b, %b)", (scope, key, rerun))
     return rows[0][0], rows[0][1]
 
@@ -133,7 +133,7 @@ def retry_job(conn: Connection, id: UUID) -> str:
     return str(fetch_value(conn, "select trunkline.retry_job(%b)", (id,)))
 
 
-# Limits over all processes
+# Limits across all processes
 
 
 def ensure_limit(conn: Connection, name: str, *, max_running: int | None, rate: float | None, burst: float | None) -> None:
@@ -141,7 +141,7 @@ def ensure_limit(conn: Connection, name: str, *, max_running: int | None, rate: 
 
 
 def hold_slots(conn: Connection, worker: str, limits: Sequence[str], wants: Sequence[int], *, span: timedelta) -> list[int]:
-    """Asks for a relaxed commit: what a crash forgets is asked for again a second later."""
+    """Acquire capacity with a relaxed commit: what a crash loses is requested again a second later."""
     grants: list[int] = fetch_value(
         conn,
         "select trunkline.hold_slots(%b, %b::text[], %b::int[], %b, true)",
@@ -151,12 +151,12 @@ def hold_slots(conn: Connection, worker: str, limits: Sequence[str], wants: Sequ
 
 
 def take_tokens(conn: Connection, limit: str, want: int) -> tuple[int, float]:
-    """How many, and the seconds until there is another one."""
+    """Return the number of tokens granted and the seconds until the next one."""
     rows = fetch_rows(conn, "select granted, seconds from trunkline.take_tokens(%b, %b::int, true)", (limit, want))
     return rows[0][0], rows[0][1]
 
 
-# Workers and looking
+# Workers and inspection
 
 
 def register_worker(conn: Connection, worker: str, info: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def get_job(conn: Connection, id: UUID) -> JobView:
 
 
 def fake_clock(conn: Connection, *, fake: bool) -> None:
-    """Let the database's clock be moved by `move_clock`, or make it the real one again. Needs the owner of the schema."""
+    """Let `move_clock` move the database's clock, or restore the real one. Requires the owner of the schema."""
     skew = " + coalesce((select value::interval from trunkline.settings where name = 'test_clock'), '0')" if fake else ""
     conn.execute(
         "create or replace function trunkline.clock() returns timestamptz language sql volatile parallel safe"

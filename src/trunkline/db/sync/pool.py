@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/db/pool.py; change that file, not this one.
-"""A pool of connections that notices a restarted server before it hands a connection out."""
+"""A connection pool that detects a restarted server before it lends a connection."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError,
 from trunkline.sql.migrate import latest_version
 
 _PATIENCE = 1.5
-"""How long a call waits for a connection before it finds out whether the server can be reached."""
+"""Seconds that a call waits for a connection before it checks that the server is reachable."""
 _FULL = re.compile(r"too many (?:clients|connections)|remaining connection slots")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 READ_COMMITTED = {"default_transaction_isolation": "read committed"}
-"""Only publishing works at another level."""
+"""Everything except publishing requires read committed."""
 UNLIMITED = READ_COMMITTED | {
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -35,15 +35,15 @@ UNLIMITED = READ_COMMITTED | {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-"""No time limits either: for upkeep, which has its own."""
+"""Session settings for upkeep, which applies its own time limits."""
 
 
 def _check(conn: Connection) -> None:
-    """Refuse a connection whose server has gone. Costs no round trip: a closed peer makes the socket readable."""
-    # poll, because select refuses descriptors of 1024 and above, as a server with many clients has
+    """Reject a connection whose server has gone. Needs no round trip: a closed peer makes the socket readable."""
+    # poll, because select fails for descriptors of 1024 and above, which a server with many clients has
     readable = select.poll()
     readable.register(conn.pgconn.socket, select.POLLIN)
-    # a server that was stopped leaves a message first: only the next look finds the end behind it
+    # a stopped server sends a message first; only the next poll detects the closed connection
     while readable.poll(0):
         conn.pgconn.consume_input()
         if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
@@ -51,7 +51,7 @@ def _check(conn: Connection) -> None:
 
 
 def connect(conninfo: str, *, prepare: bool = True, settings: Mapping[str, str] = READ_COMMITTED) -> Connection:
-    """A connection outside the pool, in autocommit mode."""
+    """Open a connection outside the pool, in autocommit mode."""
     conn = psycopg.Connection.connect(with_connect_timeout(conninfo), autocommit=True, prepare_threshold=_threshold(prepare))
     try:
         configure(conn, settings)
@@ -62,10 +62,10 @@ def connect(conninfo: str, *, prepare: bool = True, settings: Mapping[str, str] 
 
 
 def configure(conn: Connection, settings: Mapping[str, str] = READ_COMMITTED) -> None:
-    """Give one of our own sessions the settings it needs, whatever the defaults of its database and role are.
+    """Apply session settings to a connection we own, whatever the defaults of its database and role.
 
-    Not behind a pooler, where the settings would stay for the next client of the server's session. A pooler shows: the
-    process id it gave to us is not the one of the server's process.
+    Skipped behind a pooler, where the settings would leak to the next client of the server session. A pooler is
+    detected by its process id, which differs from that of the server process.
     """
     query = (
         "select pg_catalog.set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
@@ -75,16 +75,16 @@ def configure(conn: Connection, settings: Mapping[str, str] = READ_COMMITTED) ->
 
 
 def _threshold(prepare: bool) -> int | None:
-    """After how many uses psycopg prepares a statement; None: never."""
+    """Return the number of uses after which psycopg prepares a statement, or None for never."""
     return 5 if prepare else None
 
 
 class _Pooled(psycopg.Connection[tuple[Any, ...]]):
-    """A connection of one of our pools, so that the log can tell it from the application's own."""
+    """A connection of one of our pools, which log filters can tell from the application's own."""
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
-    """Keep the pool from logging what callers get as an error: broken connections and failed attempts to connect."""
+    """Suppress pool log lines for errors that callers receive anyway: broken and failed connections."""
     values = record.args if isinstance(record.args, tuple) else ()
     return not any(value == _POOL_NAME or isinstance(value, _Pooled) for value in values)
 
@@ -94,10 +94,10 @@ logging.getLogger("psycopg.pool").addFilter(_not_ours)
 
 
 class Pool:
-    """Connections in autocommit mode: each call of ours is a transaction of its own. Opened when first used.
+    """Connections in autocommit mode, opened on first use. Each call is a separate transaction.
 
-    The pool behind it retries in silence. A call that gets no connection soon therefore opens one beside it: if that fails,
-    the cause is the caller's error.
+    The underlying pool retries silently. A call that gets no connection soon therefore opens one outside the pool; if
+    that fails, the caller receives the cause.
     """
 
     def __init__(self, conninfo: str, *, max_size: int = 10, timeout: float = 30.0, prepare: bool = True) -> None:
@@ -130,7 +130,7 @@ class Pool:
         self._pool.open()
 
     def refuse(self) -> None:
-        """No connection is handed out from here on."""
+        """Lend no more connections."""
         self._closed = True
 
     def close(self) -> None:
@@ -141,9 +141,12 @@ class Pool:
 
     @contextmanager
     def connection(self, *, writing: bool = False) -> Iterator[Connection]:
-        """A connection of ours. Errors leave as TrunklineError; `writing` marks a lost connection as outcome unknown."""
+        """Lend a connection.
+
+        Errors are raised as TrunklineError; with `writing`, a lost connection is OutcomeUnknown.
+        """
         if self._closed:
-            raise TrunklineError("the client was closed", hint="a consumer loop ends before its client")
+            raise TrunklineError("the client is closed", hint="End consumer loops before you close their client.")
         if self._pool is None:
             with self._opening:
                 if self._pool is None:
@@ -169,22 +172,22 @@ class Pool:
         try:
             return pool.getconn(timeout=patience)
         except PoolTimeout:
-            self._probe()  # or all are in use
+            self._probe()  # raises if the server is unreachable; otherwise all connections are in use
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc
         try:
-            # zero would mean the pool's own limit
+            # zero would mean the pool's default timeout
             return pool.getconn(timeout=max(self._timeout - patience, 0.001))
         except PoolTimeout as exc:
             raise DatabaseUnavailable(
                 f"none of the client's {self._max_size} database connections became free in {self._timeout:g} s",
-                hint="give the client more with max_connections or pool_timeout",
+                hint="Increase max_connections or pool_timeout of the client.",
             ) from exc
         except psycopg.Error as exc:
             raise from_psycopg(exc) from exc
 
     def _probe(self) -> None:
-        """Raise why the database cannot be used. Calls that come together share one attempt."""
+        """Raise the reason why the database cannot be used. Concurrent calls share one attempt."""
         started = time.monotonic()
         with self._probing:
             if self._probed < started:
@@ -199,12 +202,12 @@ class Pool:
                 if not self._checked:
                     self._check_version(conn)
         except (psycopg.Error, TrunklineError) as exc:
-            # a server without a free place for one more connection can be reached
+            # a server at its connection limit is reachable
             return None if self._checked and _FULL.search(str(exc)) else from_psycopg(exc)
         return None
 
     def _check_version(self, conn: Connection) -> None:
-        """A schema one version apart works; further apart nobody has tried."""
+        """Check that schema and program are at most one version apart, the range that is tested."""
         try:
             cursor = conn.execute("select max(version) from trunkline.migrations")
             row = cursor.fetchone()
@@ -214,7 +217,7 @@ class Pool:
         if installed is not None and abs(installed - latest_version()) > 1:
             newer = installed > latest_version()
             raise SchemaVersion(
-                f"the schema in the database has version {installed}, this program knows {latest_version()}",
-                hint="upgrade this program" if newer else "run trunkline migrate",
+                f"the database has schema version {installed}, this program requires {latest_version()} or one apart",
+                hint="Upgrade this program." if newer else "Run trunkline migrate.",
             )
         self._checked = True

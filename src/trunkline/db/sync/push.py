@@ -31,10 +31,10 @@ _SETTINGS = {
 
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "headers" in given:
-        given["headers"] = msgspec.json.encode(given["headers"]).decode()
-    return "".join(f", p_{name} => %b::{_SETTINGS[name]}" for name in given), list(given.values())
+    values = {name: value for name, value in settings.items() if value is not None}
+    if "headers" in values:
+        values["headers"] = msgspec.json.encode(values["headers"]).decode()
+    return "".join(f", p_{name} => %b::{_SETTINGS[name]}" for name in values), list(values.values())
 
 
 # Endpoints
@@ -59,7 +59,7 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
 
 
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
-    # the first statement refuses a name that is not there
+    # the first statement raises if the endpoint does not exist
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
     return (fetch_records(conn, Endpoint, f"{_ENDPOINTS} where e.name = %b", (name,)))[0]
 
@@ -110,7 +110,7 @@ def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, si
 
 
 class EndpointStats(msgspec.Struct, frozen=True):
-    """How an endpoint fared in the last minute; numbers of its newest thousand requests."""
+    """Statistics of an endpoint for the last minute, from at most its newest 1,000 requests."""
 
     endpoint: str
     state: str
@@ -152,17 +152,17 @@ def replay(
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint as a dispatcher sees it at one moment; times are seconds from then."""
+    """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
     wait: float
-    """Until this dispatcher may send: the others make room for it first."""
+    """Seconds until this dispatcher may send, because the others must first reduce their shares."""
     endpoint_id: int
     name: str
     url: str
     rate: float | None
     share: int
-    """Of `max_in_flight`, for this dispatcher."""
+    """This dispatcher's share of `max_in_flight`."""
     timeout: float
     mode: str
     batch_size: int
@@ -170,7 +170,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     secrets: list[str]
     enabled: bool
     openings: int
-    """How often the breaker opened in a row; 0: closed."""
+    """Consecutive openings of the circuit breaker; 0 means closed."""
     open_for: float | None
     held_for: float | None
     queue_ids: list[int] | None
@@ -191,28 +191,31 @@ def leave_dispatch(conn: Connection, dispatcher: str) -> None:
 def claim_many(
     conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
-    """What these queues hold, by their ids, and those that have nothing more. Asks for a relaxed commit, as a claim does."""
+    """Claim from several queues. Return deliveries by queue id, and the ids of queues that have no more.
+
+    Uses a relaxed commit, as a claim does.
+    """
     rows = fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
         (list(queue_ids), max_messages, consumer),
     )
     decode = decoder(None)
-    taken: dict[int, list[Delivery[Any]]] = {}
+    deliveries: dict[int, list[Delivery[Any]]] = {}
     empty: set[int] = set()
     for row in rows:
         if row[1] is None:
             empty.add(row[0])
             continue
-        made: Delivery[Any] = Delivery(
+        delivery: Delivery[Any] = Delivery(
             **message_fields(row[5:]), receipt=row[1], attempt=row[2], deadline=row[3], topic=row[4], _decode=decode
         )
-        taken.setdefault(row[0], []).append(made)
-    return taken, empty
+        deliveries.setdefault(row[0], []).append(delivery)
+    return deliveries, empty
 
 
 class Permits(NamedTuple):
-    """Starts that are allowed: each `delays` seconds after the call, for `valid` seconds; `wait` before the next ask."""
+    """Permits to start requests, each after `delays` seconds, valid for `valid` seconds. Ask again after `wait`."""
 
     delays: list[float]
     valid: float
@@ -225,7 +228,7 @@ def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
 
 
 class Settlement(NamedTuple):
-    """What became of a delivery, and of the request that carried it. `seconds` None: there was no request."""
+    """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
     queue_id: int | None
@@ -233,7 +236,7 @@ class Settlement(NamedTuple):
     id: UUID
     attempt: int
     started: float
-    """When the request started, by the caller's clock."""
+    """Start of the request by the caller's clock."""
     seconds: float | None
     status: int | None
     outcome: str
@@ -243,12 +246,12 @@ class Settlement(NamedTuple):
 
 
 def _array(values: Iterable[Any]) -> str:
-    """Numbers and ids as Postgres writes an array of them: adapting each one costs more than all else here."""
+    """Format numbers or ids as a Postgres array literal. Adapting each value costs more than everything else here."""
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
 def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
-    """`now` is by the clock of `started`."""
+    """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
     )

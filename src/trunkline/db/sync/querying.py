@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/db/querying.py; change that file, not this one.
-"""How a statement of ours is run and read, whatever the connection is set to: it may be the caller's own."""
+"""Runs statements independently of connection settings, because the connection may be the caller's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def fetch_rows(conn: Connection, query: str, args: Sequence[Any] = ()) -> list[R
 
 
 def fetch_value(conn: Connection, query: str, args: Sequence[Any] = ()) -> Any:
-    """The only column of the only row."""
+    """Return the single value of a one-row, one-column result."""
     return (fetch_rows(conn, query, args))[0][0]
 
 
 def fetch_records(conn: Connection, kind: type[S], query: str, args: Sequence[Any] = ()) -> list[S]:
-    """Rows as records, by the names of the columns; columns that this version does not know are left out."""
+    """Return rows as records, matched by column name. Columns unknown to this version are ignored."""
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     cursor.execute(query.encode(), args, binary=True)
     known = set(kind.__struct_fields__)

@@ -1,11 +1,11 @@
 # Written by tools/unasync.py from src/trunkline/db/wakeup.py; change that file, not this one.
-"""Waking consumers (DESIGN 3.5): one poller and one listener per client, whatever the number of its consumers.
+"""Wakes consumers: one poller and one listener per client, however many consumers it has.
 
-Polling is enough for correctness; everything else only makes it sooner. Publishers of this client ring its consumers
-directly. Other processes hear a NOTIFY with an empty payload, sent after the commit on a connection of its own, at most
-every few milliseconds. A process that hears it runs one statement for all its waiting consumers: a pass, which gives
-offsets to what was committed, and a poll, which finds those that have something to take. While nothing is found, hints in a
-row are followed less often. A poll that begins after a consumer came to wait serves it, so many consumers share one.
+Polling alone is correct; everything else reduces latency. Publishers in this client wake its consumers directly. Other
+processes receive a NOTIFY with an empty payload, sent after the commit on a separate connection, at most once every few
+milliseconds. A process that receives it runs one statement for all its waiting consumers: a sequencer pass, which
+assigns offsets to committed messages, and a poll, which finds the consumers that have messages. While polls find
+nothing, consecutive notifications are followed less often. A poll serves every consumer that was waiting when it began.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from trunkline.db.threads import Background, Bell, Coalescer, Mutex, log, sleep
 from trunkline.errors import from_psycopg
 
 POLL_SECONDS = 1.1
-"""With a ping now and then this stays below one query per second."""
+"""Poll interval. Including pings, an idle client stays below one query per second."""
 PING_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0
 NOTIFY_SECONDS = 0.005
 _GAP_SECONDS = 0.002
 _LONGEST_GAP_SECONDS = 0.02
-"""Between two looks that follow hints. Hints for others come every few milliseconds while they publish a lot."""
+"""Shortest and longest pause between polls that follow notifications, which may arrive every few milliseconds."""
 _ROW_SECONDS = 0.1
-"""Looks that are further apart are not of one row."""
+"""Polls further apart than this do not count as consecutive."""
 _TURN_SECONDS = 0.2
 COMPLAIN_SECONDS = 30.0
 
 
 class Watch:
-    """A consumer's place to wait. Hush it, look for messages, and wait when there are none: nothing can slip through.
+    """Lets a consumer wait for messages. Call `hush`, then query for messages, then `wait` if there are none.
 
-    Who looks for many stands by instead of waiting, and is called when it is rung.
+    In this order no wake-up is lost. A consumer that serves many queues calls `stand_by` instead of `wait`, and
+    `on_ring` is called when it is woken.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class Watch:
         self.group = group
         self.member = member
         self.sources: frozenset[str] | None = None
-        """Topics that feed a queue; None while that is not known."""
+        """Topics that feed the queue; None if unknown."""
         self.labels: str | None = None
         self.waiting = False
         self.missed = False
-        """Whether a poll began for others while this one looked for itself, perhaps too early."""
+        """True if a poll for other consumers began while this one was querying, perhaps too early."""
         self.polled = self.hit = False
-        """Whether a poll began while this one waited, and whether it found something for it."""
+        """Flags: a poll began while this one waited; that poll found messages for it."""
         self.length: int | None = None
         self._after_poll = self._after_hit = self._vain = False
         self._wakeup = wakeup
@@ -70,7 +71,7 @@ class Watch:
         self._on_ring = on_ring
 
     def hush(self, labels: Sequence[str] | None = None) -> None:
-        """Forget earlier rings, before looking for messages: for those with these labels, or all."""
+        """Clear earlier wake-ups before querying for messages with these labels, or with any label."""
         self.labels = None if labels is None else json.dumps(sorted(set(labels)))
         self._after_poll, self._after_hit = self.polled, self.hit
         self.polled = self.hit = False
@@ -83,13 +84,13 @@ class Watch:
             self._on_ring()
 
     def found(self) -> None:
-        """There was something to take: hints are worth following at once."""
+        """Record that messages were found, so that the next notification is followed at once."""
         self._wakeup.speed_up()
         if self.labels is not None:
-            self._passed_over()
+            self._wake_others()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until there may be something to take; returns whether it was rung."""
+        """Wait until there may be messages. Returns whether the watch was woken."""
         try:
             self.stand_by()
             return self._bell.wait(timeout)
@@ -97,31 +98,31 @@ class Watch:
             self.waiting = False
 
     def stand_by(self) -> None:
-        """There was nothing to take: be rung when there may be.
+        """Record that no messages were found, and request a wake-up when there may be some.
 
-        What was committed may have no offset yet. Unless this look followed a poll, there must be one.
+        Committed messages may not have an offset yet. So unless the query followed a poll, a poll must run.
         """
         self.waiting = True
-        # after the mark above: the poller reads both in the other order, so one of the two sees the other
+        # after setting `waiting`: the poller accesses the two in the opposite order, so one side sees the other
         if self.missed or not self._after_poll:
             self._wakeup.poke()
         elif self.labels is not None and self._after_hit and not self._vain:
-            # once in a row, so that it ends
+            # not twice in a row, so that it ends
             self._vain = True
-            self._passed_over()
+            self._wake_others()
         else:
             self._vain = False
-        # it may wait several times after one look
+        # the consumer may wait several times after one query
         self._after_poll, self._after_hit, self.missed = True, False, False
 
-    def _passed_over(self) -> None:
-        """A look by label may have passed over messages, which are for others after the next pass: here or elsewhere."""
+    def _wake_others(self) -> None:
+        """Wake consumers in all processes: a query by label may have skipped messages that are for others."""
         self._wakeup.poke()
         self._wakeup.tell()
 
 
 class Wakeup:
-    """Rings watches when there may be something for them."""
+    """Wakes watches when there may be messages for them."""
 
     def __init__(self, conninfo: str, *, prepare: bool = True) -> None:
         self._conninfo = conninfo
@@ -129,10 +130,10 @@ class Wakeup:
         self._watches: set[Watch] = set()
         self._poke = Bell()
         self._news = Bell()
-        self._untold = self._told = 0
+        self._pending_hint = self._sent_hint = 0
         self._pause = POLL_SECONDS
         self._gap = _GAP_SECONDS
-        self._looked = 0.0
+        self._polled_at = 0.0
         self._closed = False
         self._complained: float | None = None
         self._poller: Background | None = None
@@ -168,28 +169,28 @@ class Wakeup:
         self._gap = _GAP_SECONDS
 
     def sequence(self, kind: str, name: str) -> None:
-        """Give offsets to what was committed for a queue or topic. Calls made at the same time share a pass."""
+        """Assign offsets to committed messages of a queue or topic. Concurrent calls share a sequencer pass."""
         self._passes.submit((kind, name))
 
-    def _run_pass(self, wanted: list[tuple[str, str]]) -> list[BaseException | None]:
-        queues = sorted({name for kind, name in wanted if kind == "queue"})
-        topics = sorted({name for kind, name in wanted if kind != "queue"})
+    def _run_pass(self, targets: list[tuple[str, str]]) -> list[BaseException | None]:
+        queues = sorted({name for kind, name in targets if kind == "queue"})
+        topics = sorted({name for kind, name in targets if kind != "queue"})
         with self._side_lock:
             try:
                 try:
                     calls.sequence(self._open_side(), queues=queues, topics=topics)
                 except psycopg.OperationalError:
-                    # the connection may have been cut long ago, while nothing used it
+                    # the connection may have broken while it was idle
                     self._drop_side()
                     calls.sequence(self._open_side(), queues=queues, topics=topics)
             except psycopg.Error as exc:
                 raise from_psycopg(exc) from exc
-        return [None] * len(wanted)
+        return [None] * len(targets)
 
     # For publishers
 
     def published(self, kind: str, name: str) -> None:
-        """Something was committed: sequence it for our own consumers now, tell the other processes soon."""
+        """Report a commit: sequence it for our own consumers now, and notify the other processes soon."""
         for watch in tuple(self._watches):
             if kind == "inbox":
                 hit = watch.kind == "queue" and watch.name == name
@@ -203,14 +204,14 @@ class Wakeup:
         self.tell()
 
     def tell(self) -> None:
-        """Let other processes look: something was committed somewhere."""
-        self._untold += 1
+        """Notify the other processes of a commit."""
+        self._pending_hint += 1
         self._news.ring()
         if self._notifier is None and not self._closed:
             self._notifier = Background(self._notify_for_ever, "trunkline notifier")
 
     def tell_all(self) -> None:
-        """Something was committed, and it is not known where: poll for all of ours, and let the other processes poll."""
+        """Report a commit to an unknown topic or queue: poll for all our consumers and notify the other processes."""
         self._poke.ring()
         self.tell()
 
@@ -223,9 +224,9 @@ class Wakeup:
         for loop in (self._notifier, self._poller, self._listener):
             if loop is not None:
                 loop.end()
-        # what was published last must not wait for somebody's poll
-        if self._told < self._untold and not self._hint():
-            # the notifier may have been stopped in the middle of a statement; this one has a connection of its own
+        # the last publish must not wait for the poll interval of other processes
+        if self._sent_hint < self._pending_hint and not self._hint():
+            # the notifier may have been stopped during a statement and broken the connection; retry on a new one
             self._hint()
         with self._side_lock:
             self._drop_side()
@@ -243,24 +244,24 @@ class Wakeup:
             sleep(NOTIFY_SECONDS)
 
     def _hint(self) -> bool:
-        """Tell the other processes; answers whether that worked. If not, their polls find it."""
-        untold = self._untold
+        """Notify the other processes. Returns whether that succeeded; if not, their polls find the messages."""
+        pending = self._pending_hint
         try:
             with self._side_lock:
                 calls.notify(self._open_side())
-            self._told = untold
+            self._sent_hint = pending
         except psycopg.Error as exc:
-            log.debug("a wake-up was not sent: %s", exc)
+            log.debug("could not send wake-up error=%s", exc)
             with self._side_lock:
                 self._drop_side()
             return False
         return True
 
     def _complain(self, exc: psycopg.Error) -> None:
-        """A line when the database goes away, and one every half minute as long as it stays away."""
+        """Log that the database is unavailable, at most every 30 s."""
         if self._complained is None or monotonic() - self._complained > COMPLAIN_SECONDS:
             self._complained = monotonic()
-            log.warning("the database cannot be asked for messages, trying again: %s", str(exc).partition("\n")[0])
+            log.warning("poll failed; retrying in %s s error=%s", _TURN_SECONDS, str(exc).partition("\n")[0])
 
     def _poll_for_ever(self) -> None:
         while not self._closed:
@@ -268,7 +269,7 @@ class Wakeup:
             self._poke.hush()
             waiting = self._waiting()
             if not waiting:
-                # the next one to wait asks for a poll
+                # the next consumer to wait requests a poll
                 self._pause = POLL_SECONDS
                 continue
             start = monotonic()
@@ -281,30 +282,33 @@ class Wakeup:
                 sleep(_TURN_SECONDS)
                 self._poke.ring()
             except psycopg.Error as exc:
-                # a role that may not poll, or a schema of another version: then each consumer looks for itself
-                log.warning("consumers look for themselves, because the common poll is refused: %s", exc)
+                # the role may not poll, or the schema has another version
+                log.warning("shared poll failed; consumers poll individually error=%s", exc)
                 for watch in waiting:
                     watch.ring()
                 self._rest(POLL_SECONDS)
             else:
                 self._complained = None
-            # a flood of hints never takes more than half of the poller's time
+            # a flood of notifications never takes more than half of the poller's time
             sleep(max(self._gap, monotonic() - start))
 
     def _waiting(self) -> list[Watch]:
-        """Those who wait. The others may be between an empty look and the wait: they ask again if they come to wait."""
-        found = []
+        """Return the waiting watches.
+
+        Others may be between an empty query and `wait`: mark them, so that they poll again.
+        """
+        waiting = []
         for watch in tuple(self._watches):
             watch.missed = True
             if watch.waiting:
                 watch.missed = False
                 watch.polled = True
-                found.append(watch)
-        return found
+                waiting.append(watch)
+        return waiting
 
     def _poll(self, waiting: list[Watch]) -> None:
         with self._side_lock:
-            found = calls.poll(
+            result = calls.poll(
                 self._open_side(),
                 queues=list({(watch.name, watch.labels) for watch in waiting if watch.kind == "queue"}),
                 groups=sorted({(watch.name, watch.group, watch.member) for watch in waiting if watch.kind == "group"}),
@@ -312,17 +316,17 @@ class Wakeup:
             )
         self.polls += 1
         self._slow_down()
-        if found.queues or found.groups:
+        if result.queues or result.groups:
             self.speed_up()
-        # a due time is met, however long the pause between two polls; a little later, so that it has passed
-        self._pause = POLL_SECONDS if found.seconds is None else min(POLL_SECONDS, max(0.0, found.seconds) + _GAP_SECONDS)
+        # wake at the next due time even if it is before the next poll; slightly later, so that it has passed
+        self._pause = POLL_SECONDS if result.seconds is None else min(POLL_SECONDS, max(0.0, result.seconds) + _GAP_SECONDS)
         for watch in waiting:
             if watch.kind == "queue":
-                hit = (watch.name, watch.labels) in found.queues
+                hit = (watch.name, watch.labels) in result.queues
             elif watch.kind == "group":
-                hit = (watch.name, watch.group, watch.member) in found.groups
+                hit = (watch.name, watch.group, watch.member) in result.groups
             else:
-                length = found.topics.get(watch.name)
+                length = result.topics.get(watch.name)
                 hit = length != watch.length
                 watch.length = length
             if hit:
@@ -331,11 +335,11 @@ class Wakeup:
 
     def _slow_down(self) -> None:
         now = monotonic()
-        self._gap = min(2 * self._gap, _LONGEST_GAP_SECONDS) if now - self._looked < _ROW_SECONDS else _GAP_SECONDS
-        self._looked = now
+        self._gap = min(2 * self._gap, _LONGEST_GAP_SECONDS) if now - self._polled_at < _ROW_SECONDS else _GAP_SECONDS
+        self._polled_at = now
 
     def _follow(self) -> None:
-        """Something was committed somewhere."""
+        """React to a notification of another process."""
         self._poke.ring()
 
     def _listen_for_ever(self) -> None:
@@ -349,21 +353,22 @@ class Wakeup:
                 finally:
                     self.hearing = False
                     conn.close()
-                # deaf, as behind a transaction pooler: polling goes on, and once in a while we try again
+                # notifications do not arrive, as behind a transaction pooler: keep polling, and retry LISTEN
+                # periodically
                 if not self._closed:
                     if not warned:
-                        log.warning("the listener does not hear its own ping; consumers are woken by polling alone")
+                        log.warning("LISTEN is not working (connection pooler?); polling every %s s instead", POLL_SECONDS)
                     warned = True
                     pause = PING_SECONDS
             except psycopg.Error as exc:
-                log.debug("the listener lost its connection: %s", exc)
+                log.debug("listener connection lost error=%s", exc)
             self._poke.ring()
             self._rest(pause)
 
     def _listen(self, conn: Connection) -> None:
-        """Hear until the connection breaks (an error) or is deaf (a return)."""
+        """Listen until the connection breaks (raises) or its notifications do not arrive (returns)."""
         calls.listen(conn)
-        # what was said while nobody listened: everybody looks once
+        # notifications may have been missed while not listening: poll once for all consumers
         self._poke.ring()
         token = str(uuid4())
         asked, heard = monotonic() - PING_SECONDS, monotonic()
@@ -397,7 +402,7 @@ class Wakeup:
         while not self._closed and monotonic() < until:
             sleep(min(_TURN_SECONDS, max(0.0, until - monotonic())))
 
-    # The side connection: hints, pings and polls, so that they never wait for the pool
+    # The side connection carries notifications, pings and polls, so that they never wait for the pool
 
     def _open_side(self) -> Connection:
         if self._side is None or self._side.closed:
