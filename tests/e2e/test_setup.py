@@ -208,7 +208,7 @@ def test_up_starts_again_with_the_url_that_it_printed(tmp_path: Path) -> None:
         (tmp_path / ".env").write_text(f"TRUNKLINE_DATABASE_URL={url.replace(old_port, ':1/')}\n")
         assert run("queue", "list", cwd=tmp_path).returncode == 0
         second = Up(data, port=None)
-        assert "using it" in second.output and "correct TRUNKLINE_DATABASE_URL (.env line 1)" in second.output
+        assert "Using the Postgres of" in second.output and "correct TRUNKLINE_DATABASE_URL (.env line 1)" in second.output
         assert second.stop() == up.stop() == 0
     finally:
         for pid in find_processes(data / "pgdata"):
@@ -234,7 +234,7 @@ def test_data_of_an_earlier_make_up_is_mentioned(tmp_path: Path) -> None:
 
 def test_two_ups_on_one_directory_do_not_harm_each_other(data: Path) -> None:
     first, second = Up(data, port=None), Up(data, port=None)
-    assert "using it" in second.output
+    assert "Using the Postgres of" in second.output
     assert second.stop() == 0
     with psycopg.connect(EmbeddedServer(data).connect(), autocommit=True) as conn:
         conn.execute("select trunkline.create_topic('t')")
