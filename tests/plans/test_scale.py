@@ -184,6 +184,9 @@ def test_a_message_is_explained_without_visiting_each_log(conn: Connection) -> N
 
 def test_upkeep_leaves_segments_alone_that_need_nothing(conn: Connection) -> None:
     call(conn, "create_topic", "t", 20)
+    # creates the next segments, and tells publishers of them
+    run_upkeep(conn, "segments")
+    run_upkeep(conn, "segments")
     conn.execute("update trunkline.segments set created_at = clock_timestamp() - interval '2 hours'")
     conn.execute("set track_functions = 'pl'")
     calls = "select coalesce(sum(calls), 0) from pg_stat_user_functions where funcname = '_seal'"
@@ -193,6 +196,16 @@ def test_upkeep_leaves_segments_alone_that_need_nothing(conn: Connection) -> Non
     conn.execute("select pg_stat_force_next_flush()")
     # that of the store, and now and then one by chance
     assert 1 <= value(conn, calls) - before <= 6
+
+
+def test_upkeep_checks_a_sample_of_many_waiting_jobs(conn: Connection) -> None:
+    call(conn, "create_queue", "q")
+    conn.execute(
+        "select count(trunkline.enqueue_after('q', array[gen_random_uuid()], '1', 'job')) from generate_series(1, 10000)"
+    )
+    conn.execute("vacuum (analyze) trunkline.job_waiting, trunkline.job_parents, trunkline.job_results")
+    read = rows_read(conn, lambda: run_upkeep(conn, "jobs"))
+    assert 1_000 < read["job_parents"] < 6_000, read
 
 
 def test_waiting_jobs_are_read_once_whenever_the_plan_was_made(conn: Connection) -> None:

@@ -346,7 +346,7 @@ begin
         exit when not exists (select from trunkline.staged_segments g where g.log = v_log and g.segment = v_segment);
     end loop;
     v_name := format('topic_%s_%s_%s', p_topic_id, p_partition, v_segment);
-    execute format('create table trunkline.%I (like trunkline.%I including defaults,
+    execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints,
         check (length(key) <= 1000), check (length(routing_key) <= 1000), check (length(label) <= 200), check (length(content_type) <= 200), check (origin is null))', v_name, v_parent);
     execute format('alter table trunkline.%I alter partition set default %s, alter content_type set default %L, add primary key (id)',
                    v_name, p_partition, 'application/json');

@@ -158,7 +158,7 @@ begin
     elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_first + 31) then
         return v_parent;
     end if;
-    execute format('create table trunkline.%I (like trunkline.%I including defaults) partition by range (partition, id)', v_name, v_parent);
+    execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints) partition by range (partition, id)', v_name, v_parent);
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
                    v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_first + 32) * p_rows);
     return v_name;
@@ -188,7 +188,7 @@ begin
     perform trunkline._pin_log(p_topic_id, p_partition);
     -- The table is created separately and then attached: "create ... partition of" would block publishers,
     -- attach does not.
-    execute format('create table trunkline.%I (like trunkline.%I including defaults)', v_name, v_parent);
+    execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints)', v_name, v_parent);
     execute format('alter table trunkline.%I add primary key (id)', v_name);
     if p_segment * p_rows < trunkline._staged_from(p_rows) then
         -- The sequencer uses this index to find what was committed since its last scan.
@@ -249,9 +249,9 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Creates the segment in use and the next one, for each partition that lacks them, and returns the number of
--- new segments. Writes the publish functions again if a segment was added or their limits are out of date.
-create or replace function trunkline._make_segments(p_topic_id int) returns int
+-- Creates the segment in use and the p_ahead next ones, for each partition that lacks them, and returns the
+-- number of new segments. Writes the publish functions again if a segment was added or their limits are out of date.
+create or replace function trunkline._make_segments(p_topic_id int, p_ahead int default 1) returns int
 language plpgsql
 as $$
 declare
@@ -270,7 +270,7 @@ begin
     end if;
     for p in 0 .. t.partitions - 1 loop
         v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
-        for s in v_at .. v_at + 1 loop
+        for s in v_at .. v_at + p_ahead loop
             if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
                 v_made := v_made + 1;
             end if;
@@ -543,10 +543,13 @@ begin
     if to_regclass(format('trunkline.topic_%s', t.topic_id)) is not null then
         return;
     end if;
+    -- One check instead of NOT NULL: since Postgres 18 each NOT NULL is a row of pg_constraint, and attaching a
+    -- segment reads all of that table.
     execute format('create table trunkline.%I (
-        partition int not null, id bigint not null, message_id uuid not null, key text, routing_key text, label text,
-        headers jsonb, payload bytea not null, content_type text not null, occurred_at timestamptz,
-        created_at timestamptz not null, xid xid8 not null default pg_current_xact_id(), origin trunkline.origin) partition by range (partition, id)', format('topic_%s', t.topic_id));
+        partition int, id bigint, message_id uuid, key text, routing_key text, label text, headers jsonb, payload bytea, content_type text,
+        occurred_at timestamptz, created_at timestamptz, xid xid8 default pg_current_xact_id(), origin trunkline.origin,
+        constraint complete check (num_nulls(message_id, payload, content_type, created_at, xid) = 0)) partition by range (partition, id)',
+        format('topic_%s', t.topic_id));
     if t.shared then
         for p in 0 .. t.partitions - 1 loop
             execute format('create sequence trunkline.topic_%s_%s_ids', t.topic_id, p);
@@ -599,7 +602,8 @@ begin
     end loop;
     if not t.shared then
         perform trunkline._make_tables(t);
-        perform trunkline._make_segments(t.topic_id);
+        -- upkeep or the first tick creates the next one
+        perform trunkline._make_segments(t.topic_id, 0);
     end if;
     return t;
 end
