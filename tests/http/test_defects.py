@@ -266,7 +266,7 @@ def test_a_topic_with_undelivered_messages_is_not_deleted(http: httpx.Client, na
     http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
     http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
     refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
-    assert refused["detail"] == f"topic '{name}' is read by: queue {name}"
+    assert refused["detail"] == f'cannot delete topic "{name}": it is read by queue "{name}"'
     (delivery,) = http.post(f"/v1/queues/{name}/claims").json()["deliveries"]
     problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
     http.post(f"/v1/queues/{name}/ack", json={"receipts": [delivery["receipt"]]})

@@ -55,11 +55,11 @@ def test_files_follow_each_other_without_hole_or_overlap(conn: Connection) -> No
     call(conn, "head", "t")
     add(conn, "t", 1, 10)
     for first, last in ((1, 10), (10, 12), (5, 30)):
-        with refused("TL060", "archived already"):
+        with refused("TL060", "is already archived"):
             add(conn, "t", first, last)
     with refused("TL060", "would be missing"):
         add(conn, "t", 12, 20)
-    with refused("TL007", "beyond the head"):
+    with refused("TL007", "the head is"):
         add(conn, "t", 11, 41)
     assert add(conn, "t", 11, 40) == 1
     assert [(row.first_offset, row.last_offset) for row in call(conn, "list_archive_files", "t")] == [(1, 10), (11, 40)]
@@ -129,7 +129,7 @@ def test_group_may_start_in_the_archive(conn: Connection) -> None:
     call(conn, "create_group", "t", "old", "archive")
     call(conn, "create_group", "t", "middle", "20")
     assert rows(conn, "select start_position from trunkline.cursors order by cursor_id") == [(1,), (20,)]
-    with refused("TL006", "it is in the archive"):
+    with refused("TL006", "is only in the archive"):
         call(conn, "fetch", "t", "middle", "m")
     assert call(conn, "seek", "t", "middle", "33") == [(0, 33)]
     assert call(conn, "fetch", "t", "middle", "m")[0].log_offset == 33

@@ -101,7 +101,7 @@ def test_a_partitioned_table(conn: Connection) -> None:
         ("TL001", "has 0 arguments", ""),
         ("TL001", "publish_row(''topic'')".replace("''", "'"), "''"),
         ("TL001", "has 4 arguments", "'t', 'a', 'id', 'more'"),
-        ("TL010", "'nowhere' does not exist", "'nowhere'"),
+        ("TL010", 'topic "nowhere" does not exist', "'nowhere'"),
         ("TL001", "no column 'nope'", "'t', 'a', 'nope'"),
     ],
 )

@@ -447,11 +447,13 @@ declare
 begin
     select * into l from trunkline.logs where topic_id = t.topic_id and partition = p_partition;
     if not found then
-        perform trunkline._fail('TL001', format('topic %L has no partition %s', p_topic, p_partition), format('partitions are 0 to %s', t.partitions - 1));
+        perform trunkline._fail('TL001', format('partition %s is out of range: topic "%s" has partitions 0 to %s', coalesce(p_partition::text, 'null'), p_topic, t.partitions - 1),
+                                format('Use a partition from 0 to %s.', t.partitions - 1));
     end if;
     if p_offset is null or p_offset < l.base_offset or p_offset > trunkline._head(l.log) then
-        perform trunkline._fail('TL006', format('offset %s of topic %L partition %s cannot be read', p_offset, p_topic, p_partition),
-                                format('offsets %s to %s can', l.base_offset, trunkline._head(l.log)));
+        perform trunkline._fail('TL006', format('offset %s is out of range: topic "%s", partition %s, has offsets %s to %s', coalesce(p_offset::text, 'null'), p_topic, p_partition,
+                                                l.base_offset, trunkline._head(l.log)),
+                                'Use an offset that is still stored.');
     end if;
     return trunkline._explain_at(l.log, p_offset);
 end

@@ -14,7 +14,8 @@ begin
     if current_setting('transaction_isolation') = 'read committed' then
         raise exception using errcode = 'TLX00';
     elsif trunkline._rotated_since_snapshot() then
-        perform trunkline._fail('40001', 'the snapshot of this transaction is older than a rotation of tables', 'retry in a new transaction, or use read committed');
+        perform trunkline._fail('40001', 'snapshot of this transaction is older than the last rotation of tables',
+                                'Retry in a new transaction, or use READ COMMITTED.');
     end if;
 end
 $$;
