@@ -248,7 +248,7 @@ $$;
 create or replace function trunkline._barred(p_endpoint_id int) returns text
 language sql stable
 as $$
-    select case when d.barred = d.live then 'no dispatcher may send to it' else format('%s of %s dispatchers may not send to it', d.barred, d.live) end || ': ' || d.reason
+    select case when d.barred = d.live then 'egress denied on all dispatchers' else format('egress denied on %s of %s dispatchers', d.barred, d.live) end || ': ' || d.reason
     from (select count(*) as live, count(b.dispatcher) as barred, max(b.reason) as reason
           from trunkline.dispatchers x left join trunkline.endpoint_bars b on b.dispatcher = x.dispatcher and b.endpoint_id = p_endpoint_id
           where x.seen_until >= trunkline.clock()) d
@@ -260,11 +260,11 @@ $$;
 create or replace function trunkline._not_sent(p_queue_id int) returns text
 language sql stable
 as $$
-    select case when e.state <> 'enabled' then format('endpoint %s is %s', e.name, e.state || coalesce(': ' || e.reason, ''))
-                when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher runs that would send it to endpoint %s', e.name)
-                when e.openings > 0 then format('the breaker of endpoint %s is open', e.name)
-                when e.held_until > trunkline.clock() then format('endpoint %s asked for a pause until %s', e.name, e.held_until)
-                else format('endpoint %s: ', e.name) || trunkline._barred(e.endpoint_id) end
+    select case when e.state <> 'enabled' then format('endpoint "%s" is %s', e.name, e.state || coalesce(': ' || e.reason, ''))
+                when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher is running for endpoint "%s"', e.name)
+                when e.openings > 0 then format('circuit breaker of endpoint "%s" is open', e.name)
+                when e.held_until > trunkline.clock() then format('endpoint "%s" is backing off until %s', e.name, e.held_until)
+                else format('endpoint "%s": ', e.name) || trunkline._barred(e.endpoint_id) end
     from trunkline.bindings b join trunkline.endpoints e using (endpoint_id) where b.queue_id = p_queue_id
 $$;
 
