@@ -112,7 +112,7 @@ def advice(cls: type[TrunklineError]) -> str:
     """What the class says itself, or the table above, or what is said about the class it is made from."""
     for base in cls.__mro__:
         if hint := HINTS.get(base):
-            return hint[0].upper() + hint[1:] + "."
+            return hint
         if base.__dict__.get("code") in WHAT_TO_DO:
             return WHAT_TO_DO[base.__dict__["code"]]
     raise KeyError(cls)

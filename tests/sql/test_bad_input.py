@@ -158,7 +158,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("code", "verb", "args"), UNKNOWN, ids=[f"{row[0]}-{row[1]}" for row in UNKNOWN])
 def test_unknown_things_are_named(yard: Connection, code: str, verb: str, args: list[Any]) -> None:
-    refuse(yard, code, "'nope'", verb, *args)
+    refuse(yard, code, '"nope"', verb, *args)
 
 
 def test_unknown_dead_letter(yard: Connection) -> None:
@@ -205,7 +205,7 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL001", "max", "fetch", ["t", "g", "m", None], {}),
     ("TL005", "lease", "fetch", ["t", "g", "m"], {"p_lease": None}),
     ("TL005", "lease", "heartbeat", ["t", "g", "m"], {"p_lease": None}),
-    ("TL001", "receipts are null", "ack", [None], {}),
+    ("TL001", "receipts must be a one-dimensional array, got null", "ack", [None], {}),
     ("TL001", "receipts must not contain null", "ack", [["1", None]], {}),
     ("TL005", "for must be between 1 s and 12 h, got null", "extend", [["1"]], {"p_for": None}),
     ("TL001", "partition", "read", ["t", None, 1], {}),
@@ -231,7 +231,7 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL003", "1048577", "enqueue_bytes", ["q", b"x" * 1_048_577], {}),
     ("TL004", "batch must have at most 1000 messages, got 1001", "publish_many", ["t", big(1001)], {}),
     ("TL004", "8388608", "enqueue_many", ["q", [b"x" * 1_048_576] * 9], {}),
-    ("TL004", "limit is 10,000", "ack", [["1"] * 100_000], {}),
+    ("TL004", "more than 10,000 receipts in one call, got 100000", "ack", [["1"] * 100_000], {}),
     ("TL001", "batch must have at least one message", "publish_many", ["t", []], {}),
     ("TL001", "key", "publish", ["t", "1"], {"p_key": "x" * 1001}),
     ("TL001", "routing_key", "publish", ["t", "1"], {"p_routing_key": "x" * 1001}),

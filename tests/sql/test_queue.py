@@ -493,7 +493,7 @@ def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
 def test_create_ensure_alter_list_delete(conn: Connection) -> None:
     [made] = call(conn, "create_queue", "b", p_lease="10 seconds", p_max_attempts=5)
     assert (made.lease, made.max_attempts, made.ordered, made.paused) == (timedelta(seconds=10), 5, False, False)
-    with refused("TL020", "'b'"):
+    with refused("TL020", 'queue "b" already exists'):
         call(conn, "create_queue", "b")
     assert call(conn, "ensure_queue", "b") == [made]
     assert call(conn, "ensure_queue", "a")[0].max_attempts == 20
@@ -509,7 +509,7 @@ def test_create_ensure_alter_list_delete(conn: Connection) -> None:
         call(conn, "delete_queue", "b")
     call(conn, "delete_queue", "b", True)
     assert [queue.name for queue in call(conn, "list_queues")] == ["a"]
-    with refused("TL011", "'b'"):
+    with refused("TL011", 'queue "b" does not exist'):
         enqueue(conn, "b", 1)
     call(conn, "create_queue", "b")
     assert claim(conn, "b") == []

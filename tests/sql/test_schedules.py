@@ -269,9 +269,9 @@ def test_a_target_is_deleted_with_its_schedules_or_not_at_all(conn: Connection, 
     create(conn, "a", p_topic="gone")
     create(conn, "b", p_queue="lost")
     create(conn, "c")
-    with refused("TL021", "schedule a"):
+    with refused("TL021", 'schedule "a"'):
         call(conn, "delete_topic", "gone")
-    with refused("TL021", "schedule b"):
+    with refused("TL021", 'schedule "b"'):
         call(conn, "delete_queue", "lost")
     call(conn, "delete_topic", "gone", True)
     call(conn, "delete_queue", "lost", True)

@@ -19,7 +19,7 @@ declare
     v_key text;
 begin
     if tg_level <> 'ROW' or tg_when <> 'AFTER' then
-        raise exception using errcode = 'TL023', message = format('publish_row must be an AFTER trigger FOR EACH ROW, got %s %s for each %s', tg_when, lower(tg_op), lower(tg_level)),
+        raise exception using errcode = 'TL023', message = format('publish_row must be an AFTER trigger FOR EACH ROW, got %s %s for each %s', lower(tg_when), lower(tg_op), lower(tg_level)),
             hint = 'Create the trigger AFTER insert, update or delete, FOR EACH ROW.';
     end if;
     if tg_nargs not between 1 and 3 or coalesce(tg_argv[0], '') = '' then
