@@ -151,7 +151,7 @@ class ScheduleNotFound(NotFound):
 
 
 class Unauthorized(TrunklineError):
-    """The HTTP service requires a token, or the given token is not valid."""
+    """The HTTP service requires a token, or the given token is invalid or lacks the scope."""
 
     code, status, exit_code = "unauthenticated", 401, 4
 

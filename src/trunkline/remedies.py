@@ -1,7 +1,8 @@
 """Translates hints of SQL functions to the interface of the caller: a command, an HTTP request or a Python call.
 
-The database writes `trunkline.create_queue('mail')` or `p_force => true`. `reword` replaces each name in these tables by its
-form in the caller's interface and keeps all other text. A test checks that the tables have every name in the SQL sources.
+The database writes `trunkline.create_queue('mail')` or `p_force => true`. `reword` replaces each name in these tables
+by its form in the caller's interface and keeps all other text. A test checks that the tables have every name that a
+hint in the SQL sources uses.
 """
 
 from __future__ import annotations

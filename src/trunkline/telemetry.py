@@ -1,7 +1,7 @@
 """OpenTelemetry traces. Each message carries the W3C `traceparent` of its publisher in its headers.
 
-Spans are created only if the program has imported OpenTelemetry and set a tracer provider. Otherwise `tracer()` costs one
-dictionary lookup, and nothing is imported. Needs `pip install 'trunkline[otel]'` and an SDK.
+Spans are created only if the program has imported OpenTelemetry and set a tracer provider. Otherwise `tracer()` costs
+one dictionary lookup, and nothing is imported. Needs `pip install 'trunkline[otel]'` and an SDK.
 """
 
 from __future__ import annotations

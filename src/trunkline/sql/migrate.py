@@ -43,7 +43,7 @@ def installed_version(conn: psycopg.Connection[Any]) -> int | None:
 
 
 def pending_migrations(conn: psycopg.Connection[Any]) -> list[str]:
-    """Return the names of the migrations that a run would apply. Raises SchemaVersion if the schema is too old."""
+    """Return the names of the migrations to apply. Raises SchemaVersion if the schema is too old."""
     installed = installed_version(conn)
     if installed is None:
         return [file.name for file in catalog.migrations()]
