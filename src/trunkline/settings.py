@@ -120,9 +120,7 @@ def parse_duration(text: str) -> timedelta:
     try:
         return timedelta(**{_UNITS[match[2]]: float(match[1])})
     except OverflowError as exc:
-        raise InvalidDuration(
-            f'duration must be at most {timedelta.max.days} days, got "{text}"', hint="Use a shorter duration."
-        ) from exc
+        raise InvalidDuration(f"duration must be at most {timedelta.max.days} days", hint="Use a shorter duration.") from exc
 
 
 def _positive_duration(text: str) -> timedelta:

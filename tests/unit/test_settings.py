@@ -166,7 +166,7 @@ def test_bad_durations(text: str) -> None:
 
 
 def test_endless_duration_is_refused() -> None:
-    with pytest.raises(InvalidDuration, match="too long"):
+    with pytest.raises(InvalidDuration, match="at most 999999999 days"):
         parse_duration("9" * 400 + "d")
 
 

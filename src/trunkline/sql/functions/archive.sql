@@ -221,7 +221,7 @@ begin
 end
 $$;
 
--- Fails with TL006 if the topic with this name is not the one that the caller knows by its number (p_expected).
+-- Fails with TL006 if the topic with this name does not have the number that the caller expects.
 create or replace function trunkline._check_topic_id(p_topic text, p_topic_id int, p_expected int) returns void
 language plpgsql
 as $$

@@ -21,8 +21,8 @@ end
 $$;
 
 -- Locks the rotated tables for a read with several statements, or with functions that use their caller's
--- snapshot. Upkeep empties no partition until the read ends. The order is that of upkeep, which rotates leases
--- and then swaps slots in one transaction: in another order the two could wait for each other.
+-- snapshot. Upkeep empties no partition until the read ends. Upkeep rotates leases and then swaps slots in one
+-- transaction. This function acquires the locks in the same order, to avoid a deadlock.
 create or replace function trunkline._begin_read() returns void
 language plpgsql
 as $$

@@ -29,8 +29,8 @@ begin
 end
 $$;
 
--- Returns the next ticks of a log, up to 1,000, in the order of offsets: those that start at or after p_offset and
--- below p_until. One ordered scan is much cheaper than a search for each tick (_tick_of).
+-- Returns the next ticks of a log, up to 1,000, in the order of offsets: those that start at or after p_offset
+-- and below p_until. One ordered scan replaces a search for each tick (_tick_of).
 create or replace function trunkline._next_ticks(p_log int, p_offset bigint, p_until bigint) returns trunkline.ticks[]
 language plpgsql
 as $$
@@ -415,8 +415,8 @@ create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
 as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
--- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a run
--- of the same job that was killed. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
+-- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a
+-- killed run of the same job. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
 -- rows that another transaction has locked.
 create or replace function trunkline._drop_jobs(p_attempts uuid[]) returns void
 language plpgsql
@@ -486,10 +486,10 @@ $$;
 -- number of rows, or null if this version was published before. Abandons other attempts of the same job
 -- (_drop_jobs).
 --
--- Versions of a writer have to grow. Raises TL001 if a later version was published and there is no record of
--- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
--- abandoned. Then nothing is published, and the tasks have to run again. Raises 42501 if the writer belongs
--- to another role.
+-- Versions of a writer must increase. Raises TL001 if a later version was published and there is no record of
+-- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not
+-- have p_rows complete rows in total, because rows were lost in a crash or abandoned. Then nothing is
+-- published, and the tasks must run again. Raises 42501 if the writer belongs to another role.
 --
 -- Locks the writer (778008) and the sequencing of each partition (778001) until the transaction ends.
 -- Publishers do not wait for these locks. Needs read committed.

@@ -789,7 +789,7 @@ begin
         if clock_timestamp() > v_end then
             raise exception using errcode = 'lock_not_available',
                 message = format('cannot delete %s "%s": an open transaction has published to it', case t.kind when 'inbox' then 'queue' else 'topic' end, t.name),
-                hint = 'Wait for the transaction to end, then retry.';
+                hint = 'Retry. Run "trunkline doctor" to find the blocking session.';
         end if;
         perform pg_sleep(0.01);
     end loop;

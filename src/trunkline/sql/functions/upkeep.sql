@@ -21,8 +21,8 @@ begin
 end
 $$;
 
--- Raises the given error again, unless the topic was deleted. A task may meet the deletion of a topic in many
--- ways; then it has nothing to do for that topic.
+-- Raises the given error again, unless the topic was deleted. A concurrent deletion can make a task fail in
+-- many ways; then the task skips that topic.
 create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
 language plpgsql
 as $$
