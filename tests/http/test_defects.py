@@ -290,6 +290,6 @@ def test_a_topic_in_use_is_deleted_by_force_only(http: httpx.Client, name: str, 
         http.post(f"/v1/topics/{name}/messages", json={"payload": 1, "delay_seconds": 600})
     refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
     assert f'queue "{name}"' in refused["detail"]
-    assert ("group g" in refused["detail"]) == (user == "group")
+    assert ('group "g"' in refused["detail"]) == (user == "group")
     assert "force" in refused["hint"]
     assert http.delete(f"/v1/topics/{name}?force=true").status_code == 204

@@ -518,7 +518,7 @@ begin
     v_newest := trunkline.newest_commit(p_writer);
     if v_newest > p_version then
         perform trunkline._fail('TL001', format('version of writer "%s" must be above %s, got %s', p_writer, v_newest, p_version),
-                                'Use a later version, or another writer name (Spark: txnVersion, txnAppId).');
+                                'Use a later version, or another writer name. In Spark, the options are txnVersion and txnAppId.');
     end if;
     -- A row leaves this table in the transaction that gives its offsets, so it cannot get offsets twice.
     with taken as (
