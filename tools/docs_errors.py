@@ -113,7 +113,7 @@ def advice(cls: type[TrunklineError]) -> str:
     """Return what to do about a class of errors: its hint, else its entry in WHAT_TO_DO, else that of a base class."""
     for base in cls.__mro__:
         if hint := HINTS.get(base):
-            return hint[0].upper() + hint[1:] + "."
+            return hint
         if base.__dict__.get("code") in WHAT_TO_DO:
             return WHAT_TO_DO[base.__dict__["code"]]
     raise KeyError(cls)

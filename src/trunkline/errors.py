@@ -1,8 +1,8 @@
-"""Every error a caller can meet: one class each, with a stable code, an HTTP status and an exit code.
+"""All errors of the package: one class each, with a stable code, an HTTP status and an exit code.
 
-An error is identified by its class or its `code`, never by its words. `BY_SQLSTATE` is the only place that
-relates what Postgres reports to a class. This module does not import psycopg: it reads the attributes that
-psycopg's exceptions carry, so that the table can be used (and tested) without a driver.
+Identify an error by its class or its `code`, not by its message. `BY_SQLSTATE` is the only mapping from SQLSTATEs
+to classes. This module does not import psycopg: it reads the attributes of psycopg's exceptions, so that it can be
+used and tested without a driver.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from trunkline.remedies import Words, reword
 class TrunklineError(Exception):
     """Base of all errors of this package.
 
-    `message` says what happened, `hint` what to do about it, `detail` carries facts for the log. `sqlstate`
-    is what Postgres reported, or None when the error did not come from the database.
+    `message` is what is wrong, `hint` how to fix it, `detail` more facts for the log. `sqlstate` is the SQLSTATE that
+    Postgres reported, or None if the error did not come from the database.
     """
 
     code: ClassVar[str] = "error"
@@ -39,11 +39,11 @@ class TrunklineError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do about it, in Python's words."""
+        """How to fix the error, in terms of the Python API."""
         return self.hint_in("python")
 
     def hint_in(self, words: Words) -> str | None:
-        """The same in the words of a caller of SQL, of the command line or of HTTP."""
+        """Return the hint in terms of SQL, the command line, HTTP or Python."""
         return reword(self._hint, words)
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ def _rebuild(
     return cls(message, hint=hint, detail=detail, sqlstate=sqlstate)
 
 
-# Refused input: the same call will never succeed.
+# Invalid input: the same call will never succeed.
 
 
 class InvalidArgument(TrunklineError):
-    """An argument is malformed, out of its range, or text that Postgres cannot store (NUL, bad encoding)."""
+    """An argument is malformed or out of range, or contains text that Postgres cannot store (NUL, bad encoding)."""
 
     code, status, exit_code = "invalid_argument", 400, 2
 
@@ -82,19 +82,19 @@ class InvalidDuration(InvalidArgument):
 
 
 class InvalidOption(InvalidArgument):
-    """An option of the Spark data source is unknown, malformed or out of its range; the message names it."""
+    """An option of the Spark data source is unknown, malformed or out of range; the message names it."""
 
     code = "invalid_option"
 
 
 class PayloadTooLarge(InvalidArgument):
-    """One payload is over the limit of its topic or queue."""
+    """A payload is larger than the limit of its topic or queue."""
 
     code, status = "payload_too_large", 413
 
 
 class BatchTooLarge(InvalidArgument):
-    """A batch has too many messages or too many bytes; nothing of it was stored."""
+    """A batch has too many messages or too many bytes; none of it was stored."""
 
     code, status = "batch_too_large", 413
 
@@ -105,110 +105,110 @@ class SettingsError(TrunklineError):
     code, status, exit_code = "invalid_settings", 500, 2
 
 
-# Not there.
+# Missing resources.
 
 
 class NotFound(TrunklineError):
-    """The thing named does not exist."""
+    """The named resource does not exist."""
 
     code, status, exit_code = "not_found", 404, 3
 
 
 class TopicNotFound(NotFound):
-    """No topic has this name."""
+    """No topic with this name exists."""
 
     code = "topic_not_found"
 
 
 class QueueNotFound(NotFound):
-    """No queue has this name."""
+    """No queue with this name exists."""
 
     code = "queue_not_found"
 
 
 class GroupNotFound(NotFound):
-    """No group has this name."""
+    """No group with this name exists."""
 
     code = "group_not_found"
 
 
 class SubscriptionNotFound(NotFound):
-    """No such subscription."""
+    """No such subscription exists."""
 
     code = "subscription_not_found"
 
 
 class DeadLetterNotFound(NotFound):
-    """No such dead letter: it was redriven, purged or never there."""
+    """No such dead letter exists: it was redriven or purged, or the message never was one."""
 
     code = "dead_letter_not_found"
 
 
 class ScheduleNotFound(NotFound):
-    """No schedule has this name."""
+    """No schedule with this name exists."""
 
     code = "schedule_not_found"
 
 
 class Unauthorized(TrunklineError):
-    """The HTTP service wants a token, or this one does not allow it."""
+    """The HTTP service requires a token, or the given token is invalid or lacks the scope."""
 
     code, status, exit_code = "unauthenticated", 401, 4
 
 
 class TokenNotFound(NotFound):
-    """No token of the HTTP service has this name."""
+    """No token of the HTTP service with this name exists."""
 
     code = "token_not_found"
 
 
 class JobNotFound(NotFound):
-    """No such job: it was never enqueued, its transaction has not committed, retention took it, or the message is no job."""
+    """The job was never enqueued, is not committed yet or was removed by retention, or the message is not a job."""
 
     code = "job_not_found"
 
 
 class EndpointNotFound(NotFound):
-    """No endpoint has this name, or the queue is bound to none."""
+    """No endpoint with this name exists, or the queue is not bound to an endpoint."""
 
     code = "endpoint_not_found"
 
 
 class OffsetOutOfRange(TrunklineError):
-    """The offset is below what retention has kept; those messages are gone."""
+    """The offset is below the earliest available one: retention has removed its message."""
 
     code, status, exit_code = "offset_out_of_range", 416, 3
 
 
-# In conflict with the present state.
+# Conflicts with the current state.
 
 
 class Conflict(TrunklineError):
-    """The call does not fit the present state."""
+    """The call conflicts with the current state."""
 
     code, status, exit_code = "conflict", 409, 4
 
 
 class OffsetAhead(Conflict):
-    """A commit or seek names an offset beyond the head of the log."""
+    """An offset is above the head of the log, or above the last fetched one."""
 
     code = "offset_ahead"
 
 
 class WrongIsolation(Conflict):
-    """The verb needs a READ COMMITTED transaction."""
+    """The function needs a READ COMMITTED transaction."""
 
     code = "wrong_isolation"
 
 
 class AlreadyExists(Conflict):
-    """The name is taken, with other settings."""
+    """The name already exists; for `ensure` functions, with other settings."""
 
     code = "already_exists"
 
 
 class InUse(Conflict):
-    """Something still depends on what was to be deleted."""
+    """Other resources still depend on the one to be deleted."""
 
     code = "in_use"
 
@@ -220,25 +220,25 @@ class IdempotencyConflict(Conflict):
 
 
 class NotSupported(Conflict):
-    """This kind of topic, queue or group cannot do that."""
+    """This kind of topic, queue or group does not support the call."""
 
     code = "not_supported"
 
 
 class ArchiveConflict(Conflict):
-    """These offsets are archived already, or others would be missing before them; or the archive lies in another folder."""
+    """The offsets are already archived or would leave a gap, or the archive is in another folder."""
 
     code = "archive_conflict"
 
 
 class StageLost(Conflict):
-    """Rows that the tasks of a Spark job had staged are gone (the server was restarted); nothing was published."""
+    """Rows that the tasks of a Spark job staged were lost or abandoned; nothing was published."""
 
     code = "stage_lost"
 
 
 class RetryableConflict(Conflict):
-    """Postgres chose this transaction as the victim (serialization, deadlock); run it again."""
+    """The transaction conflicted with another one (serialization failure, deadlock); run it again."""
 
     code = "retryable_conflict"
 
@@ -249,11 +249,11 @@ class PermissionDenied(TrunklineError):
     code, status, exit_code = "permission_denied", 403, 4
 
 
-# The database cannot serve the call now.
+# The database cannot serve the call at the moment.
 
 
 class Unavailable(TrunklineError):
-    """Nothing was changed; the same call can succeed later."""
+    """Nothing was changed; a later retry can succeed."""
 
     code, status, exit_code = "unavailable", 503, 5
 
@@ -265,7 +265,7 @@ class Busy(Unavailable):
 
 
 class Timeout(Unavailable):
-    """The statement was cancelled, by its time limit or by an operator."""
+    """The statement was cancelled by its timeout or by an operator."""
 
     code = "timeout"
 
@@ -277,19 +277,19 @@ class ReadOnly(Unavailable):
 
 
 class DiskFull(Unavailable):
-    """The server has no room left on its disk."""
+    """The disk of the server is full."""
 
     code = "disk_full"
 
 
 class SchemaVersion(Unavailable):
-    """The installed schema is not the version this program works with."""
+    """The version of the installed schema does not match the program."""
 
     code = "schema_version"
 
 
 class NotInstalled(SchemaVersion):
-    """The schema `trunkline`, or a part of it, is not in this database."""
+    """Schema `trunkline`, or a part of it, is not installed in this database."""
 
     code = "not_installed"
 
@@ -301,39 +301,39 @@ class DatabaseUnavailable(Unavailable):
 
 
 class EmbeddedServerError(Unavailable):
-    """The embedded Postgres could not be started or stopped; `detail` holds the end of its log."""
+    """The embedded Postgres could not be started or stopped; `detail` has the end of its log."""
 
     code, exit_code = "embedded_server", 6
 
 
 class PipelineFailed(TrunklineError):
-    """A Spark job failed for a reason of its own; `detail` has the beginning of what Spark says."""
+    """A Spark job failed with an error that did not come from Trunkline; `detail` has the start of Spark's report."""
 
     code, status, exit_code = "pipeline_failed", 500, 1
 
 
 class ArchiveDamaged(TrunklineError):
-    """A file of the archive is missing, or not what was archived; the message names it."""
+    """A file of the archive is missing or differs from what was archived; the message names it."""
 
     code, status, exit_code = "archive_damaged", 500, 1
 
 
 class SparkUnavailable(Unavailable):
-    """Spark cannot be started here: no Java, no pyspark, or a version that does not fit."""
+    """Spark cannot be started: Java or pyspark is missing, or a version is not supported."""
 
     code = "spark_unavailable"
 
 
 class OutcomeUnknown(TrunklineError):
-    """The connection was lost during a write: it happened or it did not, and only the database knows.
+    """The connection was lost during a write, which may or may not have happened.
 
-    Retry with the same message ids or idempotency keys; never assume either.
+    Retry a publish with the same idempotency key.
     """
 
     code, status, exit_code = "outcome_unknown", 503, 7
 
 
-# The one table. TLnnn are raised by our own SQL functions; tests/unit checks them against the SQL.
+# TLnnn are raised by our own SQL functions; tests/unit checks them against the SQL.
 BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL001": InvalidArgument,
     "TL002": InvalidName,
@@ -360,9 +360,9 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL024": StageLost,
     "TL030": Busy,
     "TL060": ArchiveConflict,
-    "22003": InvalidArgument,  # a number that no column of ours can hold
-    "22021": InvalidArgument,  # bytes that are not text in the server's encoding, NUL among them
-    "22P02": InvalidArgument,  # text that is not of its type, such as headers that are no JSON
+    "22003": InvalidArgument,  # a number out of range of its column
+    "22021": InvalidArgument,  # bytes that are not valid in the server encoding, such as NUL
+    "22P02": InvalidArgument,  # text that does not parse as its type, such as headers that are not JSON
     "22P05": InvalidArgument,  # \u0000 in jsonb
     "25006": ReadOnly,
     "3F000": NotInstalled,
@@ -380,32 +380,32 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "57P03": DatabaseUnavailable,
 }
 
-# What to do, where the server itself gives no hint.
+# Hints for errors without a hint from the server.
 HINTS: dict[type[TrunklineError], str] = {
-    NotInstalled: "run trunkline migrate",
-    SchemaVersion: "run trunkline migrate with the version of this program",
-    DatabaseUnavailable: "check that the server runs and that the database URL is right",
-    ReadOnly: "connect to the primary server",
-    DiskFull: "free space on the server's disk",
-    Busy: "try again; trunkline doctor names who holds the lock",
-    Timeout: "try again, or raise statement_timeout",
-    RetryableConflict: "run the transaction again",
-    PermissionDenied: "grant the role the privilege, or connect as the owner of schema trunkline",
-    OutcomeUnknown: "retry with the same idempotency key; duplicates are detected",
+    NotInstalled: 'Run "trunkline migrate".',
+    SchemaVersion: 'Run "trunkline migrate" of the same release as this program.',
+    DatabaseUnavailable: "Check that the server is running and that the database URL is correct.",
+    ReadOnly: "Connect to the primary server.",
+    DiskFull: "Free disk space on the server.",
+    Busy: 'Retry. Run "trunkline doctor" to find the blocking session.',
+    Timeout: "Retry, or raise statement_timeout.",
+    RetryableConflict: "Run the transaction again.",
+    PermissionDenied: "Grant the privilege to the role, or connect as the owner of schema trunkline.",
+    OutcomeUnknown: "Retry with the same idempotency key; duplicates are detected.",
 }
 
 
 def class_for(sqlstate: str | None) -> type[TrunklineError]:
-    """The class for a SQLSTATE; None means that there was no server to report one."""
+    """Return the class for a SQLSTATE. None means that the server could not report one."""
     if sqlstate is None or sqlstate.startswith("08"):
         return DatabaseUnavailable
     return BY_SQLSTATE.get(sqlstate, TrunklineError)
 
 
 def from_psycopg(exc: BaseException, *, writing: bool = False) -> TrunklineError:
-    """Translate a psycopg exception; the answer is to be raised `from exc`.
+    """Convert a psycopg exception. Raise the result `from exc`.
 
-    `writing`: the call may have changed rows, so a connection that was lost under it is `OutcomeUnknown`.
+    `writing`: the call may have changed rows, so a lost connection becomes `OutcomeUnknown`.
     """
     if isinstance(exc, TrunklineError):
         return exc
@@ -426,7 +426,7 @@ def _class_of(exc: BaseException, sqlstate: str | None) -> type[TrunklineError]:
     names = {base.__name__ for base in type(exc).__mro__}
     if "OperationalError" in names or "InterfaceError" in names:
         return DatabaseUnavailable
-    # psycopg refuses NUL bytes and unencodable text itself, before the server sees them.
+    # psycopg itself rejects NUL bytes and unencodable text, before the server sees them.
     if "DataError" in names or isinstance(exc, UnicodeError):
         return InvalidArgument
     return TrunklineError

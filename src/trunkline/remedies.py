@@ -1,7 +1,8 @@
-"""A hint of the database names SQL functions; whoever typed a command, sent a request or called Python has other words.
+"""Translates hints of SQL functions to the interface of the caller: a command, an HTTP request or a Python call.
 
-The database writes `trunkline.create_queue('mail')` or `p_force => true`. `reword` puts the caller's own form in its place,
-and leaves alone what is not in these tables. A test looks up every hint of the SQL sources here.
+The database writes `trunkline.create_queue('mail')` or `p_force => true`. `reword` replaces each name in these tables
+by its form in the caller's interface and keeps all other text. A test checks that the tables have every name that a
+hint in the SQL sources uses.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Words = Literal["sql", "command", "route", "python"]
 
 
 class Remedy(NamedTuple):
-    """What a function is called elsewhere. NAME, TOPIC and GROUP stand for its arguments; None: it has only its SQL form."""
+    """The command, HTTP route and Python call of a SQL function, or None. `takes`: placeholders of its arguments."""
 
     command: str | None
     route: str | None
@@ -73,35 +74,35 @@ ARGUMENTS = {
 }
 _FUNCTION = re.compile(r"trunkline\.(\w+)(?:\(([^()]*)\))?")
 _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
-# what needs no quotes in any of the forms
+# a literal that needs no quotes in any interface
 _PLAIN = re.compile(r"'([A-Za-z0-9._-]+)'")
 
 
 def reword(hint: str | None, words: Words) -> str | None:
-    """The hint, with what it names called as the caller calls it."""
+    """Return the hint with the names of the caller's interface."""
     if hint is None or words == "sql":
         return hint
-    named = _FUNCTION.sub(lambda found: _function(found, words), hint)
-    return _ARGUMENT.sub(lambda found: _argument(found, words), named)
+    named = _FUNCTION.sub(lambda match: _function(match, words), hint)
+    return _ARGUMENT.sub(lambda match: _argument(match, words), named)
 
 
-def _function(found: re.Match[str], words: str) -> str:
-    remedy = FUNCTIONS.get(found[1])
+def _function(match: re.Match[str], words: str) -> str:
+    remedy = FUNCTIONS.get(match[1])
     text: str | None = None if remedy is None else getattr(remedy, words)
     if remedy is None or text is None:
-        return found[0]
-    given = [_PLAIN.fullmatch(each.strip()) for each in (found[2] or "").split(",")]
-    for name, value in zip(remedy.takes, given, strict=False):
+        return match[0]
+    values = [_PLAIN.fullmatch(each.strip()) for each in (match[2] or "").split(",")]
+    for name, value in zip(remedy.takes, values, strict=False):
         if value is not None:
             text = text.replace(name, value[1])
     return text
 
 
-def _argument(found: re.Match[str], words: str) -> str:
-    remedy = ARGUMENTS.get(found[1])
+def _argument(match: re.Match[str], words: str) -> str:
+    remedy = ARGUMENTS.get(match[1])
     if remedy is None:
-        return found[0]
+        return match[0]
     name: str = getattr(remedy, words)
-    if found[2] == "true" and words != "command":
+    if match[2] == "true" and words != "command":
         return f"{name}={'True' if words == 'python' else 'true'}"
     return name

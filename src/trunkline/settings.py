@@ -1,6 +1,6 @@
-"""Settings: flags win over `TRUNKLINE_*` variables, those win over a `.env` file in the working directory.
+"""Settings. Flags take precedence over `TRUNKLINE_*` variables, and these over a `.env` file in the working directory.
 
-`DATABASE_URL`, which other programs read too, is used when none of them names a database.
+`DATABASE_URL`, which other programs use too, applies if none of these names a database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trunkline.errors import InvalidDuration, SettingsError, TrunklineError
 
 PREFIX = "TRUNKLINE_"
 SHARED_URL = "DATABASE_URL"
-"""Where many programs find their database. It counts only if it is a Postgres URL: it may belong to something else."""
+"""Shared with other programs, so it is ignored unless it is a Postgres URL."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _URL_PREFIXES = ("postgresql://", "postgres://")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -27,26 +27,26 @@ _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCI
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process needs to know before it can reach its database."""
+    """Settings that a process needs before it connects to its database."""
 
     database_url: str | None = None
-    """A server to use; None means the embedded one."""
+    """Connection string of the server; None means the embedded server."""
     database_url_source: str | None = None
-    """The flag, variable or line of `.env` that `database_url` came from."""
+    """The flag, variable or `.env` line that set `database_url`."""
     url: str | None = None
-    """An HTTP service for the command line to speak to, instead of a database."""
+    """URL of an HTTP service that the command line uses instead of a database."""
     token: str | None = None
-    """The token for it."""
+    """Token for the HTTP service."""
     data: Path = Path(".trunkline")
     """Directory of the embedded server."""
     port: int = 8080
-    """HTTP port; 0 means a free one."""
+    """HTTP port; 0 selects a free port."""
     pg_port: int | None = None
-    """Port of the embedded server; None means a free one, kept for the next start."""
+    """Port of the embedded server; None selects a free port and keeps it for the next start."""
     upkeep_interval: timedelta = timedelta(milliseconds=500)
-    """How often upkeep runs."""
+    """Interval between runs of upkeep."""
     push_allow: tuple[str, ...] = ()
-    """Networks that push deliveries may go to besides the public internet."""
+    """Private networks that webhooks may be sent to."""
     debug: bool = False
     """Show tracebacks."""
 
@@ -58,9 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Settings:
-        """Merge the three sources, or raise a `SettingsError` that names the culprit and the remedy.
+        """Merge the three sources. Raises `SettingsError`, which names the invalid flag, variable or line.
 
-        `flags` maps field names to text; None and empty text count as not given.
+        `flags` maps field names to text; None and empty text mean that a flag is not set.
         """
         sources = _sources(flags or {}, os.environ if env is None else env, (cwd or Path()) / ".env")
         values: dict[str, Any] = {}
@@ -84,20 +84,20 @@ _Source = Mapping[str, _Value]
 
 
 def _sources(flags: Mapping[str, str | None], env: Mapping[str, str], dotenv: Path) -> list[_Source]:
-    """The values that are given, by field; the strongest source first."""
+    """Return the values of each source by field, in order of precedence."""
     file = read_dotenv(dotenv)
-    given = {field: _Value(text, "--" + field.replace("_", "-")) for field, text in flags.items() if text}
+    options = {field: _Value(text, "--" + field.replace("_", "-")) for field, text in flags.items() if text}
     variables = {field: _Value(text, variable) for field, variable in _VARIABLE_OF.items() if (text := env.get(variable))}
     lines = {field: file[variable] for field, variable in _VARIABLE_OF.items() if variable in file and file[variable].text}
     shared = _Value(env.get(SHARED_URL, ""), SHARED_URL), file.get(SHARED_URL, _Value("", ""))
     usable = [{"database_url": value} for value in shared if value.text.startswith(_URL_PREFIXES)]
-    return [given, variables, lines, *usable]
+    return [options, variables, lines, *usable]
 
 
 def _naming_database(sources: list[_Source]) -> list[_Source]:
-    """The sources down to the first one that says which database to use.
+    """Return the sources up to and including the first one that selects a database.
 
-    A directory names a database too: `--data` is not overruled by a URL in `.env`. So does the flag `--pg-port`.
+    A data directory and the flag `--pg-port` select one too: a URL in `.env` does not override `--data`.
     """
     for number, source in enumerate(sources):
         if "database_url" in source or "data" in source or (number == 0 and "pg_port" in source):
@@ -113,27 +113,27 @@ def _parsed(parse: Callable[[str], Any], value: _Value) -> Any:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read `500ms`, `30s`, `1.5m`, `2h` or `7d`. The only reader of durations in the package."""
+    """Parse `500ms`, `30s`, `1.5m`, `2h` or `7d`. The only parser of durations in the package."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InvalidDuration(f"{text!r} is not a duration", hint="write a number and a unit: 500ms, 30s, 5m, 2h or 7d")
+        raise InvalidDuration(f'invalid duration: "{text}"', hint="Write a number and a unit: 500ms, 30s, 5m, 2h or 7d.")
     try:
         return timedelta(**{_UNITS[match[2]]: float(match[1])})
     except OverflowError as exc:
-        raise InvalidDuration(f"the duration {text!r} is too long", hint="use fewer days") from exc
+        raise InvalidDuration(f"duration must be at most {timedelta.max.days} days", hint="Use a shorter duration.") from exc
 
 
 def _positive_duration(text: str) -> timedelta:
     value = parse_duration(text)
     if value <= timedelta(0):
-        raise SettingsError(f"{text!r} must be longer than zero", hint="for example 500ms")
+        raise SettingsError(f'duration must be longer than zero, got "{text}"', hint="Use a duration such as 500ms.")
     return value
 
 
 def _port(text: str, least: int = 1) -> int:
-    # isascii: int() also reads digits of other scripts, which nobody means here.
+    # isascii: int() also accepts digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65535):
-        raise SettingsError(f"{text!r} is not a port", hint=f"use a number from {least} to 65535")
+        raise SettingsError(f'port must be a number from {least} to 65535, got "{text}"', hint="Use another port.")
     return int(text)
 
 
@@ -143,23 +143,23 @@ def _http_port(text: str) -> int:
 
 def _url(text: str) -> str:
     if not text.startswith(_URL_PREFIXES) and "=" not in text:
-        # The value is not repeated: it may hold a password.
+        # The message does not repeat the value, which may contain a password.
         raise SettingsError(
-            "this is not a Postgres connection string",
-            hint="write postgresql://user:password@host:5432/database or key=value pairs",
+            "not a Postgres connection string",
+            hint="Write postgresql://user:password@host:5432/database or key=value pairs.",
         )
     return text
 
 
 def _http_url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise SettingsError("this is not the URL of an HTTP service", hint="write http://host:8080 or https://host")
+        raise SettingsError("not the URL of an HTTP service", hint="Write http://host:8080 or https://host.")
     return text.rstrip("/")
 
 
 def _path(text: str) -> Path:
     if "\0" in text:
-        raise SettingsError("a path cannot hold a NUL character", hint="use an ordinary directory name")
+        raise SettingsError("path must not contain a NUL character", hint="Use another directory name.")
     return Path(text).expanduser()
 
 
@@ -176,7 +176,7 @@ def _boolean(text: str) -> bool:
     }
     value = known.get(text.lower())
     if value is None:
-        raise SettingsError(f"{text!r} is neither yes nor no", hint="use 1 or 0")
+        raise SettingsError(f'value must be 1 or 0, got "{text}"', hint="Use 1 or 0.")
     return value
 
 
@@ -200,17 +200,17 @@ VARIABLES = frozenset(_VARIABLE_OF.values())
 
 
 def read_dotenv(path: Path) -> dict[str, _Value]:
-    """The `TRUNKLINE_*` lines of a `.env` file, and `DATABASE_URL`; a missing file is an empty one.
+    """Return the `TRUNKLINE_*` and `DATABASE_URL` lines of a `.env` file; none if the file does not exist.
 
-    Other programs' variables are skipped. A `TRUNKLINE_` name we do not know is an error, because it is
-    most likely a misspelt setting that would otherwise be ignored in silence.
+    Variables of other programs are skipped. An unknown `TRUNKLINE_` name is an error, because it is most likely a
+    misspelt setting.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeError) as exc:
-        raise SettingsError(f"{path} cannot be read: {exc}", hint="make it a readable UTF-8 file") from exc
+        raise SettingsError(f"{path} cannot be read: {exc}", hint="Make the file readable, in UTF-8.") from exc
     values: dict[str, _Value] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -222,17 +222,19 @@ def _read_line(line: str, where: str, values: dict[str, _Value]) -> None:
     match = _LINE.fullmatch(line)
     if match is None:
         if PREFIX in line.partition("=")[0]:
-            raise SettingsError(f"{where}: not of the form KEY=VALUE", hint="write TRUNKLINE_PORT=8080")
+            raise SettingsError(
+                f"{where}: line must have the form KEY=VALUE", hint="Write a line such as TRUNKLINE_PORT=8080."
+            )
         return
     key, rest = match.groups()
     if not key.startswith(PREFIX) and key != SHARED_URL:
         return
     if key == SHARED_URL:
-        with suppress(SettingsError):  # written for other programs
+        with suppress(SettingsError):  # the line is for other programs
             values[key] = _Value(_unquoted(rest, where), f"{key} ({where})")
         return
     if key not in VARIABLES:
-        raise SettingsError(f"{where}: unknown setting {key}", hint="known are " + ", ".join(sorted(VARIABLES)))
+        raise SettingsError(f"{where}: unknown setting {key}", hint=f"Use one of: {', '.join(sorted(VARIABLES))}.")
     values[key] = _Value(_unquoted(rest, where), f"{key} ({where})")
 
 
@@ -242,5 +244,5 @@ def _unquoted(rest: str, where: str) -> str:
     quote = rest[0]
     value, closed, tail = rest[1:].partition(quote)
     if not closed or (tail.strip() and not tail.lstrip().startswith("#")):
-        raise SettingsError(f"{where}: unbalanced quote", hint=f"end the value with {quote}")
+        raise SettingsError(f"{where}: unbalanced quote", hint=f"End the value with {quote}.")
     return value

@@ -1,7 +1,7 @@
-"""Traces: each message carries the W3C `traceparent` of whoever published it, and OpenTelemetry is used where it is.
+"""OpenTelemetry traces. Each message carries the W3C `traceparent` of its publisher in its headers.
 
-A program that has loaded OpenTelemetry and set a tracer provider gets spans; for every other one `tracer()` is None after a
-look into a dictionary, and nothing is imported. Needs `pip install 'trunkline[otel]'` and an SDK of your choice.
+Spans are created only if the program has imported OpenTelemetry and set a tracer provider. Otherwise `tracer()` costs
+one dictionary lookup, and nothing is imported. Needs `pip install 'trunkline[otel]'` and an SDK.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CARRIED = ("traceparent", "tracestate")
 
 
 def tracer() -> Tracer | None:
-    """The program's tracer, or None when it has no OpenTelemetry or has set no provider."""
+    """Return the program's tracer, or None if it has not imported OpenTelemetry or not set a provider."""
     module = sys.modules.get("opentelemetry.trace")
     if module is None:
         return None
@@ -39,15 +39,15 @@ def _tracer_of(provider: TracerProvider) -> Tracer:
 
 
 def traceparent() -> Headers:
-    """The headers that name the span we are in; empty outside of one."""
-    found: dict[str, Any] = {}
+    """Return the trace headers of the current span, or no headers outside of a span."""
+    headers: dict[str, Any] = {}
     if tracer() is not None:
-        _propagator().inject(found)
-    return found
+        _propagator().inject(headers)
+    return headers
 
 
 def carried(headers: Headers | None, trace: Headers) -> Headers | None:
-    """Headers of a message, with the trace unless they have one of their own."""
+    """Return a message's headers with the trace headers, unless they already have a traceparent."""
     if not trace or (headers is not None and "traceparent" in headers):
         return headers
     return {**(headers or {}), **trace}
@@ -58,7 +58,7 @@ def carried(headers: Headers | None, trace: Headers) -> Headers | None:
 
 @contextmanager
 def publishing(tracer: Tracer, name: str, messages: Iterable[NewMessage]) -> Iterator[Iterator[NewMessage]]:
-    """A span around a publish to a topic or queue; the messages of the block carry it."""
+    """Start a span for a publish to a topic or queue, and yield the messages with its trace headers."""
     with tracer.start_as_current_span(f"publish {name}", kind=_kind("PRODUCER"), attributes=_about("send", name)):
         trace = traceparent()
         yield (msgspec.structs.replace(message, headers=carried(message.headers, trace)) for message in messages)
@@ -68,19 +68,19 @@ def publishing(tracer: Tracer, name: str, messages: Iterable[NewMessage]) -> Ite
 
 
 def claimed(tracer: Tracer, name: str, messages: Iterable[Message[Any]], began: int) -> None:
-    """A span for a claim that brought something, linked to the publishers'. Claims that bring nothing leave no trace."""
+    """Record a span for a claim that returned messages, linked to the spans of their publishers."""
     links = [link for message in messages for link in _links(message.headers)]
     about = _about("receive", name)
     tracer.start_span(f"claim {name}", kind=_kind("CLIENT"), attributes=about, links=links, start_time=began).end()
 
 
 def handling(message: Message[Any], name: str | None = None) -> AbstractContextManager[Any]:
-    """`with handling(delivery):` around your own work: a span that continues the publisher's trace.
+    """Start a span that continues the publisher's trace: `with handling(delivery):` around your own work.
 
-    `name` is that of the queue or group, for the title of the span. An exception is recorded and goes on.
+    `name`: queue or group, for the name of the span. The span records an exception and raises it again.
     """
-    found = tracer()
-    return nullcontext() if found is None else _handling(found, message, name)
+    current = tracer()
+    return nullcontext() if current is None else _handling(current, message, name)
 
 
 @contextmanager
@@ -100,14 +100,14 @@ def _handling(tracer: Tracer, message: Message[Any], name: str | None) -> Iterat
 
 @contextmanager
 def request(tracer: Tracer, method: str, headers: Mapping[str, str]) -> Iterator[Span]:
-    """A span around a request to our server, within the trace of whoever asked."""
+    """Start a span for a request to the HTTP service, within the client's trace."""
     about = {"http.request.method": method}
     with tracer.start_as_current_span(method, context=_context(headers), kind=_kind("SERVER"), attributes=about) as span:
         yield span
 
 
 def answered(span: Span, method: str, route: str | None, status: int) -> None:
-    """What became of the request."""
+    """Record route and status of a response on the span of its request."""
     if route is not None:
         span.update_name(f"{method} {route}")
         span.set_attribute("http.route", route)
@@ -118,7 +118,7 @@ def answered(span: Span, method: str, route: str | None, status: int) -> None:
         span.set_status(StatusCode.ERROR)
 
 
-# OpenTelemetry's own words; only called when it is loaded
+# Conversions to OpenTelemetry; called only if it is imported
 
 
 def _about(operation: str, name: str | None) -> dict[str, Any]:
@@ -139,16 +139,16 @@ def _propagator() -> Any:
 
 
 def _context(headers: Mapping[str, Any] | None) -> Context:
-    """The context that headers name; without one, the present."""
-    told = {name: value for name in _CARRIED if isinstance(value := (headers or {}).get(name), str)}
-    found: Context = _propagator().extract(told)
-    return found
+    """Return the trace context of the headers, or the current context if they have none."""
+    carrier = {name: value for name in _CARRIED if isinstance(value := (headers or {}).get(name), str)}
+    context: Context = _propagator().extract(carrier)
+    return context
 
 
 def _links(headers: Mapping[str, Any] | None) -> list[Link]:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, get_current_span
 
-    told = {name: value for name in _CARRIED if isinstance(value := (headers or {}).get(name), str)}
-    span = get_current_span(_propagator().extract(told, context=Context())).get_span_context()
+    carrier = {name: value for name in _CARRIED if isinstance(value := (headers or {}).get(name), str)}
+    span = get_current_span(_propagator().extract(carrier, context=Context())).get_span_context()
     return [Link(span)] if span.is_valid else []

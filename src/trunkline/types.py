@@ -1,4 +1,4 @@
-"""The records that cross the API. Frozen; field names are the words of the design."""
+"""Records of the API. All are frozen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Headers = dict[str, Any]
 Duration = timedelta | str
 """A `timedelta`, or text such as `500ms`, `30s`, `5m`, `2h`, `7d`."""
 Place = str | int | datetime
-"""A place in a log: `"earliest"`, `"latest"`, an offset, or a time."""
+"""A position in a log: `"earliest"`, `"latest"`, an offset, or a time."""
 
 
 def _as_sent(payload: bytes, content_type: str) -> Any:
@@ -27,7 +27,7 @@ def _as_sent(payload: bytes, content_type: str) -> Any:
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to publish. A body of bytes is kept byte for byte; everything else becomes JSON."""
+    """A message to publish. A body of type bytes is stored unchanged; any other body is encoded as JSON."""
 
     body: Any
     key: str | None = None
@@ -40,13 +40,13 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     delay: Duration | None = None
     deliver_at: datetime | None = None
     content_type: str | None = None
-    """None: application/octet-stream for bytes, application/json for everything else."""
+    """Default: application/octet-stream for bytes, application/json for any other body."""
     priority: int | None = None
-    """Only for queues that have priorities: 0 is the lowest."""
+    """Priority level, for queues with priorities only. 0 is the lowest."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The id a message has; `duplicate` when its idempotency key was used before and nothing was added."""
+    """The id of a published message. `duplicate`: the idempotency key was used before, and no message was stored."""
 
     id: UUID
     duplicate: bool
@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, Generic[T], frozen=True, kw_only=True, eq=False):
-    """A message as it stands in a log."""
+    """A message of a log."""
 
     partition: int
     offset: int
@@ -74,7 +74,7 @@ class Message(msgspec.Struct, Generic[T], frozen=True, kw_only=True, eq=False):
 
     @property
     def body(self) -> T:
-        """The payload, decoded when first asked for; `InvalidBody` when it does not fit the type asked for."""
+        """The payload, decoded on first access. Raises `InvalidBody` if it does not match the requested type."""
         if self._body is msgspec.UNSET:
             force_setattr(self, "_body", self._decode(self.payload, self.content_type))
         value: T = self._body
@@ -86,7 +86,7 @@ class Message(msgspec.Struct, Generic[T], frozen=True, kw_only=True, eq=False):
 
 
 class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
-    """A message claimed from a queue until `deadline` by the database's clock. `topic` is None for the queue's own inbox."""
+    """A message claimed from a queue until `deadline` by the database's clock. `topic` is None for a direct message."""
 
     receipt: str
     attempt: int
@@ -95,7 +95,7 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
 
 
 class Waiting(Message[T], frozen=True, kw_only=True, eq=False):
-    """A message that waits in a queue, as `peek` shows it. `due_at` is None for one that was never delivered."""
+    """A message of a queue that is not claimed, as `peek` returns it. `due_at` is None before the first delivery."""
 
     topic: str | None
     attempt: int
@@ -104,7 +104,7 @@ class Waiting(Message[T], frozen=True, kw_only=True, eq=False):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Offsets first to last (both included) of a partition."""
+    """Offsets `first` to `last` (inclusive) of a partition."""
 
     partition: int
     first: int
@@ -112,7 +112,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
-    """A message that will not be delivered again by itself, with why."""
+    """A message that is not delivered again unless it is redriven, with the reason."""
 
     dead_id: int
     topic: str
@@ -122,11 +122,11 @@ class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
     dead_at: datetime
 
 
-# Things with a name
+# Named resources
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A named publish target with a log of one or more partitions."""
+    """A named log with one or more partitions."""
 
     name: str
     partitions: int
@@ -138,7 +138,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox with one delivery policy."""
+    """A queue and its delivery settings."""
 
     name: str
     lease: timedelta
@@ -161,7 +161,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """An ordered reader of one topic."""
+    """A consumer group: reads one topic in order."""
 
     topic: str
     name: str
@@ -171,7 +171,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """What feeds a queue from a topic."""
+    """A subscription of a queue to a topic."""
 
     queue: str
     name: str
@@ -182,7 +182,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who reads a topic, and whether a message asked about would be for them."""
+    """A queue or group that reads a topic. `matches`: whether it receives the tested message."""
 
     kind: Literal["queue", "group"]
     name: str
@@ -196,7 +196,7 @@ CatchUp = Literal["skip", "one", "all"]
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is published again and again, at the times of a cron line."""
+    """A message that is published at the times of a cron expression."""
 
     name: str
     topic: str | None
@@ -218,7 +218,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP receiver of push deliveries. Of its headers only the names, of its secrets only their number."""
+    """An HTTP receiver of webhooks. `headers` has only their names, `secrets` only their number."""
 
     name: str
     url: str
@@ -240,11 +240,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     needs_allow: str | None
-    """The private network of its address: only dispatchers that are allowed to (`--push-allow`) send there."""
+    """The private network of the URL's address. Dispatchers need `--push-allow` with this network to send to it."""
 
 
 class NewEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint that was just made, and the secret that signs its deliveries; `needs_allow` as in `Endpoint`."""
+    """A new endpoint and the secret that signs its deliveries. `needs_allow`: see `Endpoint`."""
 
     name: str
     secret: str
@@ -252,7 +252,7 @@ class NewEndpoint(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that carried one message. `queue` is None for a test, `status` when there was no answer."""
+    """One delivery of a message by HTTP. `queue` is None for a test request, `status` is None without a response."""
 
     endpoint: str
     queue: str | None
@@ -267,7 +267,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     dispatcher: str
 
 
-# Numbers and reasons
+# Statistics and explanations
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -308,7 +308,7 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Everything there is to count."""
+    """Statistics of all topics, groups and queues."""
 
     topics: list[TopicStats]
     groups: list[GroupStats]
@@ -316,11 +316,11 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Explanation(dict[str, Any]):
-    """Where a message is, who holds it and why it is not delivered now: the document of `trunkline.explain_message`."""
+    """The result of `trunkline.explain_message`: the state of a message, and of its delivery to each reader."""
 
     @property
     def state(self) -> str:
-        """not_sequenced, scheduled, in_log or unknown."""
+        """`not_sequenced`, `scheduled`, `in_log`, `dead` or `unknown`."""
         return str(self["state"])
 
     @property
@@ -330,5 +330,5 @@ class Explanation(dict[str, Any]):
 
     @property
     def readers(self) -> list[dict[str, Any]]:
-        """For each queue and group of the topic: kind, name, state, reason, history ..."""
+        """Kind, name, state, reason and history for each queue and group that reads the topic."""
         return list(self.get("readers") or [])

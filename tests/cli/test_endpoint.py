@@ -33,7 +33,9 @@ def test_alter_wants_something_to_change(cli: Cli) -> None:
         assert option in words
     assert "between 0.001 and 100000" in cli("endpoint", "alter", "e", "--rate", "0.0001", code=2).stderr
     assert "65535" in cli("endpoint", "alter", "e", "--url", "https://example.com:99999/", code=2).stderr
-    assert "where requests never go" in cli("endpoint", "alter", "e", "--url", "http://169.254.169.254/", code=2).stderr
+    assert (
+        "169.254.0.0/16 is never allowed" in cli("endpoint", "alter", "e", "--url", "http://169.254.169.254/", code=2).stderr
+    )
 
 
 def test_a_burst_is_shown_with_a_rate(cli: Cli) -> None:

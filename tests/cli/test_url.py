@@ -75,7 +75,7 @@ def test_topics(both: Both) -> None:
     assert (listed["partitions"], listed["messages"], listed["retention"]) == (2, 1502, "2d")
     both("topic", "delete", "orders", "--yes")
     missing = both("topic", "show", "orders", "-o", "json", code=3).error
-    assert (missing["code"], missing["hint"]) == ("topic_not_found", "create it with trunkline topic create orders")
+    assert (missing["code"], missing["hint"]) == ("topic_not_found", "Create it with trunkline topic create orders.")
 
 
 def test_queues(both: Both) -> None:

@@ -47,10 +47,10 @@ async def test_a_failing_task_does_not_slow_down_the_others(db: str, conn: Conne
     conn.execute("create or replace function trunkline._upkeep_sequence() returns int language sql as 'select 1 / 0'")
     async with keeping_up(db) as reports:
         await until(lambda: len(runs(conn)) >= 6)
-        assert reports == ["upkeep task sequence fails: division by zero"], "once, and without a pause"
+        assert reports == ['upkeep task "sequence" failed: division by zero'], "once, and without a pause"
         conn.execute("create or replace function trunkline._upkeep_sequence() returns int language sql as 'select 1'")
         await until(lambda: len(reports) == 2)
-        assert reports[1] == "upkeep task sequence works again"
+        assert reports[1] == 'upkeep task "sequence" recovered'
     assert len(set(runs(conn))) == 1, "in one session"
 
 

@@ -315,7 +315,7 @@ def test_a_standby_refuses_every_write(pair: Pair) -> None:
             call(pair.standby, verb, *args, **named)
         error = from_psycopg(caught.value, writing=True)
         found = (error.code, error.status, error.hint)
-        assert found == ("read_only", 503, "connect to the primary server"), (verb, error)
+        assert found == ("read_only", 503, "Connect to the primary server."), (verb, error)
     assert settle(pair.primary, "ack", out.receipt) == ["done"]
     assert call(pair.primary, "commit", "t", "g", 0, batch[0].generation, 5)[0][0] == "done"
 

@@ -238,13 +238,13 @@ def test_a_hint_is_a_request_that_helps(http: httpx.Client, name: str) -> None:
     ]
     for path, code in steps:
         hint = problem(http.get(path), 404, code)["hint"]
-        found = re.fullmatch(r"create it with (\S+) (\S+) (\{.*?\}).*", hint)
+        found = re.fullmatch(r"Create it with (\S+) (\S+) (\{.*?\}).*", hint)
         assert found is not None, hint
         assert http.request(found[1], found[2], content=found[3]).status_code == 201
         assert http.get(path).status_code == 200
     for noun in ("queues", "topics"):
         taken = problem(http.post(f"/v1/{noun}", json={"id": name, **QUEUE}), 400, "already_exists")
-        assert taken["hint"] == f"use POST /v1/{noun}?ensure=true if that is fine"
+        assert taken["hint"] == f"Use another name, or POST /v1/{noun}?ensure=true to update the existing {noun[:-1]}."
 
 
 def test_offsets(http: httpx.Client, topic: str) -> None:

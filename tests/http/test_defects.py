@@ -266,7 +266,7 @@ def test_a_topic_with_undelivered_messages_is_not_deleted(http: httpx.Client, na
     http.post("/v1/subscriptions", json={"id": name, "queue_id": name, "topic_id": name})
     http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
     refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
-    assert refused["detail"] == f"topic '{name}' is read by: queue {name}"
+    assert refused["detail"] == f'cannot delete topic "{name}": it is read by queue "{name}"'
     (delivery,) = http.post(f"/v1/queues/{name}/claims").json()["deliveries"]
     problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
     http.post(f"/v1/queues/{name}/ack", json={"receipts": [delivery["receipt"]]})
@@ -289,7 +289,7 @@ def test_a_topic_in_use_is_deleted_by_force_only(http: httpx.Client, name: str, 
     else:
         http.post(f"/v1/topics/{name}/messages", json={"payload": 1, "delay_seconds": 600})
     refused = problem(http.delete(f"/v1/topics/{name}"), 409, "in_use")
-    assert f"queue {name}" in refused["detail"]
-    assert ("group g" in refused["detail"]) == (user == "group")
+    assert f'queue "{name}"' in refused["detail"]
+    assert ('group "g"' in refused["detail"]) == (user == "group")
     assert "force" in refused["hint"]
     assert http.delete(f"/v1/topics/{name}?force=true").status_code == 204

@@ -83,7 +83,7 @@ def test_run_list_show_retry_cancel(shop: Cli) -> None:
             "retry",
             letter["id"],
             code=3,
-        ).stderr.count("is not a dead letter")
+        ).stderr.count("cannot retry job")
         == 1
     )
     shop("worker", "run", module, "--drain")
@@ -147,7 +147,7 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
 def test_cancel_says_what_it_found(shop: Cli) -> None:
     nobody = "019a8d2e-7c1b-7000-8000-000000000000"
     refused = shop("job", "cancel", nobody, "-o", "json", code=3).error
-    assert (refused["code"], refused["hint"].partition(";")[0]) == ("job_not_found", "see trunkline job list")
+    assert (refused["code"], refused["hint"].partition(".")[0]) == ("job_not_found", "List jobs with trunkline job list")
     with SyncClient(shop.url) as mq:
         mq.queues.create("mail")
         ids = [mq.enqueue("mail", {}, label="send").id for _ in range(4)]

@@ -80,11 +80,11 @@ def failure(conn: Connection, id: UUID) -> str:
 
 
 def test_a_queue_for_which_jobs_wait_is_deleted_by_force_only(conn: Connection, waiting: UUID) -> None:
-    with refused("TL021", "cannot delete queue 'other': 1 jobs that wait"):
+    with refused("TL021", 'cannot delete queue "other": blocked jobs (1)'):
         call(conn, "delete_queue", "other")
     assert call(conn, "get_job", waiting)[0].state == "blocked"
     call(conn, "delete_queue", "other", True)
-    assert failure(conn, waiting) == "queue 'other' was deleted"
+    assert failure(conn, waiting) == 'queue "other" was deleted'
     [parent] = claim(conn, "q")
     assert finish(conn, parent.receipt, parent.id) == ["done"]
     assert [row.payload for row in claim(conn, "q")] == [b"3"]
@@ -111,7 +111,7 @@ def test_upkeep_starts_the_jobs_of_other_queues(conn: Connection, connect: Conne
     call(conn, "ack", [parent.receipt])
     call(conn, "store_result", parent.id, b"1")
     assert value(conn, "select trunkline.run_upkeep('jobs')") == 1
-    assert failure(conn, waiting).startswith("could not be enqueued: queue 'nowhere' does not exist")
+    assert failure(conn, waiting).startswith('could not be enqueued: queue "nowhere" does not exist')
     assert [row.payload for row in claim(conn, "q")] == [b"3"]
 
 
@@ -255,7 +255,7 @@ def test_a_job_without_an_offset_is_seen_and_can_be_cancelled(conn: Connection, 
     with other.transaction():
         call(other, "enqueue", queue, "{}", p_label="late", p_id=late.id)
         fresh = call(conn, "enqueue", queue, "{}", p_label="fresh")[0]
-        with refused("TL018", "there is no job"):
+        with refused("TL018", "does not exist"):
             call(conn, "cancel_job", late.id)
         # in a transaction: nothing gives an offset to it before
         with conn.transaction():

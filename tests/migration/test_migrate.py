@@ -75,7 +75,7 @@ def test_schema_newer_than_the_program_is_refused(db: str) -> None:
     with psycopg.connect(db, autocommit=True) as conn:
         conn.execute("insert into trunkline.migrations (version, name, checksum) values (9999, '9999_later.sql', 'x')")
         conn.execute("update trunkline.function_files set checksum = 'newer'")
-        with pytest.raises(SchemaVersion, match="upgrade this program"):
+        with pytest.raises(SchemaVersion, match="Upgrade this program"):
             migrate(db)
         assert conn.execute("select distinct checksum from trunkline.function_files").fetchall() == [("newer",)]
 

@@ -17,21 +17,21 @@ EVERYTHING = ("0.0.0.0/0", "::/0")
 
 
 REFUSED = [
-    ("http://example.com:99999/", "the port of the url is 99999", "between 1 and 65535"),
-    ("http://example.com:0/", "the port of the url is 0", "between 1 and 65535"),
-    ("http://[2606:4700::1]:70000/", "the port of the url is 70000", "between 1 and 65535"),
-    ("http://169.254.169.254/latest/meta-data", "in 169.254.0.0/16, where requests never go", "outside of it"),
-    ("http://[fe80::1]/", "in fe80::/10, where requests never go", "outside of it"),
-    ("http://[::ffff:169.254.169.254]/", "in 169.254.0.0/16", "outside of it"),
-    ("http://224.0.0.1/", "in 224.0.0.0/4", "outside of it"),
-    ("http://2130706433/", "is a number that is no address in its usual form", "192.0.2.7"),
-    ("http://127.1/", "is a number that is no address in its usual form", "192.0.2.7"),
-    ("http://127.0.0.01/", "is a number that is no address in its usual form", "192.0.2.7"),
-    ("http://1.2.3.999/", "is a number that is no address in its usual form", "192.0.2.7"),
-    ("http://[1::2::3]/", "is a number that is no address in its usual form", "192.0.2.7"),
-    ("http://[fe80::1%25eth0]/", "neither a name nor an address", "[2001:db8::7]"),
-    ("http://bücher.example/", "neither a name nor an address", "xn--"),
-    ("http://example.com:/", "neither a name nor an address", ":port"),
+    ("http://example.com:99999/", "URL port must be between 1 and 65535, got 99999", "from 1 to 65535"),
+    ("http://example.com:0/", "URL port must be between 1 and 65535, got 0", "from 1 to 65535"),
+    ("http://[2606:4700::1]:70000/", "URL port must be between 1 and 65535, got 70000", "from 1 to 65535"),
+    ("http://169.254.169.254/latest/meta-data", "network 169.254.0.0/16 is never allowed", "public address"),
+    ("http://[fe80::1]/", "network fe80::/10 is never allowed", "public address"),
+    ("http://[::ffff:169.254.169.254]/", "network 169.254.0.0/16 is never allowed", "public address"),
+    ("http://224.0.0.1/", "network 224.0.0.0/4 is never allowed", "public address"),
+    ("http://2130706433/", "is numeric, but not an IP address", "192.0.2.7"),
+    ("http://127.1/", "is numeric, but not an IP address", "192.0.2.7"),
+    ("http://127.0.0.01/", "is numeric, but not an IP address", "192.0.2.7"),
+    ("http://1.2.3.999/", "is numeric, but not an IP address", "192.0.2.7"),
+    ("http://[1::2::3]/", "is numeric, but not an IP address", "192.0.2.7"),
+    ("http://[fe80::1%25eth0]/", "must be an ASCII name or an IP address", "[2001:db8::7]"),
+    ("http://bücher.example/", "must be an ASCII name or an IP address", "xn--"),
+    ("http://example.com:/", "must be an ASCII name or an IP address", ":port"),
 ]
 
 

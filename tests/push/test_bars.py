@@ -36,11 +36,11 @@ async def test_what_a_dispatcher_may_not_send_waits_for_one_that_may(
     async with dispatching(db, allow=()):
         await until(lambda: value(conn, "select reason from trunkline.list_endpoints()"))
         reason = value(conn, "select reason from trunkline.list_endpoints()")
-        assert reason.startswith("no dispatcher may send to it: the address is in 127.0.0.0/8") and REMEDY in reason
+        assert reason.startswith("egress denied on all dispatchers: the address is in 127.0.0.0/8") and REMEDY in reason
         await until(lambda: value(conn, "select ready = 20 from trunkline.queue_stats('q')"))
         why = [value(conn, "select trunkline.explain_message(%s) ->> 'reason'", id) for id in (ids[0], ids[-1])]
-        assert all("endpoint e: no dispatcher may send to it" in each for each in why), why
-        assert "given back without an attempt" in why[0]
+        assert all('endpoint "e": egress denied on all dispatchers' in each for each in why), why
+        assert "released without counting an attempt" in why[0]
         async with dispatching(db):
             await until(lambda: value(conn, "select acked = 20 from trunkline.queue_stats('q')"))
             assert "1 of 2 dispatchers" in value(conn, "select reason from trunkline.list_endpoints()")
@@ -54,7 +54,7 @@ async def test_what_a_dispatcher_may_not_send_waits_for_one_that_may(
     assert len(warnings) == 1
     # they are gone, and what is known of them too
     assert value(conn, "select count(*) from trunkline.endpoint_bars") == 0
-    assert value(conn, "select trunkline._not_sent(queue_id) from trunkline.queues").startswith("no dispatcher runs")
+    assert value(conn, "select trunkline._not_sent(queue_id) from trunkline.queues").startswith("no dispatcher is running")
 
 
 async def test_a_new_url_is_tried_at_once(db: str, conn: Connection, receiver: Receiver) -> None:
@@ -134,9 +134,9 @@ def test_pauses_grow_and_shares_go_to_the_others(conn: Connection, clock: Any) -
         bar(conn, name)
     conn.execute("select trunkline.test_endpoint('e')")
     assert plan(conn, "a")[2] == 1  # no dispatcher is allowed to: then any of them reports it
-    assert value(conn, "select reason from trunkline.list_endpoints()") == "no dispatcher may send to it: why"
+    assert value(conn, "select reason from trunkline.list_endpoints()") == "egress denied on all dispatchers: why"
     conn.execute("select trunkline.lift_bar('b', endpoint_id) from trunkline.endpoints")
-    assert value(conn, "select reason from trunkline.list_endpoints()") == "2 of 3 dispatchers may not send to it: why"
+    assert value(conn, "select reason from trunkline.list_endpoints()") == "egress denied on 2 of 3 dispatchers: why"
     for again in ("resume_endpoint('e')", "alter_endpoint('e', 'http://10.0.0.2/')"):
         bar(conn, "a")
         conn.execute(f"select trunkline.{again}".encode())

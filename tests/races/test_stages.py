@@ -67,7 +67,7 @@ def test_what_is_opened_during_a_close_is_not_complete(main: Session, session: M
         wait_blocked(main, closing)
         more = main.run(OPEN, "t", attempt, [2])
     assert answer(call) == [(3,)]
-    with pytest.raises(psycopg.Error, match="3 of 5 staged rows are left"):
+    with pytest.raises(psycopg.Error, match="expected 5 staged rows, got 3"):
         commit(main, 0, attempt, 5)
     fill(main, more, 3)
     assert main.one("select trunkline.close_stage(%s)", attempt) == 2
@@ -120,7 +120,7 @@ def test_a_slow_commit_and_the_end_of_patience(main: Session, session: MakeSessi
     assert main.one("select trunkline.run_upkeep('stages')") == 1
     main.run("select trunkline.run_upkeep('retention')")
     if end == "rollback":
-        with pytest.raises(psycopg.Error, match="0 of 16 staged rows are left"):
+        with pytest.raises(psycopg.Error, match="expected 16 staged rows, got 0"):
             commit(main, 0, attempt, 16)
     assert main.one("select trunkline.head('t')") == (16 if end == "commit" else 0)
     assert len(main.column("select payload from trunkline.read('t', 0, 1)")) == (16 if end == "commit" else 0)

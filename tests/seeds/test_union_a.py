@@ -41,7 +41,7 @@ def test_row_02_topic_creation_both_ways(conn: Connection) -> None:
     [first] = call(conn, "create_topic", "t", 3)
     publish(conn, "t", 1, p_key="k")
     assert call(conn, "ensure_topic", "t") == call(conn, "ensure_topic", "t", 3) == [first]
-    with refused("TL020", "'t'"):
+    with refused("TL020", '"t"'):
         call(conn, "create_topic", "t")
     with refused("TL020", "3 partitions"):
         call(conn, "ensure_topic", "t", 4)
@@ -60,7 +60,7 @@ def test_row_03_get_list_delete_topic(conn: Connection) -> None:
     assert (stats.lowest_offset, stats.head) == (1, 5)
     [group] = call(conn, "group_stats", "a")
     assert (group.group_name, group.next_offset, group.lag, group.member) == ("g", 3, 3, "m")
-    with refused("TL021", "group g"):
+    with refused("TL021", 'group "g"'):
         call(conn, "delete_topic", "a")
     call(conn, "delete_topic", "a", True)
     call(conn, "delete_topic", "b")
@@ -224,7 +224,7 @@ def test_row_11_rule_for_names(conn: Connection, name: str | None) -> None:
         ("fetch", ["t", "g", name]),
         ("create_schedule", [name, "* * * * *", "t"]),
     ):
-        with refused("TL002", "1 to 200 characters of letters, digits"):
+        with refused("TL002", "1 to 200 characters, only letters, digits"):
             call(conn, verb, *args)
     if name is not None:
         with refused("TL002"):

@@ -339,12 +339,12 @@ def test_row_35_occurred_at_and_enqueued_at(conn: Connection, clock: Clock) -> N
 def test_row_36_body_is_required(conn: Connection) -> None:
     """A missing body is refused and named; an empty one is a body."""
     for verb, place in (("publish", "t"), ("publish_bytes", "t"), ("enqueue", "q"), ("enqueue_bytes", "q")):
-        with refused("TL001", "payload is null"):
+        with refused("TL001", "payload must not be null"):
             call(conn, verb, place, None)
     for batch in ([], [None]):
         with refused("TL001"):
             call(conn, "publish_many", "t", batch)
-    with refused("TL003", "limit of this topic"):
+    with refused("TL003", "must have at most"):
         call(conn, "publish_bytes", "t", b"x" * (1024 * 1024 + 1))
     assert head(conn, "t") == 0
     assert isinstance(call(conn, "publish_bytes", "t", b"")[0].id, UUID)

@@ -123,7 +123,7 @@ def test_dead_letters_and_deliveries(spark: SparkSession, db: str, conn: Connect
     assert [(bytes(row.value), row.error, row.reason, row.key) for row in dead] == [(b"0", "broken", "buried", "k")]
     history = load(spark, db, None, table="deliveries", queue="q", schema="outcome string, n bigint").collect()
     assert sorted((row.outcome, row.n) for row in history) == [("acked", 2), ("buried", 1)]
-    with pytest.raises(Exception, match="queue 'nobody' does not exist"):
+    with pytest.raises(Exception, match='queue "nobody" does not exist'):
         load(spark, db, None, table="dead_letters", queue="nobody").collect()
 
 
@@ -148,8 +148,8 @@ def test_views_and_secrets(spark: SparkSession, db: str, conn: Connection, capsy
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subscribe": "nobody"}, "topic 'nobody' does not exist (create it"),
-        ({"subscribe": "tt"}, "topic 'tt' does not exist (Did you mean t?)"),
+        ({"subscribe": "nobody"}, 'topic "nobody" does not exist (Create it'),
+        ({"subscribe": "tt"}, 'topic "tt" does not exist (Did you mean t?)'),
         ({"subscribe": "t", "startingOffsets": '{"t": {"0": 99}}'}, "beyond the end, 6"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"0": 0}}'}, "Offsets count from 1. Start at earliest"),
         ({"subscribe": "t", "startingOffsets": '{"t": {"1": 1}}'}, "no such partition: t 1"),

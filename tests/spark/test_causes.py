@@ -7,8 +7,8 @@ from trunkline.spark.causes import cause
 
 TASK = """org.apache.spark.SparkException: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Traceback (most recent call last):
   File "planning.py", line 39, in heads
-psycopg.DatabaseError: topic 'ordrs' does not exist
-trunkline.errors.TopicNotFound: topic 'ordrs' does not exist (Did you mean orders?)
+psycopg.DatabaseError: topic "ordrs" does not exist
+trunkline.errors.TopicNotFound: topic "ordrs" does not exist (Did you mean orders?)
  SQLSTATE: 38000
 \tat org.apache.spark.sql.errors.QueryExecutionErrors
 """
@@ -32,7 +32,7 @@ RuntimeError: no room left
 def test_our_own_error_is_found_again() -> None:
     found = cause(TASK)
     assert type(found) is TopicNotFound
-    assert (found.message, found.hint) == ("topic 'ordrs' does not exist", "Did you mean orders?")
+    assert (found.message, found.hint) == ('topic "ordrs" does not exist', "Did you mean orders?")
 
 
 def test_sparks_own_words_in_short() -> None:

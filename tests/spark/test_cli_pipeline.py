@@ -144,7 +144,7 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     assert "--from is missing" in cli("pipeline", "run", "x.sql", "--to", "orders", code=2).stderr
     run = ("pipeline", "run", "x.sql", "--checkpoint", "c")
     assert "Did you mean orders?" in cli(*run, "--from", "order", "--to", "orders", code=3).stderr
-    assert "queue 'orders' does not exist" in cli(*run, "--from", "orders", "--to-queue", "orders", code=3).stderr
+    assert 'queue "orders" does not exist' in cli(*run, "--from", "orders", "--to-queue", "orders", code=3).stderr
     assert "--checkpoint is missing" in cli("pipeline", "run", "x.sql", "--from", "orders", code=2).stderr
     assert "takes no --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
     assert "storage for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr

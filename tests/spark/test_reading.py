@@ -259,12 +259,12 @@ def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) ->
         conn.execute("select trunkline.run_upkeep('retention')")
     base = heads(db, ["t"])[0].base
     assert base > 1
-    with pytest.raises(OffsetOutOfRange, match=f"lowest one left, {base}"):
+    with pytest.raises(OffsetOutOfRange, match=f"the earliest available offset is {base}"):
         read(db, Range("t", topic_id, 0, 1, 101))
     assert read(db, Range("t", topic_id, 0, base, 101)).num_rows == 101 - base
     with pytest.raises(OffsetOutOfRange):
         read(db, Range("t", topic_id, 0, base - 1, 101), selection=Selection(key="nobody"))
-    with pytest.raises(OffsetAhead, match="beyond the head"):
+    with pytest.raises(OffsetAhead, match="is out of range: the head of topic"):
         read(db, Range("t", topic_id, 0, base, 102))
     with pytest.raises(OffsetOutOfRange, match="created again"):
         read(db, Range("t", topic_id + 1, 0, base, 101))

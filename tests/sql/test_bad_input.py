@@ -158,7 +158,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("code", "verb", "args"), UNKNOWN, ids=[f"{row[0]}-{row[1]}" for row in UNKNOWN])
 def test_unknown_things_are_named(yard: Connection, code: str, verb: str, args: list[Any]) -> None:
-    refuse(yard, code, "'nope'", verb, *args)
+    refuse(yard, code, '"nope"', verb, *args)
 
 
 def test_unknown_dead_letter(yard: Connection) -> None:
@@ -197,22 +197,22 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     # null where something is needed
     ("TL010", "NULL", "publish", [None, "1"], {}),
     ("TL011", "NULL", "claim", [None], {}),
-    ("TL001", "payload is null", "publish", ["t", None], {}),
-    ("TL001", "payload is null", "publish_bytes", ["t", None], {}),
+    ("TL001", "payload must not be null", "publish", ["t", None], {}),
+    ("TL001", "payload must not be null", "publish_bytes", ["t", None], {}),
     ("TL001", "message 1", "publish_many", ["t", [b"1", None]], {}),
-    ("TL001", "batch is empty", "publish_many", ["t", None], {}),
+    ("TL001", "batch must have at least one message", "publish_many", ["t", None], {}),
     ("TL001", "max", "claim", ["q", None], {}),
     ("TL001", "max", "fetch", ["t", "g", "m", None], {}),
     ("TL005", "lease", "fetch", ["t", "g", "m"], {"p_lease": None}),
     ("TL005", "lease", "heartbeat", ["t", "g", "m"], {"p_lease": None}),
-    ("TL001", "receipts are null", "ack", [None], {}),
-    ("TL001", "receipt is null", "ack", [["1", None]], {}),
-    ("TL005", "for is null", "extend", [["1"]], {"p_for": None}),
+    ("TL001", "receipts must be a one-dimensional array, got null", "ack", [None], {}),
+    ("TL001", "receipts must not contain null", "ack", [["1", None]], {}),
+    ("TL005", "for must be between 1 s and 12 h, got null", "extend", [["1"]], {"p_for": None}),
     ("TL001", "partition", "read", ["t", None, 1], {}),
     ("TL001", "from", "read", ["t", 0, None], {}),
     ("TL001", "limit", "read", ["t", 0, 1, None], {}),
-    ("TL001", "time is null", "offset_at", ["t", 0, None], {}),
-    ("TL001", "place", "seek", ["t", "g", None], {}),
+    ("TL001", "time must not be null", "offset_at", ["t", 0, None], {}),
+    ("TL001", "position", "seek", ["t", "g", None], {}),
     ("TL001", "partitions", "create_topic", ["new", None], {}),
     ("TL005", "retention", "create_topic", ["new"], {"p_retention": None}),
     ("TL001", "max_payload", "create_topic", ["new"], {"p_max_payload": None}),
@@ -226,13 +226,13 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL001", "limit", "redrive", ["q"], {"p_limit": None}),
     ("TL001", "limit", "list_dead_letters", ["q", 0, None], {}),
     # sizes
-    ("TL003", "101 bytes, the limit of this topic is 100", "publish_bytes", ["t", b"x" * 101], {}),
+    ("TL003", "payload must have at most 100 bytes, got 101", "publish_bytes", ["t", b"x" * 101], {}),
     ("TL003", "message 2", "publish_many", ["t", [b"1", b"2", b"x" * 101]], {}),
     ("TL003", "1048577", "enqueue_bytes", ["q", b"x" * 1_048_577], {}),
-    ("TL004", "1001 messages, the limit is 1000", "publish_many", ["t", big(1001)], {}),
+    ("TL004", "batch must have at most 1000 messages, got 1001", "publish_many", ["t", big(1001)], {}),
     ("TL004", "8388608", "enqueue_many", ["q", [b"x" * 1_048_576] * 9], {}),
-    ("TL004", "limit is 10,000", "ack", [["1"] * 100_000], {}),
-    ("TL001", "batch is empty", "publish_many", ["t", []], {}),
+    ("TL004", "more than 10,000 receipts in one call, got 100000", "ack", [["1"] * 100_000], {}),
+    ("TL001", "batch must have at least one message", "publish_many", ["t", []], {}),
     ("TL001", "key", "publish", ["t", "1"], {"p_key": "x" * 1001}),
     ("TL001", "routing_key", "publish", ["t", "1"], {"p_routing_key": "x" * 1001}),
     ("TL001", "label", "publish", ["t", "1"], {"p_label": "x" * 201}),
@@ -244,12 +244,12 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL001", "one-dimensional", "publish_many", ["t", [[b"1", b"2"], [b"3", b"4"]]], {}),
     ("TL001", "one-dimensional", "publish_many", ["t", big(4)], {"p_keys": [["a", "b"], ["c", "d"]]}),
     ("TL001", "one-dimensional", "publish_many", ["t", big(4)], {"p_idempotency_keys": [["a", "b"], ["c", "d"]]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(3)], {"p_keys": ["a", "b"]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(3)], {"p_ids": [NOBODY]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(1)], {"p_labels": ["a", "b"]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(1)], {"p_headers": [Jsonb({}), Jsonb({})]}),
-    ("TL001", "differ in length", "publish_many", ["t", big(2)], {"p_idempotency_keys": ["a"]}),
-    ("TL001", "not a plain array", "ack", [[["a", "b"], ["c", "d"]]], {}),
+    ("TL001", "one element per message", "publish_many", ["t", big(3)], {"p_keys": ["a", "b"]}),
+    ("TL001", "one element per message", "publish_many", ["t", big(3)], {"p_ids": [NOBODY]}),
+    ("TL001", "one element per message", "publish_many", ["t", big(1)], {"p_labels": ["a", "b"]}),
+    ("TL001", "one element per message", "publish_many", ["t", big(1)], {"p_headers": [Jsonb({}), Jsonb({})]}),
+    ("TL001", "one element per message", "publish_many", ["t", big(2)], {"p_idempotency_keys": ["a"]}),
+    ("TL001", "must be a one-dimensional array, got 2 dimensions", "ack", [[["a", "b"], ["c", "d"]]], {}),
     # numbers
     *[("TL001", "max", "claim", ["q", n], {}) for n in (0, -1, 1001, 2_147_483_647)],
     *[("TL001", "max", "fetch", ["t", "g", "m", n], {}) for n in (0, -1, 10_001)],
@@ -301,11 +301,14 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     ("TL006", "16", "read", ["old", 0, 1], {}),
     ("TL006", "16", "seek", ["old", "g", "1"], {}),
     ("TL006", "0", "seek", ["old", "g", "0"], {}),
-    ("TL007", "head 20", "seek", ["old", "g", "22"], {}),
-    ("TL007", "head 20", "seek", ["old", "g", "999999999999999999"], {}),
-    ("TL007", "head 20", "create_group", ["old", "new", "22"], {}),
-    *[("TL001", "place", "seek", ["t", "g", s], {}) for s in ("", "-1", "1.5", "first", "infinity", "9" * 30, "2020-13-45")],
-    ("TL001", "place", "subscribe", ["q", "old"], {"p_start": "soon"}),
+    ("TL007", "partition 0, is 20", "seek", ["old", "g", "22"], {}),
+    ("TL007", "partition 0, is 20", "seek", ["old", "g", "999999999999999999"], {}),
+    ("TL007", "partition 0, is 20", "create_group", ["old", "new", "22"], {}),
+    *[
+        ("TL001", "position", "seek", ["t", "g", s], {})
+        for s in ("", "-1", "1.5", "first", "infinity", "9" * 30, "2020-13-45")
+    ],
+    ("TL001", "position", "subscribe", ["q", "old"], {"p_start": "soon"}),
     # patterns, filters, idempotency
     *[
         ("TL001", "pattern", "subscribe", ["q", "old", p], {})
@@ -314,14 +317,14 @@ BAD_CALLS: list[tuple[str, str, str, list[Any], dict[str, Any]]] = [
     *[("TL001", "filter", "subscribe", ["q", "old", "#", f], {}) for f in ("[]", "1", '"x"', "null")],
     *[("TL001", "idempotency_key", "publish", ["t", "1"], {"p_idempotency_key": k}) for k in ("", "x" * 256)],
     ("TL022", "used", "publish", ["t", '"another"'], {"p_key": "k", "p_idempotency_key": "used"}),
-    ("TL020", "'t'", "create_topic", ["t"], {}),
-    ("TL020", "'q'", "create_queue", ["q"], {}),
-    ("TL020", "'g'", "create_group", ["t", "g"], {}),
-    ("TL020", "'t'", "subscribe", ["q", "t"], {}),
-    ("TL021", "group g", "delete_topic", ["t"], {}),
+    ("TL020", '"t"', "create_topic", ["t"], {}),
+    ("TL020", '"q"', "create_queue", ["q"], {}),
+    ("TL020", '"g"', "create_group", ["t", "g"], {}),
+    ("TL020", '"t"', "subscribe", ["q", "t"], {}),
+    ("TL021", 'group "g"', "delete_topic", ["t"], {}),
     ("TL021", "dead letters", "delete_queue", ["q"], {}),
-    ("TL023", "'o'", "claim", ["o"], {"p_labels": ["a"]}),
-    ("TL001", "no upkeep task", "run_upkeep", ["sleep"], {}),
+    ("TL023", '"o"', "claim", ["o"], {"p_labels": ["a"]}),
+    ("TL001", 'upkeep task "sleep" does not exist', "run_upkeep", ["sleep"], {}),
 ]
 
 

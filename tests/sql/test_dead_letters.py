@@ -87,7 +87,7 @@ def test_redrive_elsewhere(conn: Connection) -> None:
     call(conn, "create_queue", "repair")
     enqueue(conn, "q", 1)
     bury(conn, "q")
-    with refused("TL011", "'nowhere'"):
+    with refused("TL011", '"nowhere"'):
         call(conn, "redrive", "q", p_to="nowhere")
     assert queue_stats(conn, "q").dead == 1
     assert value(conn, "select trunkline.redrive('q', p_to => 'repair')") == 1

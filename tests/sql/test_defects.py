@@ -96,9 +96,9 @@ def test_t03_a_dead_members_messages_come_back(conn: Connection, connect: Connec
 
 def test_t04_publish_to_an_unknown_topic_is_an_error(conn: Connection) -> None:
     """Publish to an unknown topic: error, not silence."""
-    with refused("TL010", "create it with trunkline.create_topic('nope')"):
+    with refused("TL010", "Create it with trunkline.create_topic('nope')"):
         publish(conn, "nope", 1)
-    with refused("TL011", "create it with trunkline.create_queue('nope')"):
+    with refused("TL011", "Create it with trunkline.create_queue('nope')"):
         enqueue(conn, "nope", 1)
 
 

@@ -195,29 +195,29 @@ def group_read(conn: Connection, clock: Clock) -> Any:
 
 
 STATES: list[tuple[Callable[[Connection, Clock], Any], str, str]] = [
-    (waiting, "waiting", "2 messages before it"),
+    (waiting, "waiting", "2 messages ahead"),
     (paused, "paused", "paused"),
-    (delayed_by_the_queue, "delayed", "delivers after 01:00:00"),
+    (delayed_by_the_queue, "delayed", "delivery delay of 1 h"),
     (leased, "leased", "leased to anna, attempt 1"),
-    (lease_ended, "waiting", "lease has ended"),
+    (lease_ended, "waiting", "lease expired"),
     (acked, "acked", "acked by anna"),
     (acked_and_rotated, "acked", "acked by anna"),
-    (nacked, "delayed", "comes back after attempt 1: boom"),
-    (nacked_and_due, "waiting", "due again after attempt 1: boom"),
+    (nacked, "delayed", "retry after attempt 1: boom"),
+    (nacked_and_due, "waiting", "ready for retry after attempt 1: boom"),
     (second_attempt, "leased", "leased to bert, attempt 2"),
-    (passed_over, "waiting", "passed over"),
+    (passed_over, "waiting", "skipped by claims for labels other than"),
     (dead, "dead", "out of attempts after 1 attempt: boom"),
     (buried, "dead", "buried after 1 attempt: useless"),
-    (dead_and_gone, "gone", "it was a dead letter"),
+    (dead_and_gone, "gone", "was a dead letter"),
     (too_old, "expired", "older than the ttl"),
-    (too_old_when_its_turn_came, "expired", "when its turn came"),
+    (too_old_when_its_turn_came, "expired", "when it was next to be delivered"),
     (purged, "purged", "purged"),
-    (blocked, "blocked", "ordered and anna holds"),
-    (other_key, "not_matched", "does not match the pattern"),
-    (other_headers, "not_matched", "do not match the filter"),
+    (blocked, "blocked", "ordered, and anna has leased"),
+    (other_key, "not_matched", "does not match pattern"),
+    (other_headers, "not_matched", "do not match filter"),
     (before_the_start, "not_matched", "starts at offset 2"),
-    (group_waiting, "waiting", "0 messages before it"),
-    (group_leased, "leased", "fetched by member 'anna'"),
+    (group_waiting, "waiting", "0 messages ahead"),
+    (group_leased, "leased", 'fetched by member "anna"'),
     (group_read, "read", "committed up to offset 1"),
 ]
 
@@ -233,7 +233,7 @@ def test_a_reader_in_every_state(
     whole = explain(conn, message)
     assert whole["state"] == "in_log"
     if state == "not_matched":
-        assert whole["reason"] == "no subscription matches it"
+        assert whole["reason"] == "no subscription matches the message"
     else:
         assert reason in whole["reason"]
     if state in ("leased", "delayed", "blocked"):

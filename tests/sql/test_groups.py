@@ -231,19 +231,19 @@ def test_claim_range_leaves_a_members_partition_alone(conn: Connection, clock: C
 def test_groups_are_made_by_fetch_or_explicitly(conn: Connection) -> None:
     publish(conn, "t", 1, 2)
     head(conn, "t")
-    with refused("TL012", "'g'"):
+    with refused("TL012", '"g"'):
         fetch(conn, "t", p_create=False)
     assert contents(fetch(conn, "t")) == [1, 2]
     call(conn, "create_group", "t", "late", "latest")
     call(conn, "create_group", "t", "second", "2")
-    with refused("TL020", "'late'"):
+    with refused("TL020", '"late"'):
         call(conn, "create_group", "t", "late")
     assert call(conn, "ensure_group", "t", "late", "earliest")[0].name == "late"
     publish(conn, "t", 3)
     assert contents(fetch(conn, "t", "late")) == [3]
     assert contents(fetch(conn, "t", "second")) == [2, 3]
     call(conn, "delete_group", "t", "late")
-    with refused("TL012", "'late'"):
+    with refused("TL012", '"late"'):
         call(conn, "delete_group", "t", "late")
 
 

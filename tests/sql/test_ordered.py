@@ -146,5 +146,5 @@ def test_ttl_holds_for_what_came_back(conn: Connection, clock: Clock) -> None:
 
 
 def test_labels_do_not_go_with_order(conn: Connection) -> None:
-    with refused("TL023", "'o'"):
+    with refused("TL023", '"o"'):
         claim(conn, "o", p_labels=["a"])

@@ -98,11 +98,11 @@ def test_a_partitioned_table(conn: Connection) -> None:
 @pytest.mark.parametrize(
     ("code", "named", "arguments"),
     [
-        ("TL001", "has 0 arguments", ""),
+        ("TL001", "must have 1 to 3 arguments, the first one a topic, got 0", ""),
         ("TL001", "publish_row(''topic'')".replace("''", "'"), "''"),
-        ("TL001", "has 4 arguments", "'t', 'a', 'id', 'more'"),
-        ("TL010", "'nowhere' does not exist", "'nowhere'"),
-        ("TL001", "no column 'nope'", "'t', 'a', 'nope'"),
+        ("TL001", "must have 1 to 3 arguments, the first one a topic, got 4", "'t', 'a', 'id', 'more'"),
+        ("TL010", 'topic "nowhere" does not exist', "'nowhere'"),
+        ("TL001", 'key column "nope" of publish_row does not exist', "'t', 'a', 'nope'"),
     ],
 )
 def test_wrong_arguments(conn: Connection, code: str, named: str, arguments: str) -> None:

@@ -129,7 +129,7 @@ def test_receipts_of_one_lease_are_settled_as_those_of_many(conn: Connection) ->
     assert settle(conn, "ack", f"77.{tail}", *rest, f"0{first}") == ["unknown", *["done"] * 5]
     assert settle(conn, "ack", first, rest[0], other.receipt) == ["done", "done", "done"]
     # a comma in a receipt must not hide that one is missing
-    with refused("TL001", "a receipt is null"):
+    with refused("TL001", "receipts must not contain null"):
         conn.execute("select trunkline.ack(%s)", ([first, f"{rest[0]},{rest[1]}", None],))
     assert value(conn, "select trunkline.ack_lease(%s, %s)", tail, [2**63 - 1, 1]) == ["unknown", "done"]
 
@@ -493,7 +493,7 @@ def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
 def test_create_ensure_alter_list_delete(conn: Connection) -> None:
     [made] = call(conn, "create_queue", "b", p_lease="10 seconds", p_max_attempts=5)
     assert (made.lease, made.max_attempts, made.ordered, made.paused) == (timedelta(seconds=10), 5, False, False)
-    with refused("TL020", "'b'"):
+    with refused("TL020", 'queue "b" already exists'):
         call(conn, "create_queue", "b")
     assert call(conn, "ensure_queue", "b") == [made]
     assert call(conn, "ensure_queue", "a")[0].max_attempts == 20
@@ -509,7 +509,7 @@ def test_create_ensure_alter_list_delete(conn: Connection) -> None:
         call(conn, "delete_queue", "b")
     call(conn, "delete_queue", "b", True)
     assert [queue.name for queue in call(conn, "list_queues")] == ["a"]
-    with refused("TL011", "'b'"):
+    with refused("TL011", 'queue "b" does not exist'):
         enqueue(conn, "b", 1)
     call(conn, "create_queue", "b")
     assert claim(conn, "b") == []
@@ -558,7 +558,7 @@ def test_ensure_makes_it_so(conn: Connection) -> None:
     assert (changed.max_attempts, changed.ttl, changed.history, changed.lease) == (3, None, None, first.lease)
     assert str(call(conn, "get_queue", "q")[0].retention) == "2 days, 0:00:00"
     for named in ({"p_ordered": True}, {"p_partitions": 1}, {"p_priorities": 3}):
-        with refused("TL020", "'q' exists with"):
+        with refused("TL020", 'queue "q" already exists with'):
             call(conn, "ensure_queue", "q", p_max_attempts=9, **named)
     with refused("TL005", "lease"):
         call(conn, "ensure_queue", "q", p_lease="0")

@@ -445,7 +445,7 @@ def test_installs_without_the_right_to_make_roles(empty_db: str) -> None:
             assert contents(read(conn, "t")) == [1]
             upkeep(conn)
             call(conn, "grant_roles")
-            assert len([text for text in said if "may not create it" in text]) == 4
+            assert len([text for text in said if "cannot create it" in text]) == 4
 
 
 def test_roles_made_later_get_their_rights(empty_db: str) -> None:

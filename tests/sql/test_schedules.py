@@ -227,19 +227,19 @@ def test_ensure_creates_and_changes(conn: Connection, noon: Clock) -> None:
 @pytest.mark.parametrize(
     ("code", "named", "arguments"),
     [
-        ("TL010", "'nowhere'", {"p_topic": "nowhere"}),
-        ("TL011", "'nowhere'", {"p_queue": "nowhere"}),
-        ("TL001", "a topic or a queue", {"p_topic": "t", "p_queue": "q"}),
-        ("TL001", "a topic or a queue", {"p_topic": None}),
-        ("TL001", "never comes", {"p_topic": "t", "p_cron": "0 0 30 2 *"}),
+        ("TL010", '"nowhere"', {"p_topic": "nowhere"}),
+        ("TL011", '"nowhere"', {"p_queue": "nowhere"}),
+        ("TL001", "either a topic or a queue, got both", {"p_topic": "t", "p_queue": "q"}),
+        ("TL001", "either a topic or a queue, got neither", {"p_topic": None}),
+        ("TL001", "matches no date", {"p_topic": "t", "p_cron": "0 0 30 2 *"}),
         ("TL001", "5 fields", {"p_topic": "t", "p_cron": "nonsense"}),
         ("TL001", "time zone", {"p_topic": "t", "p_timezone": "Mars"}),
-        ("TL001", "catch_up is 'some'", {"p_topic": "t", "p_catch_up": "some"}),
-        ("TL001", "catch_up is null", {"p_topic": "t", "p_catch_up": None}),
-        ("TL001", "the payload is null", {"p_topic": "t", "p_payload": None}),
-        ("TL003", "the limit of this topic", {"p_topic": "small", "p_payload": '"12345678901"'}),
+        ("TL001", 'catch_up must be "skip", "one" or "all", got "some"', {"p_topic": "t", "p_catch_up": "some"}),
+        ("TL001", 'catch_up must be "skip", "one" or "all", got null', {"p_topic": "t", "p_catch_up": None}),
+        ("TL001", "payload must not be null", {"p_topic": "t", "p_payload": None}),
+        ("TL003", "at most 10 bytes, got 13", {"p_topic": "small", "p_payload": '"12345678901"'}),
         ("TL001", "headers", {"p_topic": "t", "p_headers": "[1]"}),
-        ("TL001", "the key", {"p_topic": "t", "p_key": "k" * 1001}),
+        ("TL001", "key must have at most 1,000 characters", {"p_topic": "t", "p_key": "k" * 1001}),
         ("TL002", "schedule name", {"p_topic": "t", "p_name": "no spaces"}),
     ],
 )
@@ -253,13 +253,13 @@ def test_refusals(conn: Connection, noon: Clock, verb: str, code: str, named: st
 
 def test_a_name_can_be_used_once(conn: Connection, noon: Clock) -> None:
     create(conn)
-    with refused("TL020", "'s' already exists"):
+    with refused("TL020", 'schedule "s" already exists'):
         create(conn)
 
 
 @pytest.mark.parametrize("verb", ["pause_schedule", "resume_schedule", "delete_schedule", "run_schedule"])
 def test_unknown_schedules(conn: Connection, noon: Clock, verb: str) -> None:
-    with refused("TL015", "'nope' does not exist"):
+    with refused("TL015", 'schedule "nope" does not exist'):
         call(conn, verb, "nope")
 
 
@@ -269,9 +269,9 @@ def test_a_target_is_deleted_with_its_schedules_or_not_at_all(conn: Connection, 
     create(conn, "a", p_topic="gone")
     create(conn, "b", p_queue="lost")
     create(conn, "c")
-    with refused("TL021", "schedule a"):
+    with refused("TL021", 'schedule "a"'):
         call(conn, "delete_topic", "gone")
-    with refused("TL021", "schedule b"):
+    with refused("TL021", 'schedule "b"'):
         call(conn, "delete_queue", "lost")
     call(conn, "delete_topic", "gone", True)
     call(conn, "delete_queue", "lost", True)

@@ -34,7 +34,7 @@ def test_nothing_in_the_callers_search_path_counts(conn: Connection, clock: Cloc
     call(conn, "subscribe", "q", "t", "a.*")
     publish(conn, "t", 1, p_routing_key="a.b")
     publish(conn, "t", 2, p_routing_key="c.d")
-    with pytest.raises(Exception, match="the limit of this topic is 100"):
+    with pytest.raises(Exception, match="at most 100 bytes"):
         publish(conn, "t", "x" * 200)
     assert head(conn, "t") == 2
     assert contents(read(conn, "t")) == [1, 2]

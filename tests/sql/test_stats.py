@@ -84,7 +84,7 @@ def test_stats_of_all_and_of_one(conn: Connection) -> None:
     ):
         with refused(code, "'nope'"):
             call(conn, verb, "nope")
-    with refused("TL012", "'nope'"):
+    with refused("TL012", '"nope"'):
         call(conn, "group_stats", "a", "nope")
 
 

@@ -38,7 +38,7 @@ def test_names_equal_in_63_bytes_or_but_for_case_are_distinct(conn: Connection) 
 
 def test_create_twice_is_refused_and_ensure_is_not(conn: Connection) -> None:
     [made] = call(conn, "create_topic", "t", 2)
-    with refused("TL020", "'t'"):
+    with refused("TL020", '"t"'):
         call(conn, "create_topic", "t")
     assert call(conn, "ensure_topic", "t") == call(conn, "ensure_topic", "t", 2) == [made]
     with refused("TL020", "2 partitions"):
@@ -100,7 +100,7 @@ def test_delete_leaves_no_table_sequence_or_function_behind(conn: Connection) ->
     # the first run notes transactions that may know the topic, the second one drops its tables
     run_upkeep(conn, "retention", 2)
     assert rows(conn, objects) == before
-    with refused("TL010", "'t'"):
+    with refused("TL010", '"t"'):
         publish(conn, "t", 1)
 
 
@@ -109,7 +109,7 @@ def test_delete_is_refused_while_somebody_reads(conn: Connection) -> None:
     call(conn, "create_group", "t", "billing")
     call(conn, "create_queue", "mail")
     call(conn, "subscribe", "mail", "t")
-    with refused("TL021", "group billing"):
+    with refused("TL021", 'group "billing"'):
         call(conn, "delete_topic", "t")
     call(conn, "delete_topic", "t", True)
     assert call(conn, "list_topics") == call(conn, "list_subscriptions") == []

@@ -155,7 +155,7 @@ def test_in_a_read_only_transaction_nothing_is_written(conn: Connection, yard: Y
 def test_in_a_failed_transaction_every_verb_is_refused(conn: Connection, yard: Yard) -> None:
     before = digest(conn)
     conn.execute("begin")
-    with refused("TL010", "'nope'"):
+    with refused("TL010", '"nope"'):
         publish(conn, "nope", 1)
     for work in (*WRITING.values(), *READING_BACK.values()):
         with refused("25P02"):

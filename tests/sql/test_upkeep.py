@@ -279,18 +279,18 @@ def test_a_failing_task_is_reported_once_per_change(conn: Connection) -> None:
     assert run() == []
     sound = value(conn, "select pg_get_functiondef('trunkline._upkeep_delayed'::regproc)")
     break_task(conn, "delayed", "queue 17 is broken")
-    assert run() == [("WARNING", "upkeep task delayed fails: queue 17 is broken")]
+    assert run() == [("WARNING", 'upkeep task "delayed" failed: queue 17 is broken')]
     since = stats(conn, "delayed").failing_since
     assert run() == []
     break_task(conn, "delayed", "queue 18 is broken")
     assert run() == [], "only the number changed"
     break_task(conn, "delayed", "topic 18 is broken")
-    assert run() == [("WARNING", "upkeep task delayed fails: topic 18 is broken")]
+    assert run() == [("WARNING", 'upkeep task "delayed" failed: topic 18 is broken')]
     failing = stats(conn, "delayed")
     assert (failing.state, failing.error_code, failing.error) == ("failing", "P0001", "topic 18 is broken")
     assert failing.failing_since == since
     conn.execute(sound)
-    assert run() == [("NOTICE", "upkeep task delayed works again")]
+    assert run() == [("NOTICE", 'upkeep task "delayed" recovered')]
     assert run() == []
     assert (stats(conn, "delayed").state, stats(conn, "delayed").error) == ("ok", None)
 
@@ -400,7 +400,7 @@ def test_a_correction_that_fails_is_tried_again(conn: Connection, connect: Conne
     conn.execute("call trunkline.upkeep()")
     conn.execute("call trunkline.upkeep()")
     assert [text for text in reported if text and "clock" in text] == [
-        "upkeep: the server clock went back, and correcting what was written meanwhile fails:"
+        "server clock went back; cannot correct schedules and time limits that were set in between:"
         " canceling statement due to lock timeout"
     ]
     other.execute("rollback")

@@ -109,7 +109,7 @@ def test_nul_bytes_refused_by_the_driver_are_an_invalid_argument() -> None:
 
 
 def test_missing_schema_says_what_to_run() -> None:
-    assert errors.from_psycopg(psycopg.errors.UndefinedFunction("f")).hint == "run trunkline migrate"
+    assert errors.from_psycopg(psycopg.errors.UndefinedFunction("f")).hint == 'Run "trunkline migrate".'
 
 
 def test_unknown_sqlstate_is_the_base_class_and_our_own_errors_pass_through() -> None:

@@ -23,7 +23,7 @@ def hints() -> set[str]:
 
 def test_every_function_and_argument_that_a_hint_names_has_its_other_forms() -> None:
     text = "\n".join(hints())
-    assert "create it with trunkline.create_queue(%L)" in text
+    assert "Create it with trunkline.create_queue(%L)" in text
     assert set(re.findall(r"trunkline\.(\w+)", text)) == set(FUNCTIONS)
     assert set(re.findall(r"\bp_\w+", text)) == set(ARGUMENTS)
 
@@ -49,14 +49,14 @@ def test_the_routes_are_there() -> None:
 @pytest.mark.parametrize(
     ("words", "made", "forced"),
     [
-        ("sql", "create it with trunkline.create_queue('mail')", "or pass p_force => true"),
-        ("command", "create it with trunkline queue create mail", "or pass --force"),
-        ("route", 'create it with POST /v1/queues?ensure=true {"id": "mail"}', "or pass force=true"),
-        ("python", "create it with client.queues.create('mail')", "or pass force=True"),
+        ("sql", "Create it with trunkline.create_queue('mail')", "or pass p_force => true"),
+        ("command", "Create it with trunkline queue create mail", "or pass --force"),
+        ("route", 'Create it with POST /v1/queues?ensure=true {"id": "mail"}', "or pass force=true"),
+        ("python", "Create it with client.queues.create('mail')", "or pass force=True"),
     ],
 )
 def test_each_caller_has_its_own_words(words: Words, made: str, forced: str) -> None:
-    assert reword("create it with trunkline.create_queue('mail')", words) == made
+    assert reword("Create it with trunkline.create_queue('mail')", words) == made
     assert reword("or pass p_force => true", words) == forced
 
 
@@ -67,6 +67,6 @@ def test_a_name_that_needs_quotes_is_left_out() -> None:
 
 
 def test_an_error_speaks_python_by_itself() -> None:
-    error = errors.QueueNotFound("no queue", hint="create it with trunkline.create_queue('mail')")
-    assert str(error) == "no queue (create it with client.queues.create('mail'))"
-    assert error.hint_in("sql") == "create it with trunkline.create_queue('mail')"
+    error = errors.QueueNotFound("no queue", hint="Create it with trunkline.create_queue('mail')")
+    assert str(error) == "no queue (Create it with client.queues.create('mail'))"
+    assert error.hint_in("sql") == "Create it with trunkline.create_queue('mail')"

@@ -100,7 +100,7 @@ def test_hash_inside_an_unquoted_value_is_kept(tmp_path: Path) -> None:
         ("TRUNKLINE_DATA='x' y\n", "line 1: unbalanced quote"),
         ("TRUNKLINE_PORT=x\n", "line 1"),
         ("TRUNKLINE PORT=x\n", ""),
-        ("TRUNKLINE_PORT 8080\n", "line 1: not of the form"),
+        ("TRUNKLINE_PORT 8080\n", "line 1: line must have the form"),
     ],
 )
 def test_bad_dotenv_names_the_line(tmp_path: Path, dotenv: str, named: str) -> None:
@@ -122,14 +122,16 @@ def test_unreadable_dotenv_is_an_error(tmp_path: Path) -> None:
 def test_bad_ports_name_the_variable(tmp_path: Path, value: str) -> None:
     with pytest.raises(SettingsError, match=r"^TRUNKLINE_PORT: ") as caught:
         load(tmp_path, env={"TRUNKLINE_PORT": value})
-    assert caught.value.hint == "use a number from 0 to 65535"
+    assert caught.value.message == f'TRUNKLINE_PORT: port must be a number from 0 to 65535, got "{value}"'
+    assert caught.value.hint == "Use another port."
 
 
 def test_port_0_is_a_free_one_for_http_and_nothing_for_postgres(tmp_path: Path) -> None:
     assert load(tmp_path, port="0").port == 0
     with pytest.raises(SettingsError, match=r"^--pg-port: ") as caught:
         load(tmp_path, pg_port="0")
-    assert caught.value.hint == "use a number from 1 to 65535"
+    assert caught.value.message == '--pg-port: port must be a number from 1 to 65535, got "0"'
+    assert caught.value.hint == "Use another port."
 
 
 def test_bad_flag_is_named_as_a_flag(tmp_path: Path) -> None:
@@ -159,12 +161,12 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "5 s", "1e3s", "NaNs", "infs", "5w", "1h30m", "\u0665s"])
 def test_bad_durations(text: str) -> None:
-    with pytest.raises(InvalidDuration, match="is not a duration"):
+    with pytest.raises(InvalidDuration, match="invalid duration"):
         parse_duration(text)
 
 
 def test_endless_duration_is_refused() -> None:
-    with pytest.raises(InvalidDuration, match="too long"):
+    with pytest.raises(InvalidDuration, match="at most 999999999 days"):
         parse_duration("9" * 400 + "d")
 
 

@@ -13,7 +13,7 @@ from trunkline.errors import TopicNotFound, TrunklineError
 from trunkline.spark.connections import plain
 
 _RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
-_UNKNOWN_TOPIC = re.compile("topic '(.+)' does not exist")
+_UNKNOWN_TOPIC = re.compile('topic "(.+)" does not exist')
 _MAX_MESSAGE = 500
 
 

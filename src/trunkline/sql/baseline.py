@@ -1,6 +1,6 @@
-"""Databases that were made before the baseline, when the schema had 20 migrations and no release.
+"""Upgrades databases that were created before the baseline, from the 20 migrations that it replaces.
 
-One at version 20 has the tables of the baseline: only its records change. An older one is refused.
+A database at version 20 already has the tables of the baseline, so only its records change. Older ones are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LAST_CHECKSUM = "525fc6569e42c9254388e87ba524dadac0091ba8a044cb5ee22f9ca10620fb8
 
 
 def is_before(conn: psycopg.Connection[Any]) -> bool:
-    """Return whether the database has the 20 migrations that the baseline replaces.
+    """Return True if the database has the 20 migrations that the baseline replaces.
 
     Raises SchemaVersion if it has only some of them.
     """
@@ -26,9 +26,9 @@ def is_before(conn: psycopg.Connection[Any]) -> bool:
     recorded: dict[int, str] = dict(rows)
     if recorded and NUMBER not in recorded:
         raise SchemaVersion(
-            f"cannot upgrade a schema of version {max(recorded)}: this program upgrades from version {NUMBER}",
-            hint="run trunkline migrate of git revision d031828 first; or process all messages, drop schema trunkline"
-            " and install again",
+            f"schema version must be at least {NUMBER} to be upgraded, got {max(recorded)}",
+            hint='Run "trunkline migrate" of git revision d031828 first. Or process all messages, drop schema trunkline'
+            " and install again.",
         )
     return recorded.get(NUMBER) == LAST_CHECKSUM
 

@@ -1,4 +1,4 @@
-"""The SQL files of the kernel: which there are, in which order they apply, and their checksums."""
+"""The SQL files of the kernel, the order in which they are applied, and their checksums."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from importlib.resources.abc import Traversable
 
 import msgspec
 
-# A function file may only use types and functions of the files before it at the time it is applied;
-# inside function bodies the order does not matter.
+# Statements of a file may use types and functions of earlier files only. Function bodies may use those of any file.
 FUNCTION_FILES = (
     "retired.sql",
     "clock.sql",
@@ -49,13 +48,13 @@ FUNCTION_FILES = (
     "roles.sql",
     "pin.sql",
 )
-# Compatibility schemas: applied when asked for, and again with every upgrade where they are.
+# Compatibility schemas: applied on request, and by every upgrade of a database that has them.
 OPTIONAL = ("pgmb",)
 _MIGRATION = re.compile(r"^(\d{4})_[a-z0-9_]+(?:\.sql)?$")
 
 
 class SqlFile(msgspec.Struct, frozen=True):
-    """One file, or a directory that is applied as one, with the number that its name starts with (0: functions)."""
+    """One file, or a directory that is applied as one. `number`: the number of the migration, 0 for functions."""
 
     number: int
     name: str
@@ -67,7 +66,7 @@ class SqlFile(msgspec.Struct, frozen=True):
 
 
 def migrations() -> list[SqlFile]:
-    """All numbered migrations, oldest first: files `0021_name.sql`, or directories of files that are one migration."""
+    """Return all migrations, oldest first. Each is a file such as `0021_name.sql`, or a directory of files."""
     files = []
     for entry in (resources.files(__package__) / "migrations").iterdir():
         if match := _MIGRATION.match(entry.name):
@@ -76,7 +75,7 @@ def migrations() -> list[SqlFile]:
 
 
 def _text(entry: Traversable) -> str:
-    """The text of a file, or of the files of a directory in the order of their names."""
+    """Return the text of a file, or of the files of a directory in the order of their names."""
     if not entry.is_dir():
         return entry.read_text(encoding="utf-8")
     parts = sorted((part for part in entry.iterdir() if part.name.endswith(".sql")), key=lambda part: part.name)
@@ -84,12 +83,12 @@ def _text(entry: Traversable) -> str:
 
 
 def functions() -> list[SqlFile]:
-    """All function files, in the order in which they apply."""
+    """Return all function files in the order in which they are applied."""
     folder = resources.files(__package__) / "functions"
     return [SqlFile(0, name, (folder / name).read_text(encoding="utf-8")) for name in FUNCTION_FILES]
 
 
 def optional(name: str) -> SqlFile:
-    """The file of a compatibility schema."""
+    """Return the file of a compatibility schema."""
     folder = resources.files(__package__) / "optional"
     return SqlFile(0, f"{name}.sql", (folder / f"{name}.sql").read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Install or upgrade schema `trunkline`: numbered migrations once each, then all function files.
+"""Install or upgrade schema `trunkline`: each numbered migration once, then all function files.
 
-Each migration is one transaction, recorded with its checksum in the same transaction, so an interrupted run goes on
-where it stopped. Migrators wait for each other on an advisory lock. Needs no superuser and no extension, only the
-right to create a schema (or a schema `trunkline` that the role owns).
+Each migration runs in one transaction, which also records its checksum, so an interrupted run can be repeated.
+An advisory lock serializes migrators. Needs no superuser and no extension, only the right to create a schema (or a
+schema `trunkline` that the role owns).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _OLDEST_SERVER = 150000
 
 
 class MigrationReport(msgspec.Struct, frozen=True):
-    """What a run applied (empty when everything was in place) and the version it left behind."""
+    """The files that a run applied (empty if the schema was up to date) and the resulting schema version."""
 
     applied: list[str]
     version: int
 
 
 def latest_version() -> int:
-    """The schema version this program works with."""
+    """Return the schema version that this program requires."""
     return catalog.migrations()[-1].number
 
 
 def installed_version(conn: psycopg.Connection[Any]) -> int | None:
-    """The schema version in the database, or None when the schema is not installed."""
+    """Return the schema version in the database, or None if the schema is not installed."""
     row = conn.execute("select to_regclass('trunkline.migrations') is not null").fetchone()
     if row is None or not row[0]:
         return None
@@ -43,7 +43,7 @@ def installed_version(conn: psycopg.Connection[Any]) -> int | None:
 
 
 def pending_migrations(conn: psycopg.Connection[Any]) -> list[str]:
-    """The names of the migrations that a run would apply. Raises SchemaVersion if it would refuse an old schema."""
+    """Return the names of the migrations to apply. Raises SchemaVersion if the schema is too old."""
     installed = installed_version(conn)
     if installed is None:
         return [file.name for file in catalog.migrations()]
@@ -54,13 +54,13 @@ def pending_migrations(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 def migrate(conninfo: str, *, upto: int | None = None, extra: Sequence[str] = ()) -> MigrationReport:
-    """Bring the schema to the latest version (or to `upto`); safe to run at any time, from many places at once.
+    """Upgrade the schema to the latest version (or to `upto`). Safe to run at any time and concurrently.
 
-    `extra` names compatibility schemas to install; those that are there are kept up to date without it.
+    `extra` names compatibility schemas to install. Installed ones are upgraded in any case.
     """
     try:
         with psycopg.connect(conninfo, autocommit=True) as conn:
-            # of each transaction, so that it also holds behind a transaction pooler; see _lock for the others
+            # Set for each transaction, so that it also works behind a transaction pooler. _lock sets the rest.
             conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             return _migrate(conn, upto, extra)
     except psycopg.Error as exc:
@@ -70,7 +70,8 @@ def migrate(conninfo: str, *, upto: int | None = None, extra: Sequence[str] = ()
 def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[str]) -> MigrationReport:
     if conn.info.server_version < _OLDEST_SERVER:
         raise SchemaVersion(
-            f"the server is PostgreSQL {conn.info.server_version // 10000}", hint="use PostgreSQL 15 or newer"
+            f"server must be PostgreSQL 15 or newer, got {conn.info.server_version // 10000}",
+            hint="Upgrade the server.",
         )
     applied: list[str] = []
     with conn.transaction():
@@ -94,7 +95,7 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[st
                     applied.append(file.name)
     with conn.transaction():
         _lock(conn)
-        # the functions belong to the newest tables
+        # Functions need the newest tables.
         if upto is None or upto >= latest_version():
             applied += _apply_functions(conn)
             applied += _apply_optional(conn, extra)
@@ -103,14 +104,14 @@ def _migrate(conn: psycopg.Connection[Any], upto: int | None, extra: Sequence[st
 
 
 def _lock(conn: psycopg.Connection[Any]) -> None:
-    # A limit for the statements of an application must not stop a migration, which may wait for another one.
+    # Timeouts for an application must not cancel a migration, which may wait for another one.
     conn.execute(
         "select set_config(name, '0', true) from unnest(%s::text[]) name where current_setting(name, true) <> '0'",
         (["statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout"],),
     )
-    # Held to the end of the transaction, so that it works behind a transaction pooler too.
+    # Held until the transaction ends, so that it also works behind a transaction pooler.
     conn.execute("select pg_advisory_xact_lock(%s, %s)", _LOCK)
-    # The installer is often an administrator: what others have put into its search_path must not run with its rights.
+    # The installer is often an administrator. Functions of other roles in its search_path must not run with its rights.
     conn.execute("set local search_path = pg_catalog, pg_temp")
     conn.execute("set local client_min_messages = warning")
     conn.execute("set local check_function_bodies = off")
@@ -125,14 +126,14 @@ def _apply_migration(conn: psycopg.Connection[Any], file: catalog.SqlFile) -> bo
         if row[0] != file.checksum:
             raise SchemaVersion(
                 f"migration {file.name} differs from the one that was applied to this database",
-                hint="install the release that made this schema, or restore the file: migrations are never edited",
+                hint="Install the release that created this schema, or restore the file. Migrations are never edited.",
             )
         return False
     newest = installed_version(conn)
     if newest is not None and newest > file.number:
         raise SchemaVersion(
-            f"the database is at version {newest} but never had migration {file.name}",
-            hint="upgrade this program",
+            f"schema has version {newest}, but migration {file.name} was never applied",
+            hint="Upgrade this program.",
         )
     conn.execute(file.text.encode())
     conn.execute(
@@ -143,21 +144,21 @@ def _apply_migration(conn: psycopg.Connection[Any], file: catalog.SqlFile) -> bo
 
 
 def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
-    """Re-apply all function files when one of them changed, and renew the functions that topics have of their own."""
+    """Apply all function files again if one of them changed, and write the functions of all topics again."""
     newest = installed_version(conn)
     if newest is not None and newest > latest_version():
         raise SchemaVersion(
-            f"the database is at version {newest}, this program knows {latest_version()}",
-            hint="upgrade this program",
+            f"schema version must be at most {latest_version()}, got {newest}",
+            hint="Upgrade this program.",
         )
     files = catalog.functions()
-    known = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
-    # The numbering of the server matters too: clock.sql is another function on Postgres 18.
+    checksums_before = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
+    # Includes the major version of the server: clock.sql defines another function on Postgres 18.
     checksums = {
         file.name: hashlib.sha256(f"{file.checksum} {conn.info.server_version // 10000}".encode()).hexdigest()
         for file in files
     }
-    changed = [file.name for file in files if known.get(file.name) != checksums[file.name]]
+    changed = [file.name for file in files if checksums_before.get(file.name) != checksums[file.name]]
     if not changed:
         return []
     for file in files:
@@ -174,12 +175,12 @@ def _apply_functions(conn: psycopg.Connection[Any]) -> list[str]:
     return changed
 
 
-def _apply_optional(conn: psycopg.Connection[Any], asked: Sequence[str]) -> list[str]:
-    known = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
+def _apply_optional(conn: psycopg.Connection[Any], extra: Sequence[str]) -> list[str]:
+    checksums_before = dict(conn.execute("select name, checksum from trunkline.function_files").fetchall())
     applied = []
     for name in catalog.OPTIONAL:
         file = catalog.optional(name)
-        if (name in asked or file.name in known) and known.get(file.name) != file.checksum:
+        if (name in extra or file.name in checksums_before) and checksums_before.get(file.name) != file.checksum:
             conn.execute(file.text.encode())
             conn.execute(
                 "insert into trunkline.function_files (name, checksum) values (%s, %s)"

@@ -57,23 +57,24 @@ declare
     t       record;
 begin
     if p_url is null or length(p_url) > 2000 or p_url !~ '^https?://[^/?#@[:space:]\\]+([/?][^#[:space:][:cntrl:]]*)?$' then
-        perform trunkline._fail('TL001', 'the url is not one that can be posted to',
-                                'use http:// or https://, a host and a path, at most 2,000 characters; credentials belong into headers');
+        perform trunkline._fail('TL001', 'URL must be http:// or https:// with a host, without credentials, fragment or spaces, at most 2,000 characters',
+                                'Correct the URL, and move credentials to the headers of the endpoint.');
     end if;
     if v_host is null or (v_host !~ '^\[' and v_host !~ '^[A-Za-z0-9._-]+$') then
-        perform trunkline._fail('TL001', 'the host of the url is neither a name nor an address',
-                                'write a name in plain ASCII (its xn-- form), an address as 192.0.2.7 or [2001:db8::7], then :port if it is not the usual one');
+        perform trunkline._fail('TL001', 'URL host must be an ASCII name or an IP address',
+                                'Write the host as a name (in its xn-- form), 192.0.2.7 or [2001:db8::7], and append :port unless it is the default port.');
     end if;
     if v_port is not null and v_host <> v_place then
-        perform trunkline._check_range('the port of the url', left(v_port, 20)::numeric, 1, 65535);
+        perform trunkline._check_range('URL port', left(v_port, 20)::numeric, 1, 65535);
     end if;
     t := trunkline._url_target(p_url);
     if t.network is null and t.never or t.address is null and v_host ~ '(^|\.)([0-9]+|0[xX][0-9a-fA-F]*)\.?$'
        or t.address is not null and v_host ~ '(^|\.)0[0-9]' then
-        perform trunkline._fail('TL001', 'the host of the url is a number that is no address in its usual form', 'write it as 192.0.2.7 or [2001:db8::7]');
+        perform trunkline._fail('TL001', 'URL host is numeric, but not an IP address in standard form',
+                                'Write the address as 192.0.2.7 or [2001:db8::7].');
     elsif t.never then
-        perform trunkline._fail('TL001', format('the host of the url is in %s, where requests never go', t.network),
-                                'use an address outside of it; link-local, multicast and unspecified addresses cannot be allowed either');
+        perform trunkline._fail('TL001', format('cannot send webhooks to %s: network %s is never allowed', v_host, t.network),
+                                'Use a public address, or a private network listed in --push-allow.');
     end if;
 end
 $$;

@@ -94,18 +94,19 @@ declare
     a trunkline.archives := trunkline._archive(p_topic);
 begin
     if coalesce(length(p_location), 0) not between 1 and 1000 then
-        perform trunkline._fail('TL001', 'the location of an archive is empty or longer than 1,000 characters', 'give a folder or its URI');
+        perform trunkline._fail('TL001', format('archive location must have 1 to 1,000 characters, got %s', coalesce(length(p_location)::text, 'null')),
+                                'Use a folder or its URI.');
     end if;
     -- Every role that can read the statistics can read the location.
     if p_location ~* '^[a-z0-9+.-]+://([^/?]*@|.*[?&](access|secret)_key=)' then
-        perform trunkline._fail('TL001', 'the location of an archive has a password or key in it',
-                                'give credentials to the machines that read and write it, for S3 as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or by a role');
+        perform trunkline._fail('TL001', 'archive location must not contain a password or key',
+                                'Configure credentials where the archive is read and written: for S3 with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or by a role.');
     end if;
     if a.location is null or not exists (select from trunkline.archive_files f where f.topic_id = a.topic_id) then
         update trunkline.archives set location = p_location where topic_id = a.topic_id returning * into a;
     elsif a.location <> p_location then
-        perform trunkline._fail('TL060', format('the archive of topic %L lies in %s', p_topic, a.location),
-                                'use that folder, or move the files and then call trunkline.move_archive');
+        perform trunkline._fail('TL060', format('cannot archive topic "%s" in %s: its archive is in %s', p_topic, p_location, a.location),
+                                'Use the existing folder, or move the files and then call trunkline.move_archive.');
     end if;
     return a;
 end
@@ -203,13 +204,14 @@ begin
         v_upto := trunkline._archived_upto(a.topic_id, f.part);
         select l.base_offset into v_base from trunkline.logs l where l.topic_id = a.topic_id and l.partition = f.part;
         if f.lo <= v_upto then
-            perform trunkline._fail('TL060', format('offset %s of partition %s is archived already', f.lo, f.part),
-                                    format('another run was faster; go on from offset %s', v_upto + 1));
+            perform trunkline._fail('TL060', format('offset %s of topic "%s", partition %s, is already archived', f.lo, p_topic, f.part),
+                                    format('Continue from offset %s. Another run has archived the offsets before it.', v_upto + 1));
         elsif f.lo > greatest(v_upto + 1, v_base) then
-            perform trunkline._fail('TL060', format('offsets %s to %s of partition %s would be missing in the archive',
-                                                    greatest(v_upto + 1, v_base), f.lo - 1, f.part), 'archive them first');
+            perform trunkline._fail('TL060', format('cannot archive offset %s of topic "%s", partition %s: offsets %s to %s are not archived yet',
+                                                    f.lo, p_topic, f.part, greatest(v_upto + 1, v_base), f.lo - 1), 'Archive the missing offsets first.');
         elsif f.hi > trunkline._head(a.topic_id * 64 + f.part) then
-            perform trunkline._fail('TL007', format('offset %s of partition %s is beyond the head', f.hi, f.part), 'archive only what is in the log');
+            perform trunkline._fail('TL007', format('cannot archive offset %s of topic "%s", partition %s: the head is %s', f.hi, p_topic, f.part, trunkline._head(a.topic_id * 64 + f.part)),
+                                    'Archive only offsets up to the head.');
         end if;
         insert into trunkline.archive_files
         values (a.topic_id, f.part, f.lo, f.hi, f.path, f.bytes, f.min_at, f.max_at, f.checksum, trunkline.clock());
@@ -219,14 +221,14 @@ begin
 end
 $$;
 
--- Fails with TL006 if the topic with this name is not the one that the caller knows by its number (p_expected).
+-- Fails with TL006 if the topic with this name does not have the number that the caller expects.
 create or replace function trunkline._check_topic_id(p_topic text, p_topic_id int, p_expected int) returns void
 language plpgsql
 as $$
 begin
     if p_expected <> p_topic_id then
-        perform trunkline._fail('TL006', format('topic %L was deleted and created again; its offsets are others now', p_topic),
-                                'start the query with a new checkpoint');
+        perform trunkline._fail('TL006', format('topic "%s" was deleted and created again; offsets of the deleted topic are no longer valid', p_topic),
+                                'Start the query with a new checkpoint.');
     end if;
 end
 $$;
@@ -254,7 +256,8 @@ begin
     perform trunkline._check_partition(t, p_partition);
     perform trunkline._check_range('first', p_first, 1, 9223372036854775807);
     if coalesce(p_prefer, '') not in ('archive', 'live') then
-        perform trunkline._fail('TL001', format('prefer is %s', coalesce(quote_literal(p_prefer), 'null')), 'use "archive" or "live"');
+        perform trunkline._fail('TL001', format('prefer must be "archive" or "live", got %s', trunkline._quoted(p_prefer)),
+                                'Use "archive" or "live".');
     end if;
     select base_offset into v_base from trunkline.logs where topic_id = t.topic_id and logs.partition = p_partition;
     select a.location into archive_tiers.location from trunkline.archives a where a.topic_id = t.topic_id;
@@ -342,7 +345,8 @@ language plpgsql
 as $$
 begin
     if coalesce(length(p_name), 0) not between 1 and 300 or jsonb_typeof(p_plan) is distinct from 'object' then
-        perform trunkline._fail('TL001', 'a plan needs a name of 1 to 300 characters and an object', 'see docs/spark/pipelines.md');
+        perform trunkline._fail('TL001', 'pipeline plan must be a JSON object with a name of 1 to 300 characters',
+                                'See docs/spark/pipelines.md for the form of a plan.');
     end if;
     insert into trunkline.pipeline_plans (name, plan) values (p_name, p_plan) on conflict (name) do nothing;
     return (select plan from trunkline.pipeline_plans where name = p_name);

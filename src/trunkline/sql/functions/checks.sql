@@ -10,6 +10,24 @@ begin
 end
 $$;
 
+-- Returns a text in double quotes for an error message, or null without quotes. Long texts are cut.
+create or replace function trunkline._quoted(p_text text, p_length int default 100) returns text
+language sql immutable parallel safe
+as $$ select coalesce('"' || left(p_text, p_length) || '"', 'null') $$;
+
+-- Returns a duration for an error message: one unit, such as "12 h", or the interval itself if it has months.
+create or replace function trunkline._duration_text(p_value interval) returns text
+language sql stable parallel safe
+as $$
+    select case when extract(year from p_value) <> 0 or extract(month from p_value) <> 0 then p_value::text
+                when s = 0 then '0 s'
+                when s % 86400 = 0 then trim_scale(s / 86400) || ' d'
+                when s % 3600 = 0 then trim_scale(s / 3600) || ' h'
+                when s % 60 = 0 then trim_scale(s / 60) || ' min'
+                else trim_scale(s) || ' s' end
+    from (select extract(epoch from p_value)) x(s)
+$$;
+
 -- Fails with TL002 unless the name has 1 to 200 letters, digits, "-", "." or "_".
 create or replace function trunkline._check_name(p_what text, p_name text) returns void
 language plpgsql
@@ -17,8 +35,8 @@ as $$
 begin
     if p_name is null or p_name !~ '^[A-Za-z0-9._-]{1,200}$' then
         perform trunkline._fail('TL002',
-            format('%s name %s is not valid', p_what, coalesce(quote_literal(left(p_name, 220)), 'null')),
-            'use 1 to 200 characters of letters, digits, "-", "." and "_"');
+            format('%s name must have 1 to 200 characters, only letters, digits, "-", "." and "_", got %s', p_what, trunkline._quoted(p_name, 220)),
+            'Use a name such as "orders.eu-1".');
     end if;
 end
 $$;
@@ -32,8 +50,10 @@ begin
     -- 'infinity' intervals exist from Postgres 17 on. They fail this comparison like any other value that is
     -- too large.
     if p_value < p_min or p_value > p_max then
-        perform trunkline._fail('TL005', format('%s is %s', p_field, p_value),
-                                format('it must be between %s and %s', p_min, p_max));
+        perform trunkline._fail('TL005',
+            format('%s must be between %s and %s, got %s', p_field, trunkline._duration_text(p_min), trunkline._duration_text(p_max), trunkline._duration_text(p_value)),
+            case when p_field = 'lease' and p_value > p_max then 'Use a shorter lease and extend it while you work.'
+                 else format('Use a %s duration.', case when p_value < p_min then 'longer' else 'shorter' end) end);
     end if;
 end
 $$;
@@ -44,7 +64,8 @@ language plpgsql
 as $$
 begin
     if p_value is null then
-        perform trunkline._fail('TL005', p_field || ' is null', format('give a duration between %s and %s', p_min, p_max));
+        perform trunkline._fail('TL005', format('%s must be between %s and %s, got null', p_field, trunkline._duration_text(p_min), trunkline._duration_text(p_max)),
+                                'Use a duration such as interval ''30 seconds''.');
     end if;
     perform trunkline._check_duration(p_field, p_value, p_min, p_max);
 end
@@ -56,8 +77,8 @@ language plpgsql
 as $$
 begin
     if p_value is null or p_value = 'NaN' or p_value < p_min or p_value > p_max then
-        perform trunkline._fail('TL001', format('%s is %s', p_field, coalesce(p_value::text, 'null')),
-                                format('it must be between %s and %s', p_min, p_max));
+        perform trunkline._fail('TL001', format('%s must be between %s and %s, got %s', p_field, p_min, p_max, coalesce(p_value::text, 'null')),
+                                format('Use a value from %s to %s.', p_min, p_max));
     end if;
 end
 $$;
@@ -84,7 +105,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._fail('TL008',
             format('%s cannot run in a %s transaction', p_verb, current_setting('transaction_isolation')),
-            'use a READ COMMITTED transaction; only publishing works at every level');
+            'Use a READ COMMITTED transaction. Only publishing works at every isolation level.');
     end if;
 end
 $$;
@@ -117,14 +138,14 @@ declare
     v_regex text := '^';
 begin
     if p_pattern is null or p_pattern = '' or length(p_pattern) > 1000 then
-        perform trunkline._fail('TL001', 'the pattern is empty or longer than 1,000 characters',
-                                'use words separated by dots, * for one word, # for any number of words');
+        perform trunkline._fail('TL001', format('pattern must have 1 to 1,000 characters, got %s', coalesce(length(p_pattern)::text, 'null')),
+                                'Separate words with dots. Use * for one word and # for any number of words.');
     elsif v_count > 100 then
         perform trunkline._fail('TL001', format('pattern must have at most 100 words, got %s', v_count),
-                                'use # for a run of words');
+                                'Use # for any number of words.');
     elsif v_wild > 20 then
         perform trunkline._fail('TL001', format('pattern must have at most 20 wildcards, got %s', v_wild),
-                                'use one # for a run of wildcards, or match fewer words');
+                                'Use one # for several wildcards, or match fewer words.');
     end if;
     for i in 1 .. v_count loop
         if v_words[i] = '#' then
@@ -133,8 +154,8 @@ begin
             v_regex := v_regex || case when i < v_count then '(?:[^.]*\.)*' when v_count > 1 then '(?:\.[^.]*)*' else '' end;
         else
             if v_words[i] <> '*' and v_words[i] ~ '[*#]' then
-                perform trunkline._fail('TL001', format('the pattern %L has a wildcard inside a word', p_pattern),
-                                        '* and # stand for whole words');
+                perform trunkline._fail('TL001', format('wildcards of a pattern must be whole words, got "%s"', v_words[i]),
+                                        'Separate * and # from other text with dots.');
             end if;
             v_regex := v_regex
                 || case when v_words[i] = '*' then '[^.]+' else regexp_replace(v_words[i], '([][\\^$.|?+(){}])', '\\\1', 'g') end
@@ -166,8 +187,8 @@ language plpgsql
 as $$
 begin
     if p_filter is not null and jsonb_typeof(p_filter) <> 'object' then
-        perform trunkline._fail('TL001', 'the header filter is not an object',
-                                'write it as {"header": ["value", "or another"], ...}');
+        perform trunkline._fail('TL001', format('header filter must be a JSON object, got %s', jsonb_typeof(p_filter)),
+                                'Write the filter as {"header": "value"} or {"header": ["value", "other value"]}.');
     end if;
 end
 $$;

@@ -189,7 +189,7 @@ declare
     v_set   text;
 begin
     if v_marks >= 500 then
-        perform trunkline._fail('TL004', 'more than 500 claims in one transaction', 'commit, and claim again');
+        perform trunkline._fail('TL004', 'cannot claim more than 500 times in one transaction', 'Commit, then claim again.');
     end if;
     v_set := set_config('trunkline.marks', (v_marks + 1)::text, true);
     return pg_try_advisory_xact_lock_shared(trunkline._mark(p_cursor_id, p_first, p_n)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= p_epoch + 1;
@@ -531,10 +531,12 @@ begin
         perform trunkline._queue(p_queue);
     end if;
     if p_labels = '{}' then
-        perform trunkline._fail('TL001', 'labels is an empty array', 'give at least one label, or null for all messages');
+        perform trunkline._fail('TL001', 'labels must have at least one label or be null, got an empty array',
+                                'Use null for messages of all labels.');
     end if;
     if v_ordered and p_labels is not null then
-        perform trunkline._fail('TL023', format('queue %L is ordered and cannot be claimed by label', p_queue), 'use one queue per label');
+        perform trunkline._fail('TL023', format('cannot claim from queue "%s" by label: it is ordered', p_queue),
+                                'Use one queue per label.');
     end if;
     if v_paused then
         return;

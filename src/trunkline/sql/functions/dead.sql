@@ -24,7 +24,8 @@ declare
 begin
     select * into d from trunkline.dead_letters where queue_id = q.queue_id and id = p_id order by dead_id desc limit 1;
     if not found then
-        perform trunkline._fail('TL014', format('queue %L has no dead letter %s', p_queue, p_id), 'see trunkline.list_dead_letters');
+        perform trunkline._fail('TL014', format('queue "%s" has no dead letter %s', p_queue, p_id),
+                                'List the dead letters with trunkline.list_dead_letters.');
     end if;
     return d;
 end

@@ -16,7 +16,7 @@ language plpgsql
 as $$
 begin
     if trunkline._delayed_generation() > p_generation + 1 then
-        raise exception using errcode = '40001', message = 'the storage of delayed messages was rotated twice during this publish', hint = 'Retry the publish.';
+        raise exception using errcode = '40001', message = 'storage of delayed messages was rotated twice during this publish', hint = 'Retry the publish.';
     end if;
 end
 $$;
@@ -123,7 +123,7 @@ begin
         exception when others then
             if exists (select from trunkline.topics where topic_id = (g.topic).topic_id) then
                 v_failed := v_failed || (g.topic).topic_id;
-                raise warning 'delayed messages of % cannot enter its log, will retry in 1 s: % (%)', (g.topic).name, sqlerrm, sqlstate;
+                raise warning 'cannot append delayed messages to "%", will retry in 1 s: % (%)', (g.topic).name, sqlerrm, sqlstate;
             end if;
         end;
         perform set_config('lock_timeout', v_wait, true);

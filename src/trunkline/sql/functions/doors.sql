@@ -97,8 +97,8 @@ begin
     perform pg_advisory_xact_lock(778003, -2000000000);
     if exists (select from trunkline.subscriptions s where s.kind = 'queue' and s.name <> '@inbox'
                   and (s.name = p_name or s.queue_id = q.queue_id and s.topic_id = t.topic_id)) then
-        perform trunkline._fail('TL020', format('subscription %L exists, or queue %L has one to topic %L', p_name, p_queue, p_topic),
-                                'use another id, or delete the other one first');
+        perform trunkline._fail('TL020', format('subscription "%s" already exists, or queue "%s" already has a subscription to topic "%s"', p_name, p_queue, p_topic),
+                                'Use another id, or delete the existing subscription first.');
     end if;
     return trunkline.subscribe(p_queue, p_topic, p_pattern, p_filter, p_start, p_name);
 end
@@ -150,7 +150,8 @@ begin
         perform trunkline._sequence_alone(null, array[c.log]);
         v_head := trunkline._head(c.log);
         if p_offset > v_head then
-            perform trunkline._fail('TL007', format('offset %s is beyond the head, %s', p_offset, v_head), 'ack only what was pulled');
+            perform trunkline._fail('TL007', format('cannot ack offset %s: the head is %s', p_offset, v_head),
+                                    'Ack only offsets that were pulled.');
         end if;
     end if;
     if p_offset >= s.last_match then

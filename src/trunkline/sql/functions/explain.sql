@@ -253,9 +253,9 @@ begin
     if p_offset < c.start_position then
         return format('the subscription starts at offset %s', c.start_position);
     elsif c.pattern_regex is not null and coalesce(p_routing_key, '') !~ c.pattern_regex then
-        return format('routing key %L does not match the pattern %L', coalesce(p_routing_key, ''), s.pattern);
+        return format('routing key "%s" does not match pattern "%s"', p_routing_key, s.pattern);
     elsif c.filter is not null and not trunkline._filter_matches(c.filter, coalesce(p_headers, '{}')) then
-        return format('the headers do not match the filter %s', c.filter);
+        return format('headers do not match filter %s', c.filter);
     end if;
     return null;
 end
@@ -281,13 +281,13 @@ begin
         v_why := p_mismatch;
     elsif p.member is not null and p_offset <= p.fetched and p.deadline > v_now then
         v_state := 'leased';
-        v_why := format('fetched by member %L, not committed yet', p.member);
+        v_why := format('fetched by member "%s", not committed yet', p.member);
     elsif p.member is not null and p.deadline > v_now then
         v_state := 'waiting';
-        v_why := format('%s messages before it; the partition belongs to member %L', p_offset - p.committed - 1, p.member);
+        v_why := format('%s messages ahead; member "%s" owns the partition', p_offset - p.committed - 1, p.member);
     else
         v_state := 'waiting';
-        v_why := format('%s messages before it; no member is reading the partition', p_offset - p.committed - 1);
+        v_why := format('%s messages ahead; no member owns the partition', p_offset - p.committed - 1);
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'consumer', case when p.deadline > v_now then p.member end,
                               'until', case when v_state = 'leased' then p.deadline end);
@@ -327,72 +327,72 @@ begin
     if d.dead_id is not null then
         v_state := 'dead';
         v_why := format('%s after %s: %s', case d.reason when 'buried' then 'buried' else 'out of attempts' end,
-                        case d.attempts when 1 then '1 attempt' else d.attempts || ' attempts' end, coalesce(d.error, 'no error was given'));
+                        case d.attempts when 1 then '1 attempt' else d.attempts || ' attempts' end, coalesce(d.error, 'no error recorded'));
     elsif w.source_id is not null then
         v_state := case when q.paused then 'paused' when w.due_at > v_now then 'delayed' when v_holder is not null then 'blocked' else 'waiting' end;
         v_until := case when v_state = 'delayed' then w.due_at when v_state = 'blocked' then v_holder.deadline end;
         v_why := case v_state when 'paused' then 'the queue is paused'
-                     when 'delayed' then format('comes back after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
-                     when 'blocked' then format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'))
-                     else case when w.why = 'l' then format('passed over by consumers that did not ask for label %L', m.label)
-                               when w.attempt = 0 and w.error is null then 'given back without an attempt'
-                               else format('due again after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
+                     when 'delayed' then format('retry after attempt %s%s', w.attempt, coalesce(': ' || w.error, ''))
+                     when 'blocked' then format('the queue is ordered, and %s has leased messages of this partition', coalesce(v_holder.consumer, 'a consumer'))
+                     else case when w.why = 'l' then format('skipped by claims for labels other than "%s"', m.label)
+                               when w.attempt = 0 and w.error is null then 'released without counting an attempt'
+                               else format('ready for retry after attempt %s%s', w.attempt, coalesce(': ' || w.error, '')) end end;
     elsif m.log_offset >= v_next then
         if p_mismatch is not null then
             v_state := 'not_matched';
             v_why := p_mismatch;
         elsif q.ttl is not null and m.entered_at < v_now - q.ttl then
             v_state := 'expired';
-            v_why := format('older than the ttl of %s', q.ttl);
+            v_why := format('older than the ttl of %s', trunkline._duration_text(q.ttl));
         elsif q.paused then
             v_state := 'paused';
             v_why := 'the queue is paused';
         elsif m.entered_at + q.delivery_delay > v_now then
             v_state := 'delayed';
             v_until := m.entered_at + q.delivery_delay;
-            v_why := format('the queue delivers after %s', q.delivery_delay);
+            v_why := format('the queue has a delivery delay of %s', trunkline._duration_text(q.delivery_delay));
         elsif v_holder is not null then
             v_state := 'blocked';
             v_until := v_holder.deadline;
-            v_why := format('the queue is ordered and %s holds this partition', coalesce(v_holder.consumer, 'a consumer'));
+            v_why := format('the queue is ordered, and %s has leased messages of this partition', coalesce(v_holder.consumer, 'a consumer'));
         else
             v_state := 'waiting';
-            v_why := format('%s messages before it', m.log_offset - v_next);
+            v_why := format('%s messages ahead', m.log_offset - v_next);
         end if;
     elsif x.kind is null and x.claimed_at is not null then
         if x.deadline > v_now then
             v_state := 'leased';
             v_until := x.deadline;
-            v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'a consumer without a name'), x.attempt);
+            v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'an unnamed consumer'), x.attempt);
         else
             v_state := 'waiting';
-            v_why := 'its lease has ended; it comes back at the next look';
+            v_why := 'lease expired; redelivery is due';
         end if;
     elsif x.kind = 'a' then
         v_state := 'acked';
-        v_why := format('acked by %s', coalesce(x.consumer, 'a consumer without a name'));
+        v_why := format('acked by %s', coalesce(x.consumer, 'an unnamed consumer'));
     elsif x.kind = 'g' then
         v_state := 'gone';
-        v_why := 'retention took it before it could be delivered again';
+        v_why := 'removed by retention before it could be redelivered';
     elsif x.kind in ('b', 'd') then
         v_state := 'gone';
-        v_why := 'it was a dead letter, and was redriven or purged';
+        v_why := 'was a dead letter, then redriven or purged';
     elsif p_mismatch is not null then
         v_state := 'not_matched';
         v_why := p_mismatch;
     elsif x.kind is not null then
         v_state := 'expired';
-        v_why := format('came back after attempt %s and then passed its ttl or was purged', x.attempt);
+        v_why := format('returned after attempt %s, then expired or purged', x.attempt);
     else
         select * into v_lease from trunkline.leases l where l.cursor_id = c.cursor_id and c.drawn_seq is not null and l.first <= m.log_offset order by l.first desc limit 1;
         v_purged := exists (select from trunkline._leases_of(c, m.log_offset) y join trunkline.settled e
                             on e.rotation = (y.l).rotation and e.cursor_id = (y.l).cursor_id and e.first = (y.l).first and e.kind = 'p');
         if v_purged or v_lease.first + v_lease.n > m.log_offset and not trunkline._leased(v_lease) @> m.log_offset then
             v_state := case when not v_purged and q.ttl is not null and m.entered_at < v_lease.claimed_at - q.ttl then 'expired' else 'purged' end;
-            v_why := case v_state when 'expired' then format('older than the ttl of %s when its turn came', q.ttl) else 'purged' end;
+            v_why := case v_state when 'expired' then format('older than the ttl of %s when it was next to be delivered', trunkline._duration_text(q.ttl)) else 'purged' end;
         else
             v_state := 'gone';
-            v_why := 'settled, expired or purged; the history does not go back so far';
+            v_why := 'settled, expired or purged; delivery history no longer covers the message';
         end if;
     end if;
     if v_state = 'waiting' then
@@ -430,7 +430,7 @@ begin
         'partition', l.partition, 'offset', p_offset, 'published_at', m.created_at, 'occurred_at', m.occurred_at, 'key', m.key,
         'routing_key', m.routing_key, 'label', m.label, 'headers', m.headers, 'content_type', m.content_type, 'size', length(m.payload),
         'reason', case when v_readers is null then 'no group or queue reads this topic'
-                       when not jsonb_path_exists(v_readers, '$[*] ? (@.state != "not_matched")') then 'no subscription matches it'
+                       when not jsonb_path_exists(v_readers, '$[*] ? (@.state != "not_matched")') then 'no subscription matches the message'
                        else (select string_agg(format('%s %s: %s (%s)', r ->> 'kind', r ->> 'name', r ->> 'state', r ->> 'reason'), '; ')
                              from jsonb_array_elements(v_readers) r where r ->> 'state' <> 'not_matched') end,
         'readers', coalesce(v_readers, '[]'));
@@ -447,11 +447,13 @@ declare
 begin
     select * into l from trunkline.logs where topic_id = t.topic_id and partition = p_partition;
     if not found then
-        perform trunkline._fail('TL001', format('topic %L has no partition %s', p_topic, p_partition), format('partitions are 0 to %s', t.partitions - 1));
+        perform trunkline._fail('TL001', format('partition %s is out of range: topic "%s" has partitions 0 to %s', coalesce(p_partition::text, 'null'), p_topic, t.partitions - 1),
+                                format('Use a partition from 0 to %s.', t.partitions - 1));
     end if;
     if p_offset is null or p_offset < l.base_offset or p_offset > trunkline._head(l.log) then
-        perform trunkline._fail('TL006', format('offset %s of topic %L partition %s cannot be read', p_offset, p_topic, p_partition),
-                                format('offsets %s to %s can', l.base_offset, trunkline._head(l.log)));
+        perform trunkline._fail('TL006', format('offset %s is out of range: topic "%s", partition %s, has offsets %s to %s', coalesce(p_offset::text, 'null'), p_topic, p_partition,
+                                                l.base_offset, trunkline._head(l.log)),
+                                'Use an offset that is still stored.');
     end if;
     return trunkline._explain_at(l.log, p_offset);
 end
@@ -483,7 +485,7 @@ language sql stable
 as $$
     select jsonb_build_object('id', p_id, 'state', 'not_sequenced', 'topic', case t.kind when 'topic' then t.name end,
         'queue', case t.kind when 'inbox' then t.name end, 'partition', g.partition,
-        'reason', 'committed, but without an offset yet: the next claim, fetch or upkeep gives it one', 'readers', '[]'::jsonb)
+        'reason', 'committed, but has no offset yet: upkeep assigns it', 'readers', '[]'::jsonb)
     from trunkline.logs g join trunkline.topics t using (topic_id) where g.log = p_log
 $$;
 
@@ -596,12 +598,12 @@ begin
     from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.id = p_id limit 1;
     if found then
         return jsonb_build_object('id', p_id, 'state', 'dead', 'queue', v_dead.name, 'topic', nullif(v_dead.topic, ''), 'partition', v_dead.partition, 'offset', v_dead.log_offset,
-            'reason', format('a dead letter of queue %s after %s attempts: %s; the log has let it go', v_dead.name, v_dead.attempts, coalesce(v_dead.error, v_dead.reason)),
+            'reason', format('dead letter of queue "%s" after %s attempts: %s; no longer in the log', v_dead.name, v_dead.attempts, coalesce(v_dead.error, v_dead.reason)),
             'readers', '[]'::jsonb);
     end if;
     return jsonb_build_object('id', p_id, 'state', 'unknown', 'readers', '[]'::jsonb,
-        'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of the queues and of each topic; if you know its topic and offset, use explain_offset'
-                       else 'no such message: not committed (yet), or removed by retention' end);
+        'reason', case when trunkline._uuid_time(p_id) is null then 'not among the newest 20,000 messages of the queues and of each topic; use explain_offset if you know topic and offset'
+                       else 'message not found: not committed yet, or removed by retention' end);
 end
 $$;
 

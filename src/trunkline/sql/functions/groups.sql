@@ -11,8 +11,8 @@ declare
 begin
     select * into s from trunkline.subscriptions where kind = 'group' and topic_id = p_topic_id and name = p_group;
     if not found then
-        perform trunkline._fail('TL012', format('group %L does not exist on topic %L', p_group, p_topic),
-                                format('create it with trunkline.create_group(%L, %L), or just fetch: that makes it too', p_topic, p_group));
+        perform trunkline._fail('TL012', format('group "%s" of topic "%s" does not exist', p_group, p_topic),
+                                format('Create it with trunkline.create_group(%L, %L). A first fetch also creates it.', p_topic, p_group));
     end if;
     return s;
 end
@@ -63,7 +63,8 @@ declare
     s trunkline.subscriptions := trunkline._make_group(trunkline._topic('topic', p_topic), p_group, p_start, p_pattern, p_filter);
 begin
     if s.name is null then
-        perform trunkline._fail('TL020', format('group %L already exists on topic %L', p_group, p_topic), 'use trunkline.ensure_group if that is fine');
+        perform trunkline._fail('TL020', format('group "%s" of topic "%s" already exists', p_group, p_topic),
+                                'Use another name, or trunkline.ensure_group to accept the existing group.');
     end if;
     return s;
 end
@@ -90,8 +91,8 @@ begin
         end if;
     end if;
     if p_pattern <> coalesce(s.pattern, '#') or p_filter <> coalesce(s.filter, '{}') then
-        perform trunkline._fail('TL020', format('group %L of topic %L exists with pattern %L and filter %s', p_group, p_topic, coalesce(s.pattern, '#'), coalesce(s.filter, '{}')),
-                                'leave pattern and filter out, or make a group of another name');
+        perform trunkline._fail('TL020', format('group "%s" of topic "%s" already exists with pattern "%s" and filter %s', p_group, p_topic, coalesce(s.pattern, '#'), coalesce(s.filter, '{}')),
+                                'Omit pattern and filter, or create a group with another name.');
     end if;
     return s;
 end
@@ -428,8 +429,8 @@ begin
         return 'lost';
     end if;
     if p_offset is null or p_offset > s.fetched then
-        perform trunkline._fail('TL007', format('offset %s is beyond the last one fetched, %s', coalesce(p_offset::text, 'null'), s.fetched),
-                                'commit only what this generation has fetched');
+        perform trunkline._fail('TL007', format('cannot commit offset %s: the last fetched offset is %s', coalesce(p_offset::text, 'null'), s.fetched),
+                                'Commit only offsets of the current batch.');
     end if;
     if p_offset >= s.last_match then
         p_offset := s.fetched;
@@ -462,7 +463,8 @@ begin
     perform trunkline._check_range('max', p_max, 1, 1000000);
     g := trunkline.ensure_group(p_topic, p_group);
     if g.pattern_regex is not null or g.filter is not null then
-        perform trunkline._fail('TL023', format('group %L has a pattern or filter, and a range would have messages that do not match', p_group), 'use trunkline.fetch');
+        perform trunkline._fail('TL023', format('cannot claim a range for group "%s": it has a pattern or filter', p_group),
+                                'Use trunkline.fetch.');
     end if;
     perform trunkline._commit_durably();
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id order by k.log loop

@@ -25,12 +25,14 @@ declare
     v_done    uuid[];
 begin
     if p_verb is null or p_verb not in ('ack', 'bury', 'nack') then
-        perform trunkline._fail('TL001', format('the verb is %s', coalesce(quote_literal(left(p_verb, 50)), 'null')), 'use ack, bury or nack');
+        perform trunkline._fail('TL001', format('verb must be "ack", "bury" or "nack", got %s', trunkline._quoted(p_verb, 50)),
+                                'Use "ack", "bury" or "nack".');
     elsif p_ids is null or cardinality(p_ids) <> cardinality(p_receipts)
           or coalesce(cardinality(p_results), cardinality(p_ids)) <> cardinality(p_ids)
           or coalesce(cardinality(p_tracked), cardinality(p_ids)) <> cardinality(p_ids)
           or coalesce(cardinality(p_uniques), cardinality(p_ids)) <> cardinality(p_ids) then
-        perform trunkline._fail('TL001', 'the arrays differ in length', 'each array is null or has one element per receipt');
+        perform trunkline._fail('TL001', format('each array must have one element per receipt (%s)', coalesce(cardinality(p_receipts)::text, 'null')),
+                                'Use null for an array without values.');
     end if;
     if p_verb = 'ack' then
         select array_agg(r.result order by r.ord) into v_answers from trunkline.ack(p_receipts) r;
@@ -152,9 +154,10 @@ declare
     w trunkline.job_waiting;
 begin
     if cardinality(p_after) is null or cardinality(p_after) not between 1 and 10000 or array_position(p_after, null) is not null then
-        perform trunkline._fail('TL001', 'the list of jobs to wait for is empty, too long or has a null', 'name 1 to 10,000 jobs');
+        perform trunkline._fail('TL001', 'after must have 1 to 10,000 job ids, without null',
+                                'Pass the ids of the jobs to wait for.');
     elsif p_label is null then
-        perform trunkline._fail('TL001', 'the label is null', 'the label names the kind of job');
+        perform trunkline._fail('TL001', 'label must not be null', 'Use the name of the job''s handler as the label.');
     elsif p_priority is not null then
         perform trunkline._refuse_priority(p_priority, coalesce(t.priorities, 1) - 1);
     end if;
@@ -224,7 +227,8 @@ declare
     v_has uuid;
 begin
     if p_unique is null or p_unique = '' or length(p_unique) > 255 then
-        perform trunkline._fail('TL001', 'the unique key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
+        perform trunkline._fail('TL001', format('unique key must have 1 to 255 characters, got %s', coalesce(length(p_unique)::text, 'null')),
+                                'Use a shorter key, such as a hash.');
     end if;
     perform trunkline._need_duration('hold', p_hold, '1 second', '365 days');
     insert into trunkline.job_unique as u (key, job_id, until) values (p_unique, v_id, trunkline.clock() + p_hold)
@@ -329,7 +333,8 @@ declare
     v_now timestamptz;
 begin
     if p_key is null or p_scope is null or length(p_key) not between 1 and 500 or length(p_scope) not between 1 and 500 then
-        perform trunkline._fail('TL001', 'the scope or key is empty or longer than 500 characters', 'use 1 to 500 characters');
+        perform trunkline._fail('TL001', format('scope and key must have 1 to 500 characters each, got %s and %s', coalesce(length(p_scope)::text, 'null'), coalesce(length(p_key)::text, 'null')),
+                                'Use a shorter key, such as a hash.');
     end if;
     perform trunkline._need_read_committed('begin_once');
     perform trunkline._commit_durably();
@@ -383,7 +388,7 @@ declare
     v_state  text;
 begin
     if p_id is null then
-        perform trunkline._fail('TL001', 'the id is null', 'give the id that enqueue answered');
+        perform trunkline._fail('TL001', 'id must not be null', 'Pass the id that enqueue returned.');
     end if;
     delete from trunkline.job_waiting where waiting_id = p_id;
     if found then
@@ -426,8 +431,8 @@ begin
         if v_state is null and trunkline._uuid_time(p_id) is not null then
             perform trunkline._fail_job(p_id);
         end if;
-        perform trunkline._fail('TL014', format('job %s is not a dead letter%s', p_id, coalesce(': it is ' || v_state, '')),
-                                'only what failed for good can be retried; see trunkline.list_jobs');
+        perform trunkline._fail('TL014', format('cannot retry job %s: it is %s', p_id, coalesce(v_state || ', not dead', 'not a dead letter')),
+                                'Retry only jobs that are dead. List them with trunkline.list_jobs.');
     end if;
     delete from trunkline.job_cancels where job_id = p_id;
     perform trunkline.redrive(v_queue, array[p_id]);
@@ -546,7 +551,8 @@ language plpgsql
 as $$
 begin
     if p_worker is null or length(p_worker) not between 1 and 200 then
-        perform trunkline._fail('TL001', 'the name of the worker is empty or longer than 200 characters', 'use 1 to 200 characters');
+        perform trunkline._fail('TL001', format('worker name must have 1 to 200 characters, got %s', coalesce(length(p_worker)::text, 'null')),
+                                'Use a shorter name.');
     end if;
     perform set_config('synchronous_commit', 'off', true);
     insert into trunkline.job_workers (worker, started_at, seen_at, info) values (p_worker, trunkline.clock(), trunkline.clock(), coalesce(p_info, '{}'))
@@ -591,7 +597,8 @@ declare
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     if p_state not in ('running', 'waiting', 'delayed', 'blocked', 'dead') then
-        perform trunkline._fail('TL001', format('state is %L', left(p_state, 50)), 'use running, waiting, delayed, blocked or dead');
+        perform trunkline._fail('TL001', format('state must be "running", "waiting", "delayed", "blocked" or "dead", got %s', trunkline._quoted(p_state, 50)),
+                                'Use one of these states, or null for all.');
     elsif p_queue is not null then
         perform trunkline._queue(p_queue);
     end if;
@@ -705,9 +712,11 @@ language plpgsql
 as $$
 begin
     if trunkline.explain_message(p_id) ->> 'state' = 'unknown' then
-        perform trunkline._fail('TL018', format('there is no job %s', p_id), 'see trunkline.list_jobs; it was never enqueued, not committed yet, or retention took it');
+        perform trunkline._fail('TL018', format('job %s does not exist', p_id),
+                                'List jobs with trunkline.list_jobs. The job was never enqueued, is not committed yet, or was removed by retention.');
     end if;
-    perform trunkline._fail('TL018', format('message %s is not a job: it has no label', p_id), 'see trunkline.explain_message');
+    perform trunkline._fail('TL018', format('message %s is not a job: it has no label', p_id),
+                            'Inspect the message with trunkline.explain_message.');
 end
 $$;
 

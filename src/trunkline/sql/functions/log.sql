@@ -103,7 +103,8 @@ declare
     v_ended record;
 begin
     if t.log is not null and t.snapshot is null then
-        perform trunkline._fail('XX001', format('the newest tick of log %s has no snapshot', t.log), 'the schema is damaged: keep the data directory and report this');
+        perform trunkline._fail('XX001', format('newest tick of log %s has no snapshot', t.log),
+                                'The schema is damaged. Keep the data directory and report a bug.');
     end if;
     v_ended := trunkline._ended_between(coalesce(t.snapshot, '1:1:'), p_now, t.own_xid);
     ids := trunkline._ids_of(p_topic_id, p_partition, v_ended.from_xids, v_ended.upto_xids);
@@ -463,16 +464,18 @@ language plpgsql
 as $$
 declare
     v_base bigint := (select base_offset from trunkline.logs where topic_id = p_topic_id and partition = p_partition);
+    v_log  text := coalesce((select case kind when 'inbox' then 'queue' else 'topic' end || ' "' || name || '"' from trunkline.topics where topic_id = p_topic_id),
+                            'deleted topic ' || p_topic_id) || ', partition ' || p_partition;
 begin
     if p_offset < v_base and trunkline._is_archived(p_topic_id, p_partition, p_offset) then
-        perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s; it is in the archive', p_offset, p_partition, v_base),
-                                format('read it with trunkline topic read or through Spark, or go on from offset %s', v_base));
+        perform trunkline._fail('TL006', format('offset %s of %s, is only in the archive; the earliest available offset is %s', p_offset, v_log, v_base),
+                                format('Read the archive with "trunkline topic read" or Spark, or continue from offset %s.', v_base));
     elsif p_offset < v_base then
-        perform trunkline._fail('TL006', format('offset %s of partition %s is below the lowest one left, %s', p_offset, p_partition, v_base),
-                                format('retention removed it; go on from offset %s', v_base));
+        perform trunkline._fail('TL006', format('offset %s of %s, was removed by retention; the earliest available offset is %s', p_offset, v_log, v_base),
+                                format('Continue from offset %s, or seek the group to "earliest".', v_base));
     end if;
-    perform trunkline._fail('XX001', format('offset %s of partition %s of topic number %s cannot be read', p_offset, p_partition, p_topic_id),
-                            'the log is damaged: keep the data directory and report this');
+    perform trunkline._fail('XX001', format('offset %s of %s, is missing', p_offset, v_log),
+                            'The log is damaged. Keep the data directory and report a bug.');
 end
 $$;
 
@@ -482,8 +485,8 @@ language plpgsql
 as $$
 begin
     if p_partition is null or p_partition < 0 or p_partition >= t.partitions then
-        perform trunkline._fail('TL001', format('partition is %s', coalesce(p_partition::text, 'null')),
-                                format('topic %L has partitions 0 to %s', t.name, t.partitions - 1));
+        perform trunkline._fail('TL001', format('partition %s is out of range: topic "%s" has partitions 0 to %s', coalesce(p_partition::text, 'null'), t.name, t.partitions - 1),
+                                format('Use a partition from 0 to %s.', t.partitions - 1));
     end if;
 end
 $$;
@@ -586,7 +589,7 @@ declare
 begin
     perform trunkline._check_partition(t, p_partition);
     if p_at is null then
-        perform trunkline._fail('TL001', 'the time is null', 'give a time such as now() - interval ''1 hour''');
+        perform trunkline._fail('TL001', 'time must not be null', 'Use a time such as now() - interval ''1 hour''.');
     end if;
     return trunkline._offset_at(t, p_partition, p_at);
 end
@@ -615,8 +618,8 @@ begin
         if v_place < v_base then
             perform trunkline._below_base(t.topic_id, p_partition, v_place);
         elsif v_place > v_head + 1 then
-            perform trunkline._fail('TL007', format('offset %s is beyond the head %s of partition %s', v_place, v_head, p_partition),
-                                    'use "latest" to wait for new messages');
+            perform trunkline._fail('TL007', format('offset %s is out of range: the head of topic "%s", partition %s, is %s', v_place, t.name, p_partition, v_head),
+                                    'Use "latest" to start with new messages.');
         end if;
         return v_place;
     end if;
@@ -626,8 +629,8 @@ begin
         v_at := null;
     end;
     if v_at is null or not isfinite(v_at) then
-        perform trunkline._fail('TL001', format('%s is not a place in a log', coalesce(quote_literal(p_place), 'null')),
-                                'use "earliest", "latest", an offset such as "42", or a time such as "2026-11-15 12:00+00"');
+        perform trunkline._fail('TL001', format('position must be "earliest", "latest", an offset or a time, got %s', trunkline._quoted(p_place)),
+                                'Write an offset as "42", and a time as "2026-11-15 12:00+00".');
     end if;
     return trunkline._offset_at(t, p_partition, v_at);
 end

@@ -19,18 +19,18 @@ declare
     v_key text;
 begin
     if tg_level <> 'ROW' or tg_when <> 'AFTER' then
-        raise exception using errcode = 'TL023', message = format('publish_row cannot be a trigger %s %s for each %s', lower(tg_when), lower(tg_op), lower(tg_level)),
-            hint = 'create the trigger AFTER insert, update or delete, FOR EACH ROW';
+        raise exception using errcode = 'TL023', message = format('publish_row must be an AFTER trigger FOR EACH ROW, got %s %s for each %s', lower(tg_when), lower(tg_op), lower(tg_level)),
+            hint = 'Create the trigger AFTER insert, update or delete, FOR EACH ROW.';
     end if;
     if tg_nargs not between 1 and 3 or coalesce(tg_argv[0], '') = '' then
-        raise exception using errcode = 'TL001', message = format('publish_row on table %I has %s arguments, the first is the topic', tg_table_name, tg_nargs),
-            hint = 'write publish_row(''topic''), publish_row(''topic'', ''routing.key'') or publish_row(''topic'', ''routing.key'', ''key_column'')';
+        raise exception using errcode = 'TL001', message = format('publish_row on table "%s" must have 1 to 3 arguments, the first one a topic, got %s', tg_table_name, tg_nargs),
+            hint = 'Write publish_row(''topic''), publish_row(''topic'', ''routing.key'') or publish_row(''topic'', ''routing.key'', ''key_column'').';
     end if;
     v_row := case tg_op when 'DELETE' then row_to_json(old) else row_to_json(new) end::text;
     if tg_nargs = 3 and tg_argv[2] <> '' then
         if v_row::json -> tg_argv[2] is null then
-            raise exception using errcode = 'TL001', message = format('publish_row: table %I has no column %L to take the key from', tg_table_name, tg_argv[2]),
-                hint = 'name a column of the table as the third argument';
+            raise exception using errcode = 'TL001', message = format('key column "%s" of publish_row does not exist in table "%s"', tg_argv[2], tg_table_name),
+                hint = 'Use a column of the table as the third argument.';
         end if;
         v_key := v_row::json ->> tg_argv[2];
     end if;

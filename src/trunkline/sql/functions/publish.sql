@@ -13,20 +13,26 @@ declare
     v_where text := format('message %s: ', p_index);
 begin
     if p_payload is null then
-        perform trunkline._fail('TL001', v_where || 'the payload is null', 'publish an empty payload or the JSON value null instead');
+        perform trunkline._fail('TL001', v_where || 'payload must not be null',
+                                'Use an empty payload or the JSON value null.');
     elsif length(p_payload) > p_max_payload then
-        perform trunkline._fail('TL003', format('%sthe payload has %s bytes, the limit of this topic is %s', v_where, length(p_payload), p_max_payload),
-                                'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue');
+        perform trunkline._fail('TL003', format('%spayload must have at most %s bytes, got %s', v_where, p_max_payload, length(p_payload)),
+                                'Store large data elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue.');
     elsif length(p_key) > 1000 then
-        perform trunkline._fail('TL001', v_where || 'the key is longer than 1,000 characters', 'use a shorter key, such as a hash');
+        perform trunkline._fail('TL001', format('%skey must have at most 1,000 characters, got %s', v_where, length(p_key)),
+                                'Use a shorter key, such as a hash.');
     elsif length(p_routing_key) > 1000 then
-        perform trunkline._fail('TL001', v_where || 'the routing_key is longer than 1,000 characters', 'use fewer or shorter words');
+        perform trunkline._fail('TL001', format('%srouting_key must have at most 1,000 characters, got %s', v_where, length(p_routing_key)),
+                                'Use fewer or shorter words.');
     elsif length(p_label) > 200 then
-        perform trunkline._fail('TL001', v_where || 'the label is longer than 200 characters', 'use a shorter label');
+        perform trunkline._fail('TL001', format('%slabel must have at most 200 characters, got %s', v_where, length(p_label)),
+                                'Use a shorter label.');
     elsif length(p_content_type) > 200 then
-        perform trunkline._fail('TL001', v_where || 'the content_type is longer than 200 characters', 'use a media type such as application/json');
+        perform trunkline._fail('TL001', format('%scontent_type must have at most 200 characters, got %s', v_where, length(p_content_type)),
+                                'Use a media type such as application/json.');
     elsif jsonb_typeof(p_headers) <> 'object' then
-        perform trunkline._fail('TL001', v_where || 'the headers are not a JSON object', 'write them as {"name": "value"}');
+        perform trunkline._fail('TL001', format('%sheaders must be a JSON object, got %s', v_where, jsonb_typeof(p_headers)),
+                                'Write headers as {"name": "value"}.');
     end if;
 end
 $$;
@@ -37,8 +43,9 @@ language plpgsql
 as $$
 begin
     if p_priority not between 0 and p_highest then
-        perform trunkline._fail('TL001', format('priority is %s, this queue has the priorities 0 to %s', p_priority, p_highest),
-                                'create the queue with more priorities, or use one that it has');
+        perform trunkline._fail('TL001', format('priority %s is out of range: the queue has priorities 0 to %s', p_priority, p_highest),
+                                format('Priorities are fixed at creation. Use %s, or create a queue with more.',
+                                       case p_highest when 0 then 'priority 0' else 'a priority from 0 to ' || p_highest end));
     end if;
 end
 $$;
@@ -60,21 +67,26 @@ declare
     v_bad       record;
 begin
     if coalesce(v_n, 0) = 0 then
-        perform trunkline._fail('TL001', 'the batch is empty', 'publish at least one message');
+        perform trunkline._fail('TL001', 'batch must have at least one message', 'Publish at least one message.');
     elsif array_ndims(p_payloads) <> 1 or array_lower(p_payloads, 1) <> 1 then
-        perform trunkline._fail('TL001', 'the payloads are not a one-dimensional array that starts at 1', 'pass one payload per message');
+        perform trunkline._fail('TL001', 'payloads must be a one-dimensional array that starts at index 1',
+                                'Pass one payload per message.');
     elsif v_n > v_max_n then
-        perform trunkline._fail('TL004', format('the batch has %s messages, the limit is %s', v_n, v_max_n), 'publish it in several batches');
+        perform trunkline._fail('TL004', format('batch must have at most %s messages, got %s', v_max_n, v_n),
+                                'Publish the messages in several batches.');
     elsif exists (select from unnest(p_others || array[cardinality(p_keys), cardinality(p_routing_keys), cardinality(p_labels),
                                      cardinality(p_headers), cardinality(p_content_types)]) o where o <> v_n) then
-        perform trunkline._fail('TL001', 'the arrays differ in length', 'each array is null or has one element per message');
+        perform trunkline._fail('TL001', format('each array must have one element per message (%s)', v_n),
+                                'Use null for an array without values.');
     elsif exists (select from unnest(p_dims || array[array_dims(p_keys), array_dims(p_routing_keys), array_dims(p_labels), array_dims(p_headers),
                                      array_dims(p_content_types)]) d where d <> array_dims(p_payloads)) then
-        perform trunkline._fail('TL001', 'an array is not one-dimensional or does not start at 1', 'pass plain arrays, one element per message');
+        perform trunkline._fail('TL001', 'each array must be one-dimensional and start at index 1',
+                                'Pass one element per message.');
     end if;
     select sum(length(p)), max(length(p)) > p_max_payload or count(p) < v_n into v_bytes, v_any from unnest(p_payloads) p;
     if v_bytes > v_max_bytes then
-        perform trunkline._fail('TL004', format('the batch has %s bytes, the limit is %s', v_bytes, v_max_bytes), 'publish it in several batches');
+        perform trunkline._fail('TL004', format('batch must have at most %s bytes of payloads, got %s', v_max_bytes, v_bytes),
+                                'Publish the messages in several batches.');
     end if;
     -- Most batches have payloads only. Then no other field needs a check.
     if not v_any and num_nonnulls(p_keys, p_routing_keys, p_labels, p_headers, p_content_types) = 0 then
@@ -110,7 +122,8 @@ declare
     v_first  uuid[];
 begin
     if exists (select from unnest(p_keys) k where k = '' or length(k) > 255) then
-        perform trunkline._fail('TL001', 'an idempotency_key is empty or longer than 255 characters', 'use a key of 1 to 255 characters');
+        perform trunkline._fail('TL001', 'idempotency_key must have 1 to 255 characters',
+                                'Use a shorter key, such as a hash, or null for none.');
     end if;
     -- Keys are inserted in order, so that two batches with the same keys cannot deadlock. Each key has its
     -- own index lookup: a plan that was made while the window was empty would later scan the whole window.
@@ -134,17 +147,17 @@ begin
     on conflict do nothing;
     get diagnostics v_second = row_count;
     if v_second < cardinality(v_new) then
-        raise exception using errcode = '40001', message = 'an idempotency key was used at the border of two windows',
-                              hint = 'repeat the publish';
+        raise exception using errcode = '40001', message = 'another publish used the same idempotency key at the same time',
+                              hint = 'Retry the publish.';
     end if;
-    select string_agg(distinct u.key, ', ') into v_clash
+    select string_agg(distinct u.key, '", "') into v_clash
     from unnest(p_keys, p_digests) u(key, digest)
     cross join lateral (select * from trunkline.idempotency i
                         where i.slot = v_win % 4 and i.win = v_win and i.topic_id = p_topic_id and i.key = u.key offset 0) i
     where i.digest <> u.digest;
     if v_clash is not null then
-        perform trunkline._fail('TL022', format('idempotency_key used before with another message: %s', left(v_clash, 300)),
-                                'use a new key for a new message');
+        perform trunkline._fail('TL022', format('idempotency key "%s" was already used for a different message', left(v_clash, 300)),
+                                'Use a new key for a new message.');
     end if;
     select array_agg(case when i.id is null or (i.id = u.id and u.key = any (v_new) and u.nth = 1) then null else i.id end order by u.ord)
       into v_first
@@ -162,7 +175,8 @@ language plpgsql
 as $$
 begin
     if p_at < '0001-01-01 00:00:00+00' or p_at >= '10000-01-01 00:00:00+00' then
-        perform trunkline._fail('TL001', format('occurred_at must be in the years 1 to 9999 (UTC), got %s', p_at), 'leave it out if the time is not known');
+        perform trunkline._fail('TL001', format('occurred_at must be in the years 1 to 9999 (UTC), got %s', p_at),
+                                'Omit occurred_at if the time is not known.');
     end if;
 end
 $$;
@@ -219,11 +233,12 @@ begin
     end if;
     if p_delays is not null and exists (
         select from unnest(p_delays, p_deliver_ats) u(delay, deliver_at) where u.delay is not null and u.deliver_at is not null) then
-        perform trunkline._fail('TL001', 'a message has both delay and deliver_at', 'give one of the two');
+        perform trunkline._fail('TL001', 'a message cannot have both delay and deliver_at', 'Use only one of the two.');
     end if;
     perform trunkline._check_duration('delay', d, '0', '365 days') from unnest(p_delays) d;
     if exists (select from unnest(p_deliver_ats) d where d > v_now + interval '365 days') then
-        perform trunkline._fail('TL005', 'deliver_at is more than 365 days ahead', 'the limit is 365 days');
+        perform trunkline._fail('TL005', format('deliver_at must be at most 365 days ahead, got %s', (select max(d) from unnest(p_deliver_ats) d)),
+                                'Use an earlier time.');
     end if;
     select array_agg(coalesce(u.deliver_at, v_now + u.delay) order by u.ord) into v_due
     from unnest(p_payloads, p_delays, p_deliver_ats) with ordinality u(payload, delay, deliver_at, ord);

@@ -11,7 +11,8 @@ declare
 begin
     select * into e from trunkline.endpoints where name = p_name;
     if not found then
-        perform trunkline._fail('TL017', format('endpoint %L does not exist', p_name), format('create it with trunkline.create_endpoint(%L, url)', p_name));
+        perform trunkline._fail('TL017', format('endpoint "%s" does not exist', p_name),
+                                format('Create it with trunkline.create_endpoint(%L, url).', p_name));
     end if;
     return e;
 end
@@ -61,25 +62,27 @@ begin
     perform trunkline._need_duration('timeout', e.timeout, '0.1 seconds', '5 minutes');
     perform trunkline._check_range('batch_size', e.batch_size, 1, 1000);
     if e.mode is null or e.mode not in ('single', 'batch') then
-        perform trunkline._fail('TL001', format('mode is %s', coalesce(quote_literal(e.mode), 'null')), 'use single or batch');
+        perform trunkline._fail('TL001', format('mode must be "single" or "batch", got %s', trunkline._quoted(e.mode)),
+                                'Use "single" or "batch".');
     end if;
     if e.headers is null or jsonb_typeof(e.headers) <> 'object' or length(e.headers::text) > 8000 then
-        perform trunkline._fail('TL001', 'the headers are not an object, or have more than 8,000 characters', 'write them as {"authorization": "Bearer ..."}');
+        perform trunkline._fail('TL001', 'endpoint headers must be a JSON object of at most 8,000 characters',
+                                'Write headers as {"authorization": "Bearer ..."}.');
     end if;
     select h.key into v_bad from jsonb_each(e.headers) h
     where jsonb_typeof(h.value) <> 'string' or h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' or h.value #>> '{}' !~ '^[\x20-\x7e]*$'
        or lower(h.key) in ('host', 'content-length', 'transfer-encoding', 'connection', 'content-type', 'te', 'upgrade', 'trailer', 'traceparent')
        or lower(h.key) ~ '^(webhook|trunkline)-' limit 1;
     if found then
-        perform trunkline._fail('TL001', format('the header %L cannot be set', left(v_bad, 100)),
-                                'names are those of HTTP, values plain text; those of the connection and of the delivery itself are ours');
+        perform trunkline._fail('TL001', format('cannot set header "%s": name or value is not valid in HTTP, or Trunkline sets this header', left(v_bad, 100)),
+                                'Use printable ASCII text, and omit headers of the connection and the names webhook-* and trunkline-*.');
     end if;
     select s into v_bad from unnest(e.secrets) s
     where s is null or s !~ '^(whsec|whsk)_[A-Za-z0-9+/]{32,100}={0,2}$' or not coalesce(trunkline._secret_length(s) = any (case when s ~ '^whsk' then '{32,64}'::int[] else '{}' end)
           or s ~ '^whsec' and trunkline._secret_length(s) >= 24, false) limit 1;
     if found then
-        perform trunkline._fail('TL001', 'a secret is not of the form that Standard Webhooks has',
-                                'whsec_ (HMAC) and 24 to 64 bytes in base64, or whsk_ (Ed25519) and 32 or 64 bytes; or leave it out to get a new one');
+        perform trunkline._fail('TL001', 'secret must have the form of Standard Webhooks: whsec_ or whsk_, followed by base64',
+                                'Use whsec_ (HMAC) with 24 to 64 bytes or whsk_ (Ed25519) with 32 or 64 bytes, or omit the secret to generate one.');
     end if;
 end
 $$;
@@ -92,7 +95,7 @@ declare
     v_network text := trunkline.needed_network(p_url);
 begin
     if v_network is not null then
-        raise notice 'endpoint % is in %, which only a dispatcher with --push-allow % or TRUNKLINE_PUSH_ALLOW=% sends to', p_name, v_network, v_network, v_network;
+        raise notice 'endpoint "%" is in private network %: dispatchers need --push-allow % or TRUNKLINE_PUSH_ALLOW=% to send to it', p_name, v_network, v_network, v_network;
     end if;
 end
 $$;
@@ -132,7 +135,8 @@ begin
     values (p_name, e.url, e.rate, e.burst, e.max_in_flight, e.timeout, e.mode, e.batch_size, e.headers, e.secrets)
     on conflict do nothing returning x.endpoint_id into e.endpoint_id;
     if not found then
-        perform trunkline._fail('TL020', format('endpoint %L already exists', p_name), 'use another name, or trunkline.alter_endpoint');
+        perform trunkline._fail('TL020', format('endpoint "%s" already exists', p_name),
+                                'Use another name, or change the existing endpoint with trunkline.alter_endpoint.');
     end if;
     execute format('create sequence trunkline.endpoint_%s_pace minvalue 0 start 0', e.endpoint_id);
     perform trunkline._note_network(p_name, p_url);
@@ -230,7 +234,8 @@ begin
         perform trunkline._endpoint(p_name);
     end if;
     if not p_force and exists (select from trunkline.bindings where endpoint_id = e.endpoint_id) then
-        perform trunkline._fail('TL021', format('queues are bound to endpoint %L', p_name), 'unbind them first, or pass p_force => true');
+        perform trunkline._fail('TL021', format('cannot delete endpoint "%s": queues are bound to it', p_name),
+                                'Unbind the queues first, or pass p_force => true.');
     end if;
     delete from trunkline.bindings where endpoint_id = e.endpoint_id;
     delete from trunkline.endpoints where endpoint_id = e.endpoint_id;
@@ -243,7 +248,7 @@ $$;
 create or replace function trunkline._barred(p_endpoint_id int) returns text
 language sql stable
 as $$
-    select case when d.barred = d.live then 'no dispatcher may send to it' else format('%s of %s dispatchers may not send to it', d.barred, d.live) end || ': ' || d.reason
+    select case when d.barred = d.live then 'egress denied on all dispatchers' else format('egress denied on %s of %s dispatchers', d.barred, d.live) end || ': ' || d.reason
     from (select count(*) as live, count(b.dispatcher) as barred, max(b.reason) as reason
           from trunkline.dispatchers x left join trunkline.endpoint_bars b on b.dispatcher = x.dispatcher and b.endpoint_id = p_endpoint_id
           where x.seen_until >= trunkline.clock()) d
@@ -255,11 +260,11 @@ $$;
 create or replace function trunkline._not_sent(p_queue_id int) returns text
 language sql stable
 as $$
-    select case when e.state <> 'enabled' then format('endpoint %s is %s', e.name, e.state || coalesce(': ' || e.reason, ''))
-                when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher runs that would send it to endpoint %s', e.name)
-                when e.openings > 0 then format('the breaker of endpoint %s is open', e.name)
-                when e.held_until > trunkline.clock() then format('endpoint %s asked for a pause until %s', e.name, e.held_until)
-                else format('endpoint %s: ', e.name) || trunkline._barred(e.endpoint_id) end
+    select case when e.state <> 'enabled' then format('endpoint "%s" is %s', e.name, e.state || coalesce(': ' || e.reason, ''))
+                when not exists (select from trunkline.dispatchers x where x.seen_until >= trunkline.clock()) then format('no dispatcher is running for endpoint "%s"', e.name)
+                when e.openings > 0 then format('circuit breaker of endpoint "%s" is open', e.name)
+                when e.held_until > trunkline.clock() then format('endpoint "%s" is backing off until %s', e.name, e.held_until)
+                else format('endpoint "%s": ', e.name) || trunkline._barred(e.endpoint_id) end
     from trunkline.bindings b join trunkline.endpoints e using (endpoint_id) where b.queue_id = p_queue_id
 $$;
 
@@ -304,7 +309,8 @@ declare
 begin
     delete from trunkline.bindings where queue_id = q.queue_id;
     if not found then
-        perform trunkline._fail('TL017', format('queue %L is bound to no endpoint', p_queue), 'see trunkline.list_endpoints');
+        perform trunkline._fail('TL017', format('queue "%s" is not bound to an endpoint', p_queue),
+                                'List the bindings with trunkline.list_endpoints.');
     end if;
 end
 $$;
@@ -426,7 +432,7 @@ declare
 begin
     perform trunkline._check_range('limit', p_limit, 1, 10000);
     if p_ids is null and p_from is null then
-        perform trunkline._fail('TL001', 'neither ids nor the start of a time range are given', 'pass p_ids or p_from');
+        perform trunkline._fail('TL001', 'replay needs message ids or the start of a time range', 'Pass p_ids or p_from.');
     end if;
     select count(*)::int as n, array_agg(payload order by entered_at, id) as payloads, array_agg(id order by entered_at, id) as ids,
            array_agg(key order by entered_at, id) as keys, array_agg(routing_key order by entered_at, id) as routing_keys,
@@ -440,7 +446,8 @@ begin
             where (p_ids is null or a.id = any (p_ids)) and a.processed_at >= v_from and (p_to is null or a.processed_at < p_to)
             order by a.id, a.processed_at desc limit p_limit + 1) f;
     if m.n > p_limit then
-        perform trunkline._fail('TL004', format('there are more than %s deliveries to replay', p_limit), 'narrow the time range, or raise p_limit (at most 10,000)');
+        perform trunkline._fail('TL004', format('cannot replay more than %s deliveries', p_limit),
+                                'Narrow the time range, or raise p_limit (at most 10,000).');
     end if;
     if m.n > 0 then
         insert into trunkline.redriven (id, topic_id, at) select i, t.topic_id, trunkline.clock() from unnest(m.ids) i;
@@ -732,7 +739,8 @@ declare
 begin
     perform trunkline._check_name('receiver', p_receiver);
     if p_id is null or length(p_id) not between 1 and 255 then
-        perform trunkline._fail('TL001', 'the id is null, empty or longer than 255 characters', 'pass the header webhook-id');
+        perform trunkline._fail('TL001', format('id must have 1 to 255 characters, got %s', coalesce(length(p_id)::text, 'null')),
+                                'Pass the value of the header webhook-id.');
     end if;
     insert into trunkline.inbox_keys (slot, win, receiver, id, at) values (v_win % 4, v_win, p_receiver, p_id, v_now) on conflict do nothing;
     if not found then

@@ -10,7 +10,8 @@ declare
 begin
     select * into q from trunkline.queues where name = p_queue;
     if not found then
-        perform trunkline._fail('TL011', format('queue %L does not exist', p_queue), format('create it with trunkline.create_queue(%L)', p_queue));
+        perform trunkline._fail('TL011', format('queue "%s" does not exist', p_queue),
+                                format('Create it with trunkline.create_queue(%L).', p_queue));
     end if;
     return q;
 end
@@ -52,7 +53,7 @@ begin
     perform trunkline._need_duration('delivery_delay', q.delivery_delay, '0', '365 days');
     perform trunkline._check_duration('history', q.history, '1 minute', '30 days');
     if q.ordered is null then
-        perform trunkline._fail('TL001', 'ordered is null', 'give true or false');
+        perform trunkline._fail('TL001', 'ordered must be true or false, got null', 'Use true or false.');
     end if;
 end
 $$;
@@ -79,8 +80,8 @@ begin
     perform trunkline._check_name('queue', p_name);
     perform trunkline._check_range('priorities', p_priorities, 1, 10);
     if p_priorities > 1 and (p_ordered or p_partitions > 1) then
-        perform trunkline._fail('TL023', format('queue %L has priorities, which does not go together with %s', p_name, case when p_ordered then 'ordered' else 'partitions' end),
-                                'a queue with priorities has one partition per level; use one queue for order and another for urgency');
+        perform trunkline._fail('TL023', format('queue "%s" cannot have priorities and %s', p_name, case when p_ordered then 'be ordered' else 'partitions' end),
+                                'Use one queue for ordered messages and another for urgent ones.');
     end if;
     t := trunkline._make_topic('inbox', p_name, greatest(p_partitions, p_priorities), p_retention, null, null, p_max_payload, p_segment_rows,
                                nullif(p_priorities, 1));
@@ -136,10 +137,10 @@ begin
             coalesce(p_ordered, false), coalesce(p_partitions, 1), coalesce(p_retention, '1 day'), coalesce(p_max_payload, 1048576),
             p_priorities => coalesce(p_priorities, 1), p_history => coalesce(p_history, '3 days'));
     end if;
-    perform trunkline._need_same(format('queue %L', p_name), 'ordered', r.ordered::text, p_ordered::text);
-    perform trunkline._need_same(format('queue %L', p_name), 'priorities', r.priorities::text, p_priorities::text);
+    perform trunkline._need_same(format('queue "%s"', p_name), 'ordered', r.ordered::text, p_ordered::text);
+    perform trunkline._need_same(format('queue "%s"', p_name), 'priorities', r.priorities::text, p_priorities::text);
     -- A queue with priorities has one partition per level.
-    perform trunkline._need_same(format('queue %L', p_name), 'partitions', case when r.priorities > 1 then 1 else r.partitions end::text,
+    perform trunkline._need_same(format('queue "%s"', p_name), 'partitions', case when r.priorities > 1 then 1 else r.partitions end::text,
                                  case when p_partitions = r.partitions and r.priorities > 1 then 1 else p_partitions end::text);
     if p_lease <> r.lease or p_max_attempts <> r.max_attempts or p_backoff_base <> r.backoff_base or p_backoff_factor <> r.backoff_factor
        or p_backoff_cap <> r.backoff_cap or p_backoff_jitter <> r.backoff_jitter or p_ttl <> coalesce(r.ttl, '0') or p_delivery_delay <> r.delivery_delay
@@ -163,8 +164,8 @@ language plpgsql
 as $$
 begin
     if p_asked <> p_found then
-        perform trunkline._fail('TL020', format('%s exists with %s %s, not %s', p_what, p_field, p_found, p_asked),
-                                format('leave %s out, or use another name', p_field));
+        perform trunkline._fail('TL020', format('%s already exists with %s %s, got %s', p_what, p_field, p_found, p_asked),
+                                format('Omit %s, or use another name.', p_field));
     end if;
 end
 $$;
@@ -228,14 +229,15 @@ declare
     v_waiting int := (select count(*) from trunkline.job_waiting where queue = p_name);
 begin
     if not p_force and v_waiting > 0 then
-        perform trunkline._fail('TL021', format('cannot delete queue %L: %s jobs that wait for other jobs would be enqueued there', p_name, v_waiting),
-                                'cancel them with trunkline.cancel_job, or pass p_force => true to end them as failed');
+        perform trunkline._fail('TL021', format('cannot delete queue "%s": blocked jobs (%s) will be enqueued there', p_name, v_waiting),
+                                'Cancel the jobs with trunkline.cancel_job, or pass p_force => true to end them as failed.');
     end if;
     if not p_force and exists (select from trunkline.dead_letters where queue_id = q.queue_id) then
-        perform trunkline._fail('TL021', format('queue %L has dead letters', p_name), 'redrive or purge them first, or pass p_force => true');
+        perform trunkline._fail('TL021', format('cannot delete queue "%s": it has dead letters', p_name),
+                                'Redrive or purge the dead letters first, or pass p_force => true.');
     end if;
-    perform trunkline._drop_schedules(format('queue %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.queue = p_name), p_force);
-    perform trunkline._fail_waiting(w, format('queue %L was deleted', p_name))
+    perform trunkline._drop_schedules(format('queue "%s"', p_name), array(select s.schedule_id from trunkline.schedules s where s.queue = p_name), p_force);
+    perform trunkline._fail_waiting(w, format('queue "%s" was deleted', p_name))
     from (select * from trunkline.job_waiting where queue = p_name order by waiting_id for update) w;
     delete from trunkline.cursors where queue_id = q.queue_id;
     delete from trunkline.subscriptions where queue_id = q.queue_id;
@@ -381,7 +383,8 @@ begin
             nullif(p_filter, '{}'))
     on conflict do nothing returning * into s;
     if not found then
-        perform trunkline._fail('TL020', format('queue %L already has a subscription %L', p_queue, v_name), 'give it another p_name, or unsubscribe first');
+        perform trunkline._fail('TL020', format('queue "%s" already has a subscription "%s"', p_queue, v_name),
+                                'Pass another p_name, or unsubscribe first.');
     end if;
     for p in 0 .. t.partitions - 1 loop
         perform trunkline._make_cursor(s, t, p, trunkline._place(t, p, p_start));
@@ -401,7 +404,7 @@ begin
         begin
             v_regex := trunkline._pattern_regex(s.pattern);
         exception when sqlstate 'TL001' then
-            raise warning 'pattern % of subscription %: %', s.pattern, s.subscription_id, sqlerrm;
+            raise warning 'pattern "%" of subscription % is not translated again: %', s.pattern, s.subscription_id, sqlerrm;
             continue;
         end;
         if v_regex <> s.pattern_regex then
@@ -428,7 +431,8 @@ declare
 begin
     delete from trunkline.subscriptions where queue_id = q.queue_id and name = p_name and topic_id <> q.inbox_id;
     if not found then
-        perform trunkline._fail('TL013', format('queue %L has no subscription %L', p_queue, p_name), 'see trunkline.list_subscriptions');
+        perform trunkline._fail('TL013', format('queue "%s" has no subscription "%s"', p_queue, p_name),
+                                'List the subscriptions with trunkline.list_subscriptions.');
     end if;
 end
 $$;

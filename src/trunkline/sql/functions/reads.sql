@@ -14,14 +14,15 @@ begin
     if current_setting('transaction_isolation') = 'read committed' then
         raise exception using errcode = 'TLX00';
     elsif trunkline._rotated_since_snapshot() then
-        perform trunkline._fail('40001', 'the snapshot of this transaction is older than a rotation of tables', 'retry in a new transaction, or use read committed');
+        perform trunkline._fail('40001', 'snapshot of this transaction is older than the last rotation of tables',
+                                'Retry in a new transaction, or use READ COMMITTED.');
     end if;
 end
 $$;
 
 -- Locks the rotated tables for a read with several statements, or with functions that use their caller's
--- snapshot. Upkeep empties no partition until the read ends. The order is that of upkeep, which rotates leases
--- and then swaps slots in one transaction: in another order the two could wait for each other.
+-- snapshot. Upkeep empties no partition until the read ends. Upkeep rotates leases and then swaps slots in one
+-- transaction. This function acquires the locks in the same order, to avoid a deadlock.
 create or replace function trunkline._begin_read() returns void
 language plpgsql
 as $$

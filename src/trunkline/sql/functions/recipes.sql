@@ -11,8 +11,8 @@ declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
     if t.partitions > 1 then
-        perform trunkline._fail('TL023', format('%s needs a topic with one partition, %L has %s', p_verb, p_topic, t.partitions),
-                                'use trunkline.fetch and trunkline.commit');
+        perform trunkline._fail('TL023', format('%s needs a topic with one partition, topic "%s" has %s', p_verb, p_topic, t.partitions),
+                                'Use trunkline.fetch and trunkline.commit.');
     end if;
     return t;
 end
@@ -82,7 +82,8 @@ begin
     perform trunkline._check_range('start', p_start, 1, 9e17);
     perform trunkline._check_range('end', p_end, -1, 9e17);
     if p_end - p_start >= 100000 then
-        perform trunkline._fail('TL004', format('offsets %s to %s are more than 100,000 messages', p_start, p_end), 'read them in several calls');
+        perform trunkline._fail('TL004', format('cannot read more than 100,000 messages in one call, got offsets %s to %s', p_start, p_end),
+                                'Read in several calls.');
     end if;
     if p_end >= p_start then
         return query select r.log_offset, r.payload, r.created_at from trunkline.read(p_topic, 0, p_start, (p_end - p_start + 1)::int) r;

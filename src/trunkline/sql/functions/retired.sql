@@ -1,5 +1,5 @@
--- Signatures that a later version of this schema replaced: `drop function if exists ...`. Applied in the transaction that
--- creates their successors, so that callers always find one of the two.
+-- Drops signatures that a later version of this schema has replaced. Applied in the transaction that creates
+-- their successors, so that callers always find one of the two.
 drop function if exists trunkline._append(trunkline.topics, bytea[], uuid[], text[], text[], text[], jsonb[], text[], timestamptz[], int[]);
 drop function if exists trunkline._drawable_cursors(trunkline.queues, int, text[]);
 drop function if exists trunkline._release_due(int, int), trunkline._release_due_of(int[], text[]), trunkline._upkeep_due(), trunkline.purge_queue(text, int);
@@ -9,8 +9,9 @@ drop function if exists trunkline._needed_from(int), trunkline._roll_up_queue(tr
 drop function if exists trunkline.archive_tiers(text, int, bigint, bigint, text),
     trunkline.add_archive_files(text, int[], bigint[], bigint[], text[], bigint[], timestamptz[], timestamptz[], text[]);
 
--- Not in a migration, since functions that return the type must change in the same transaction. created_at is the time of the publish, entered_at the time at
--- which the message entered the log, topic the one that a redriven message came from.
+-- Not in a migration, since functions that return the type must change in the same transaction. created_at:
+-- time of the publish; entered_at: time at which the message entered the log; topic: original topic of a
+-- redriven message.
 do $do$
 begin
     if not exists (select from pg_attribute where attrelid = 'trunkline.log_row'::regclass and attname = 'entered_at') then

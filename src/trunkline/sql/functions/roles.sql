@@ -81,8 +81,8 @@ begin
     for r in select v.role, v.verbs from trunkline._verbs() v loop
         if not trunkline._has_role(r.role) then
             if not exists (select from pg_roles where rolname = current_user and (rolcreaterole or rolsuper)) then
-                raise notice 'role % is not there and % may not create it', r.role, current_user
-                    using hint = format('as an administrator: create role %I nologin; then select trunkline.grant_roles()', r.role);
+                raise notice 'role "%" does not exist, and role "%" cannot create it', r.role, current_user
+                    using hint = format('Run "create role %I nologin" as an administrator, then "select trunkline.grant_roles()".', r.role);
                 continue;
             end if;
             begin
@@ -95,7 +95,7 @@ begin
         begin
             execute format('grant usage on schema trunkline to %I', r.role);
         exception when insufficient_privilege then
-            raise notice 'the owner of schema trunkline must grant its usage to %', r.role;
+            raise notice 'cannot grant usage on schema trunkline to role "%": only the owner of the schema can', r.role;
         end;
         -- Revokes rights that an earlier release granted and this one does not.
         execute format('revoke all on all routines in schema trunkline from %I', r.role);

@@ -231,7 +231,7 @@ begin
                 begin
                     v_count := v_count + trunkline._roll_up_queues(array[v_queue], v_now, v_before);
                 exception when others then
-                    raise warning 'queue % cannot be rolled up: % (%)', (select name from trunkline.queues where queue_id = v_queue), sqlerrm, sqlstate;
+                    raise warning 'cannot write the rollup of queue "%": % (%)', (select name from trunkline.queues where queue_id = v_queue), sqlerrm, sqlstate;
                 end;
             end loop;
         end;
@@ -241,7 +241,7 @@ begin
             perform trunkline._roll_up_group(v_group, v_now);
             v_count := v_count + 1;
         exception when others then
-            raise warning 'group number % cannot be rolled up: % (%)', v_group, sqlerrm, sqlstate;
+            raise warning 'cannot write the rollup of group number %: % (%)', v_group, sqlerrm, sqlstate;
         end;
     end loop;
     perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);

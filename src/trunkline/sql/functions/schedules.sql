@@ -27,8 +27,8 @@ begin
         end if;
         v_step := coalesce(v_parts[4], '1');
         if v_first is null or v_last is null or v_first < p_min or v_last > p_max or v_first > v_last or v_step = 0 then
-            perform trunkline._fail('TL001', format('cron: %L is not a valid %s', left(v_term, 50), p_field),
-                format('use *, a number from %s to %s%s, a range such as %s-%s, a step such as */2, or a list of these', p_min, p_max,
+            perform trunkline._fail('TL001', format('invalid value for cron field %s: "%s"', p_field, left(v_term, 50)),
+                format('Use *, a number from %s to %s%s, a range such as %s-%s, a step such as */2, or a list of these.', p_min, p_max,
                        case when p_names is null then '' else format(' or a name (%s to %s)', p_names[1], p_names[cardinality(p_names)]) end, p_min, p_max));
         end if;
         while v_first <= v_last loop
@@ -56,8 +56,8 @@ begin
         when '@MONTHLY' then '0 0 1 * *' when '@YEARLY' then '0 0 1 1 *' when '@ANNUALLY' then '0 0 1 1 *' else v_text end;
     v_parts := regexp_split_to_array(v_text, '[ \t]+');
     if v_text is null or cardinality(v_parts) <> 5 or length(v_text) > 500 then
-        perform trunkline._fail('TL001', format('cron: %s does not have 5 fields', coalesce(quote_literal(left(p_cron, 100)), 'null')),
-            'write "minute hour day-of-month month day-of-week", for example "0 9 * * MON-FRI", or @hourly, @daily, @weekly, @monthly, @yearly');
+        perform trunkline._fail('TL001', format('cron expression must have 5 fields, got %s', trunkline._quoted(p_cron)),
+            'Write "minute hour day-of-month month day-of-week", for example "0 9 * * MON-FRI", or @hourly, @daily, @weekly, @monthly, @yearly.');
     end if;
     c.minutes := trunkline._cron_field('minute', v_parts[1], 0, 59, null);
     c.hours := trunkline._cron_field('hour', v_parts[2], 0, 23, null);
@@ -299,8 +299,8 @@ begin
     end if;
     select string_agg(x.name, ', ') into v_near
     from (select name from pg_timezone_names where name ilike '%' || replace(replace(p_zone, ' ', '_'), '%', '') || '%' and name !~ '^posix/' order by name limit 3) x;
-    perform trunkline._fail('TL001', format('there is no time zone %s', coalesce(quote_literal(left(p_zone, 100)), 'null')),
-                            coalesce('did you mean: ' || v_near, 'use an IANA name such as Europe/Berlin; the view pg_timezone_names has them all'));
+    perform trunkline._fail('TL001', format('time zone %s does not exist', trunkline._quoted(p_zone)),
+                            coalesce('Did you mean ' || v_near || '?', 'Use an IANA name such as Europe/Berlin. The view pg_timezone_names lists all names.'));
 end
 $$;
 
@@ -310,7 +310,8 @@ language plpgsql
 as $$
 begin
     if p_tick is null then
-        perform trunkline._fail('TL001', format('cron: %L never comes', p_cron), 'no month has such a day; check day-of-month and month');
+        perform trunkline._fail('TL001', format('cron expression "%s" matches no date in the next 50 years', p_cron),
+                                'Check day-of-month and month.');
     end if;
     return p_tick;
 end
@@ -329,7 +330,8 @@ begin
     perform trunkline._check_timezone(p_timezone);
     perform trunkline._check_range('n', p_n, 1, 10000);
     if v_tick not between '1900-01-01' and '9000-01-01' then
-        perform trunkline._fail('TL001', format('after is %s', v_tick), 'give a time between the years 1900 and 9000');
+        perform trunkline._fail('TL001', format('after must be in the years 1900 to 9000, got %s', v_tick),
+                                'Use a time in this range.');
     end if;
     for i in 1 .. p_n loop
         v_tick := trunkline._cron_next(c, p_timezone, v_tick);
@@ -356,7 +358,8 @@ begin
         select * into s from trunkline.schedules where name = p_name;
     end if;
     if s.name is null then
-        perform trunkline._fail('TL015', format('schedule %L does not exist', p_name), format('create it with trunkline.create_schedule(%L, ...)', p_name));
+        perform trunkline._fail('TL015', format('schedule "%s" does not exist', p_name),
+                                format('Create it with trunkline.create_schedule(%L, ...).', p_name));
     end if;
     return s;
 end
@@ -376,11 +379,12 @@ declare
 begin
     perform trunkline._check_name('schedule', p_name);
     if num_nonnulls(p_topic, p_queue) <> 1 then
-        perform trunkline._fail('TL001', 'a schedule needs a topic or a queue, one of the two', 'pass p_topic => ... or p_queue => ...');
+        perform trunkline._fail('TL001', format('schedule must have either a topic or a queue, got %s', case when p_topic is null then 'neither' else 'both' end),
+                                'Pass either p_topic or p_queue.');
     end if;
     if p_catch_up is null or p_catch_up not in ('skip', 'one', 'all') then
-        perform trunkline._fail('TL001', format('catch_up is %s', coalesce(quote_literal(left(p_catch_up, 50)), 'null')),
-                                'use skip (forget missed ticks), one (one message for all of them) or all (a message for each)');
+        perform trunkline._fail('TL001', format('catch_up must be "skip", "one" or "all", got %s', trunkline._quoted(p_catch_up, 50)),
+                                'Use "skip" to skip missed runs, "one" for one message for all of them, or "all" for a message for each.');
     end if;
     -- With this lock, a concurrent deletion of the target finds the schedule, or this function finds the
     -- target deleted.
@@ -431,7 +435,8 @@ begin
     values (s.name, s.topic, s.queue, s.cron, s.timezone, s.catch_up, s.payload, s.content_type, s.key, s.routing_key, s.label, s.headers, s.next_at)
     on conflict (name) do nothing returning * into s;
     if not found then
-        perform trunkline._fail('TL020', format('schedule %L already exists', p_name), 'use trunkline.ensure_schedule to change it');
+        perform trunkline._fail('TL020', format('schedule "%s" already exists', p_name),
+                                'Use another name, or change the existing schedule with trunkline.ensure_schedule.');
     end if;
     return s;
 end
@@ -505,9 +510,9 @@ language plpgsql
 as $$
 begin
     if not p_force and p_schedules <> '{}' then
-        perform trunkline._fail('TL021', format('%s is the target of: %s', p_what,
-                                                (select string_agg('schedule ' || name, ', ' order by name) from trunkline.schedules where schedule_id = any (p_schedules))),
-                                'delete these schedules first, or pass p_force => true');
+        perform trunkline._fail('TL021', format('cannot delete %s: it is the target of %s', p_what,
+                                                (select string_agg(format('schedule "%s"', name), ', ' order by name) from trunkline.schedules where schedule_id = any (p_schedules))),
+                                'Delete these schedules first, or pass p_force => true.');
     end if;
     delete from trunkline.schedules where schedule_id = any (p_schedules);
 end
@@ -606,12 +611,12 @@ begin
             -- 22023: the server no longer has the time zone. Other errors (no space, a lock timeout) may be
             -- gone in the next run.
             if sqlstate not like 'TL%' and sqlstate <> '22023' then
-                raise warning 'schedule % cannot be fired now: % (%)', s.name, sqlerrm, sqlstate;
+                raise warning 'cannot fire schedule "%", will retry in the next run of upkeep: % (%)', s.name, sqlerrm, sqlstate;
             else
                 update trunkline.schedules set paused = true where schedule_id = s.schedule_id;
                 insert into trunkline.alerts (at, kind, detail)
                 values (v_now, 'schedule_paused', jsonb_build_object('schedule', s.name, 'topic', s.topic, 'queue', s.queue, 'code', sqlstate, 'error', sqlerrm));
-                raise warning 'schedule % is paused: %', s.name, sqlerrm;
+                raise warning 'paused schedule "%": %', s.name, sqlerrm;
             end if;
         end;
         exit when v_count >= 1000;

@@ -297,12 +297,14 @@ declare
 begin
     perform trunkline._need_read_committed('settling');
     if cardinality(p_receipts) > 10000 then
-        perform trunkline._fail('TL004', format('%s receipts, the limit is 10,000', cardinality(p_receipts)), 'settle in several calls');
+        perform trunkline._fail('TL004', format('cannot settle more than 10,000 receipts in one call, got %s', cardinality(p_receipts)),
+                                'Settle in several calls.');
     end if;
     if p_receipts is null or array_ndims(p_receipts) > 1 then
-        perform trunkline._fail('TL001', 'the receipts are null or not a plain array', 'pass the receipts that claim answered');
+        perform trunkline._fail('TL001', 'receipts must be a one-dimensional array, got ' || case when p_receipts is null then 'null' else array_ndims(p_receipts) || ' dimensions' end,
+                                'Pass the receipts that claim returned.');
     elsif array_position(p_receipts, null) is not null then
-        perform trunkline._fail('TL001', 'a receipt is null', 'pass the receipts that claim answered');
+        perform trunkline._fail('TL001', 'receipts must not contain null', 'Pass the receipts that claim returned.');
     end if;
     perform trunkline._check_duration('delay', p_delay, '0', '365 days');
     if length(p_error) > 10000 then

@@ -29,8 +29,8 @@ begin
 end
 $$;
 
--- Returns the next ticks of a log, up to 1,000, in the order of offsets: those that start at or after p_offset and
--- below p_until. One ordered scan is much cheaper than a search for each tick (_tick_of).
+-- Returns the next ticks of a log, up to 1,000, in the order of offsets: those that start at or after p_offset
+-- and below p_until. One ordered scan replaces a search for each tick (_tick_of).
 create or replace function trunkline._next_ticks(p_log int, p_offset bigint, p_until bigint) returns trunkline.ticks[]
 language plpgsql
 as $$
@@ -89,8 +89,8 @@ begin
         end if;
         if t.log is null or v_next >= t.first_offset + t.n then
             if v_next > trunkline._head(v_log) then
-                perform trunkline._fail('TL007', format('offset %s of partition %s of topic %L is beyond the head', v_next, p_partition, p_topic),
-                                        'a standby may be behind: wait for it, or read from the primary');
+                perform trunkline._fail('TL007', format('offset %s is out of range: the head of topic "%s", partition %s, is %s', v_next, p_topic, p_partition, trunkline._head(v_log)),
+                                        'Wait if this is a standby, which may be behind, or read from the primary.');
             end if;
             perform trunkline._below_base(x.topic_id, p_partition, v_next);
         end if;
@@ -134,7 +134,8 @@ language plpgsql
 as $$
 begin
     if not exists (select from trunkline.topics t where t.topic_id = p_topic_id and t.kind = 'topic') then
-        perform trunkline._fail('TL010', format('there is no topic with number %s', p_topic_id), 'it was deleted meanwhile');
+        perform trunkline._fail('TL010', format('topic number %s does not exist', p_topic_id),
+                                'Start again: the topic was deleted during the read.');
     end if;
     return query execute format('
         select m.id, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
@@ -180,8 +181,8 @@ begin
         select * into c from trunkline.cursors where cursor_id = r.cursor_id;
         s := trunkline._position(c);
         if s.deadline > trunkline.clock() then
-            perform trunkline._fail('TL021', format('member %L reads partition %s of group %L', s.member, c.partition, p_group),
-                                    'give the Spark query a group of its own');
+            perform trunkline._fail('TL021', format('cannot move group "%s": member "%s" holds partition %s', p_group, s.member, c.partition),
+                                    'Use a separate group for the Spark query.');
         end if;
         if r.next_offset - 1 > s.committed then
             s.committed := r.next_offset - 1;
@@ -253,7 +254,7 @@ declare
 begin
     perform trunkline._need_read_committed('open_stage');
     if p_attempt is null then
-        perform trunkline._fail('TL001', 'the attempt is null', 'give each attempt a uuid of its own');
+        perform trunkline._fail('TL001', 'attempt must not be null', 'Use a new uuid for each attempt.');
     end if;
     for r in select u.partition, u.rows from unnest(p_partitions, p_rows) u(partition, rows) order by u.partition loop
         perform trunkline._check_partition(t, r.partition);
@@ -308,11 +309,11 @@ declare
 begin
     select count(*) filter (where role = p_role), count(*) into v_mine, v_all from trunkline.staged_segments where sealed_at is null;
     if v_mine >= trunkline._setting('staged_segments_per_role')::int then
-        perform trunkline._fail('TL004', format('role %I cannot have more than %s open segments of staged rows', p_role, trunkline._setting('staged_segments_per_role')),
-                                'commit or drop attempts, write smaller batches, or let an owner raise the setting staged_segments_per_role');
+        perform trunkline._fail('TL004', format('role "%s" cannot have more than %s open segments of staged rows', p_role, trunkline._setting('staged_segments_per_role')),
+                                'Commit or drop attempts, write smaller batches, or ask an owner to raise the setting staged_segments_per_role.');
     elsif v_all >= trunkline._setting('staged_segments')::int then
         perform trunkline._fail('TL004', format('the database cannot have more than %s open segments of staged rows', trunkline._setting('staged_segments')),
-                                'commit or drop attempts, write smaller batches, or let an owner raise the setting staged_segments');
+                                'Commit or drop attempts, write smaller batches, or ask an owner to raise the setting staged_segments.');
     end if;
 end
 $$;
@@ -385,16 +386,20 @@ begin
                         from trunkline.topic_%s_%s_%s where id >= $1 and id < $2', s.topic_id, s.partition, s.segment)
             into f using s.first_id, s.first_id + s.n;
         if f.n <> s.n then
-            perform trunkline._fail('TL024', format('%s of %s staged rows are there', f.n, s.n), 'copy them all before the stage is closed');
+            perform trunkline._fail('TL024', format('expected %s staged rows, got %s', s.n, f.n),
+                                    'Copy all rows before you call close_stage.');
         elsif f.longest > s.max_payload then
-            perform trunkline._fail('TL003', format('a payload has %s bytes, the limit of %s is %s', f.longest, s.name, s.max_payload),
-                                    'store it elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue');
+            perform trunkline._fail('TL003', format('payload must have at most %s bytes in "%s", got %s', s.max_payload, s.name, f.longest),
+                                    'Store large data elsewhere and publish a reference, or raise max_payload with trunkline.alter_topic or trunkline.alter_queue.');
         elsif f.odd > 0 then
-            perform trunkline._fail('TL001', format('%s messages have headers that are not a JSON object', f.odd), 'write them as {"name": "value"}');
+            perform trunkline._fail('TL001', format('headers must be a JSON object, got another type in %s messages', f.odd),
+                                    'Write headers as {"name": "value"}.');
         elsif f.oldest < s.at then
-            perform trunkline._fail('TL001', 'created_at is before the stage was opened', 'use the time that open_stage returns');
+            perform trunkline._fail('TL001', format('created_at must not be before the time of open_stage, %s, got %s', s.at, f.oldest),
+                                    'Use the time that open_stage returned.');
         elsif f.newest > trunkline.clock() then
-            perform trunkline._fail('TL001', 'created_at is in the future', 'take the time that open_stage answers');
+            perform trunkline._fail('TL001', format('created_at must not be in the future, got %s', f.newest),
+                                    'Use the time that open_stage returned.');
         end if;
         -- Only the row that was checked: another session may have reserved more ids for the same attempt.
         update trunkline.staged x set complete = true where x.log = s.log and x.first_id = s.first_id and x.attempt = p_attempt;
@@ -410,8 +415,8 @@ create or replace function trunkline.drop_stage(p_attempts uuid[]) returns void
 language sql
 as $$ delete from trunkline.staged where attempt = any (p_attempts) and trunkline._acts_for(role) $$;
 
--- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a run
--- of the same job that was killed. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
+-- Abandons the other staged rows of the jobs that these attempts belong to: of tasks that ran twice, and of a
+-- killed run of the same job. Attempts of one job are uuids of version 8 with the same first 8 bytes. Skips
 -- rows that another transaction has locked.
 create or replace function trunkline._drop_jobs(p_attempts uuid[]) returns void
 language plpgsql
@@ -438,7 +443,8 @@ as $$
 begin
     perform trunkline._check_writer(p_writer);
     if p_role is null or not trunkline._has_role(p_role) then
-        perform trunkline._fail('TL001', format('role %L does not exist', p_role), 'name a role of this cluster');
+        perform trunkline._fail('TL001', format('role %s does not exist', trunkline._quoted(p_role)),
+                                'Use a role of this database cluster.');
     end if;
     insert into trunkline.sink_writers values (p_writer, p_role, trunkline.clock())
     on conflict (writer) do update set role = excluded.role, at = excluded.at;
@@ -451,7 +457,8 @@ language plpgsql
 as $$
 begin
     if p_writer is null or length(p_writer) not between 1 and 300 then
-        perform trunkline._fail('TL001', 'the name of the writer is empty or longer than 300 characters', 'use a short fixed name');
+        perform trunkline._fail('TL001', format('writer name must have 1 to 300 characters, got %s', coalesce(length(p_writer)::text, 'null')),
+                                'Use a short name that does not change between runs.');
     end if;
 end
 $$;
@@ -466,8 +473,8 @@ declare
     v_role text := (select role from trunkline.sink_writers where writer = p_writer);
 begin
     if not trunkline._acts_for(v_role) then
-        perform trunkline._fail('42501', format('writer %L belongs to role %I', p_writer, v_role),
-                                'use another name for the writer, or let an owner call trunkline.assign_writer');
+        perform trunkline._fail('42501', format('writer "%s" belongs to role "%s"', p_writer, v_role),
+                                'Use another writer name, or ask an owner to call trunkline.assign_writer.');
     elsif v_role is null or not trunkline._has_role(v_role) then
         insert into trunkline.sink_writers values (p_writer, trunkline._caller(), trunkline.clock())
         on conflict (writer) do update set role = excluded.role, at = excluded.at;
@@ -479,10 +486,10 @@ $$;
 -- number of rows, or null if this version was published before. Abandons other attempts of the same job
 -- (_drop_jobs).
 --
--- Versions of a writer have to grow. Raises TL001 if a later version was published and there is no record of
--- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not have p_rows complete rows in all: the others were lost in a crash, or
--- abandoned. Then nothing is published, and the tasks have to run again. Raises 42501 if the writer belongs
--- to another role.
+-- Versions of a writer must increase. Raises TL001 if a later version was published and there is no record of
+-- this one: records of all but the newest version are deleted after a day. Raises TL024 if the attempts do not
+-- have p_rows complete rows in total, because rows were lost in a crash or abandoned. Then nothing is
+-- published, and the tasks must run again. Raises 42501 if the writer belongs to another role.
 --
 -- Locks the writer (778008) and the sequencing of each partition (778001) until the transaction ends.
 -- Publishers do not wait for these locks. Needs read committed.
@@ -510,9 +517,8 @@ begin
     end if;
     v_newest := trunkline.newest_commit(p_writer);
     if v_newest > p_version then
-        perform trunkline._fail('TL001', format('version %s of writer %L cannot be published after version %s, and there is no record that it was published before',
-                                                p_version, p_writer, v_newest),
-                                'versions of a writer must grow: use a later version, or another name for the writer (Spark: txnVersion, txnAppId)');
+        perform trunkline._fail('TL001', format('version of writer "%s" must be above %s, got %s', p_writer, v_newest, p_version),
+                                'Use a later version, or another writer name. In Spark, the options are txnVersion and txnAppId.');
     end if;
     -- A row leaves this table in the transaction that gives its offsets, so it cannot get offsets twice.
     with taken as (
@@ -521,7 +527,8 @@ begin
     select coalesce(sum(k.n), 0), array_agg(k.ord), array_agg(k.log), array_agg(k.first_id), array_agg(k.n)
       into v_found, v_ords, v_logs, v_ids, v_ns from taken k;
     if v_found <> v_expected then
-        perform trunkline._fail('TL024', format('%s of %s staged rows are left', v_found, v_expected), 'a crash, three days of waiting or the end of the topic took the others: run the write again');
+        perform trunkline._fail('TL024', format('expected %s staged rows, got %s', v_expected, v_found),
+                                'Run the write again. Rows were lost in a crash, abandoned after three days, or deleted with their topic.');
     end if;
     perform trunkline._keep_staged(v_logs, v_ids);
     perform trunkline._drop_jobs(p_attempts);
@@ -555,7 +562,7 @@ begin
         for share) x;
     if v_open <> (select count(distinct (u.log, u.first_id / t.segment_rows)) from unnest(p_logs, p_ids) u(log, first_id)
                   join trunkline.logs l using (log) join trunkline.topics t using (topic_id)) then
-        perform trunkline._fail('TL024', 'the staged rows were given up', 'they were staged more than three days ago: run the write again');
+        perform trunkline._fail('TL024', 'staged rows were abandoned after three days', 'Run the write again.');
     end if;
 end
 $$;
@@ -667,9 +674,11 @@ declare
     v_now timestamptz := trunkline.clock();
 begin
     if p_name is null or length(p_name) not between 1 and 300 then
-        perform trunkline._fail('TL001', 'the name of the pipeline is empty or longer than 300 characters', 'use a short name');
+        perform trunkline._fail('TL001', format('pipeline name must have 1 to 300 characters, got %s', coalesce(length(p_name)::text, 'null')),
+                                'Use a shorter name.');
     elsif p_state is null or p_state not in ('running', 'done', 'failed', 'stopped') then
-        perform trunkline._fail('TL001', format('state is %s', coalesce(quote_literal(p_state), 'null')), 'use running, done, failed or stopped');
+        perform trunkline._fail('TL001', format('state must be "running", "done", "failed" or "stopped", got %s', trunkline._quoted(p_state)),
+                                'Use one of these states.');
     end if;
     insert into trunkline.pipelines as p (name, kind, state, batch, rows, rows_per_second, lag, error, detail, started_at, updated_at, ended_at)
     values (p_name, p_kind, p_state, p_batch, coalesce(p_rows, 0), p_rows_per_second, p_lag, p_error, coalesce(p_detail, '{}'), v_now, v_now,

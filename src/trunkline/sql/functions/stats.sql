@@ -383,7 +383,7 @@ begin
         null;
     end;
     if current_setting('transaction_isolation') <> 'read committed' and trunkline._rotated_since_snapshot() then
-        raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than a rotation', hint = 'Retry in a new transaction.';
+        raise exception using errcode = '40001', message = 'cannot audit a queue in a snapshot that is older than the last rotation of tables', hint = 'Retry in a new transaction.';
     end if;
 end
 $$;

@@ -10,13 +10,14 @@ declare
     v_bad text;
 begin
     if coalesce(cardinality(p_scopes), 0) not between 1 and 100 then
-        perform trunkline._fail('TL001', 'a token has 1 to 100 scopes', 'such as publish:orders.* or admin:*');
+        perform trunkline._fail('TL001', format('token must have 1 to 100 scopes, got %s', coalesce(cardinality(p_scopes)::text, 'null')),
+                                'Use scopes such as publish:orders.* or admin:*.');
     end if;
     select s into v_bad from unnest(p_scopes) s
     where s is null or s !~ '^(publish|consume|read|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
     if found then
-        perform trunkline._fail('TL001', format('the scope %L is not valid', left(v_bad, 220)),
-                                'write publish, consume, read or admin, a colon, and a name in which * stands for any characters');
+        perform trunkline._fail('TL001', format('scope must have the form right:name, got %s', trunkline._quoted(v_bad, 220)),
+                                'Write publish, consume, read or admin, a colon, and a name in which * matches any characters.');
     end if;
 end
 $$;
@@ -33,12 +34,14 @@ begin
     perform trunkline._check_name('token', p_name);
     perform trunkline._check_scopes(p_scopes);
     if p_expires_at <= trunkline.clock() then
-        perform trunkline._fail('TL001', 'the token would have expired already', 'give a time to come');
+        perform trunkline._fail('TL001', format('expiry of a token must be in the future, got %s', p_expires_at),
+                                'Use a later time.');
     end if;
     insert into trunkline.tokens (token_id, name, hash, scopes, expires_at) values (p_token_id, p_name, p_hash, p_scopes, p_expires_at)
     on conflict do nothing returning * into v_row;
     if not found then
-        perform trunkline._fail('TL020', format('token %L already exists', p_name), 'use another name, or rotate it');
+        perform trunkline._fail('TL020', format('token "%s" already exists', p_name),
+                                'Use another name, or rotate the existing token.');
     end if;
     return v_row;
 end
@@ -54,7 +57,8 @@ declare
 begin
     select * into v_row from trunkline.tokens where name = p_name;
     if not found then
-        perform trunkline._fail('TL016', format('token %L does not exist', p_name), 'see trunkline token list');
+        perform trunkline._fail('TL016', format('token "%s" does not exist', p_name),
+                                'List the tokens with "trunkline token list".');
     end if;
     return v_row;
 end

@@ -32,11 +32,11 @@ language plpgsql
 as $$
 begin
     if p_kind = 'inbox' then
-        perform trunkline._fail('TL011', format('queue %L does not exist', p_name),
-                                format('create it with trunkline.create_queue(%L)', p_name));
+        perform trunkline._fail('TL011', format('queue "%s" does not exist', p_name),
+                                format('Create it with trunkline.create_queue(%L).', p_name));
     end if;
-    perform trunkline._fail('TL010', format('topic %L does not exist', p_name),
-                            format('create it with trunkline.create_topic(%L)', p_name));
+    perform trunkline._fail('TL010', format('topic "%s" does not exist', p_name),
+                            format('Create it with trunkline.create_topic(%L).', p_name));
 end
 $$;
 
@@ -86,9 +86,9 @@ begin
     perform from trunkline.logs where log = p_topic_id * 64 + p_partition for key share;
     if not found then
         if exists (select from trunkline.deletions where topic_id = p_topic_id and queue_id is not null) then
-            perform trunkline._fail('TL011', 'the queue was deleted', 'create it again with trunkline.create_queue');
+            perform trunkline._fail('TL011', 'queue was deleted', 'Create it again with trunkline.create_queue.');
         end if;
-        perform trunkline._fail('TL010', 'the topic was deleted', 'create it again with trunkline.create_topic');
+        perform trunkline._fail('TL010', 'topic was deleted', 'Create it again with trunkline.create_topic.');
     end if;
 end
 $$;
@@ -583,7 +583,7 @@ begin
     perform trunkline._check_duration('retention', p_retention, '0', '100 years');
     perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
     if p_retention is null then
-        perform trunkline._fail('TL005', 'retention is null', 'give a duration, for example interval ''7 days''');
+        perform trunkline._fail('TL005', 'retention must not be null', 'Use a duration such as interval ''7 days''.');
     end if;
     -- Sessions that create the same name wait for each other here. So ensure_topic and ensure_queue find what
     -- another session has created.
@@ -594,8 +594,9 @@ begin
     on conflict (kind, name) do nothing
     returning * into t;
     if not found then
-        perform trunkline._fail('TL020', format('%s %L already exists', case p_kind when 'inbox' then 'queue' else 'topic' end, p_name),
-                                case p_kind when 'inbox' then 'use trunkline.ensure_queue if that is fine' else 'use trunkline.ensure_topic if that is fine' end);
+        perform trunkline._fail('TL020', format('%s "%s" already exists', case p_kind when 'inbox' then 'queue' else 'topic' end, p_name),
+                                case p_kind when 'inbox' then 'Use another name, or trunkline.ensure_queue to update the existing queue.'
+                                            else 'Use another name, or trunkline.ensure_topic to update the existing topic.' end);
     end if;
     for p in 0 .. p_partitions - 1 loop
         perform trunkline._make_log(t.topic_id, p);
@@ -637,7 +638,7 @@ as $$
 begin
     perform trunkline._check_name('topic', p_name);
     if p_segment_rows is null then
-        perform trunkline._fail('TL001', 'segment_rows is null', 'leave it out, or give a number');
+        perform trunkline._fail('TL001', 'segment_rows must not be null', 'Omit segment_rows, or use a number.');
     end if;
     return trunkline._make_topic('topic', p_name, p_partitions, p_retention, p_retention_bytes, p_hard_retention,
                                  p_max_payload, p_segment_rows);
@@ -664,8 +665,8 @@ begin
                                       coalesce(p_max_payload, 1048576));
     end if;
     if p_partitions is not null and p_partitions <> t.partitions then
-        perform trunkline._fail('TL020', format('topic %L exists with %s partitions, not %s', p_name, t.partitions, p_partitions),
-                                'leave partitions out, or change the topic with trunkline.alter_topic');
+        perform trunkline._fail('TL020', format('topic "%s" already exists with %s partitions, got %s', p_name, t.partitions, p_partitions),
+                                'Omit partitions, or change the topic with trunkline.alter_topic.');
     end if;
     if p_retention <> t.retention or p_retention_bytes <> coalesce(t.retention_bytes, 0) or p_max_payload <> t.max_payload
        or p_hard_retention is not null and t.hard_retention is distinct from p_hard_retention then
@@ -703,8 +704,8 @@ begin
     perform trunkline._check_duration('retention', p_retention, '0', '100 years');
     perform trunkline._check_duration('hard_retention', p_hard_retention, '0', '100 years');
     if p_partitions < t.partitions then
-        perform trunkline._fail('TL023', format('topic %L has %s partitions and cannot go down to %s', p_name, t.partitions, p_partitions),
-                                'create another topic and move its readers');
+        perform trunkline._fail('TL023', format('cannot remove partitions of topic "%s": it has %s partitions, got %s', p_name, t.partitions, p_partitions),
+                                'Create another topic and move the readers to it.');
     end if;
     for p in t.partitions .. coalesce(p_partitions, 0) - 1 loop
         perform trunkline._make_log(t.topic_id, p);
@@ -791,7 +792,8 @@ begin
     while v_open && trunkline._publishers(t) loop
         if clock_timestamp() > v_end then
             raise exception using errcode = 'lock_not_available',
-                message = format('%s %L is used by a transaction that is still open', case t.kind when 'inbox' then 'queue' else 'topic' end, t.name);
+                message = format('cannot delete %s "%s": an open transaction has published to it', case t.kind when 'inbox' then 'queue' else 'topic' end, t.name),
+                hint = 'Retry. Run "trunkline doctor" to find the blocking session.';
         end if;
         perform pg_sleep(0.01);
     end loop;
@@ -848,13 +850,13 @@ declare
     v_readers text;
 begin
     select string_agg(x.reader, ', ' order by x.reader) into v_readers
-    from (select distinct format('%s %s', s.kind, coalesce(q.name, s.name)) as reader
+    from (select distinct format('%s "%s"', s.kind, coalesce(q.name, s.name)) as reader
           from trunkline.subscriptions s left join trunkline.queues q using (queue_id) where s.topic_id = t.topic_id) x;
     if v_readers is not null and not p_force then
-        perform trunkline._fail('TL021', format('topic %L is read by: %s', p_name, v_readers),
-                                'remove these readers first, or pass p_force => true');
+        perform trunkline._fail('TL021', format('cannot delete topic "%s": it is read by %s', p_name, v_readers),
+                                'Remove these readers first, or pass p_force => true to delete the topic anyway.');
     end if;
-    perform trunkline._drop_schedules(format('topic %L', p_name), array(select s.schedule_id from trunkline.schedules s where s.topic = p_name), p_force);
+    perform trunkline._drop_schedules(format('topic "%s"', p_name), array(select s.schedule_id from trunkline.schedules s where s.topic = p_name), p_force);
     delete from trunkline.cursors where topic_id = t.topic_id;
     delete from trunkline.subscriptions where topic_id = t.topic_id;
     perform trunkline._drop_topic(t);

@@ -21,8 +21,8 @@ begin
 end
 $$;
 
--- Raises the given error again, unless the topic was deleted. A task may meet the deletion of a topic in many
--- ways; then it has nothing to do for that topic.
+-- Raises the given error again, unless the topic was deleted. A concurrent deletion can make a task fail in
+-- many ways; then the task skips that topic.
 create or replace function trunkline._pass_if_gone(p_topic_id int, p_code text, p_error text) returns void
 language plpgsql
 as $$
@@ -424,7 +424,7 @@ begin
             if v_gone > 0 and v_needed <= r.last_offset then
                 insert into trunkline.alerts (at, kind, detail) values (trunkline.clock(), 'retention_overtook_reader',
                     jsonb_build_object('topic', r.name, 'partition', r.partition, 'reader_needed', v_needed, 'lowest_offset', r.last_offset + 1));
-                raise warning 'retention of topic % removed offsets % to % that a reader still needed', r.name, v_needed, r.last_offset;
+                raise warning 'hard retention removed unread messages of topic "%": offsets % to %', r.name, v_needed, r.last_offset;
             end if;
             v_count := v_count + v_gone;
         exception when lock_not_available then
@@ -475,7 +475,7 @@ begin
             when lock_not_available then
                 null;
             when others then
-                raise warning 'the tables of deleted topic % cannot be dropped: % (%)', d.topic_id, sqlerrm, sqlstate;
+                raise warning 'cannot drop the tables of deleted topic %, will retry in the next run of upkeep: % (%)', d.topic_id, sqlerrm, sqlstate;
         end;
     end loop;
     return v_count;
@@ -920,8 +920,8 @@ declare
     v_wait text := current_setting('lock_timeout');
 begin
     if not exists (select from trunkline._upkeep_tasks() t where t.task = p_task) then
-        perform trunkline._fail('TL001', format('there is no upkeep task %L', p_task),
-                                'use one of: ' || (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t));
+        perform trunkline._fail('TL001', format('upkeep task %s does not exist', trunkline._quoted(p_task)),
+                                format('Use one of: %s.', (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t)));
     end if;
     perform trunkline._need_read_committed('upkeep');
     -- Checked again under the lock: another session may have finished the task in between.
@@ -939,7 +939,7 @@ begin
     perform set_config('lock_timeout', v_wait, true);
     delete from trunkline.upkeep_failures where task = p_task;
     if found then
-        raise notice 'upkeep task % works again', p_task;
+        raise notice 'upkeep task "%" recovered', p_task;
     end if;
     return v_done;
 end
@@ -1015,7 +1015,7 @@ begin
             update trunkline.schedules set next_at = x.tick
             from (select trunkline._cron_next(trunkline._parse_cron(h.cron), h.timezone, v_now) as tick) x where schedule_id = h.schedule_id and x.tick < next_at;
         exception when others then
-            raise warning 'schedule % keeps its next run: % (%)', h.name, sqlerrm, sqlstate;
+            raise warning 'cannot correct the next run of schedule "%": % (%)', h.name, sqlerrm, sqlstate;
         end;
     end loop;
     update trunkline.members m set seen_until = m.seen_until - v_by
@@ -1053,7 +1053,7 @@ begin
     delete from trunkline.upkeep_failures where task = 'clock';
     -- Last, because setval is not rolled back: after an error above, the next call must try again.
     perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
-    raise warning 'upkeep: the server clock went back by %; schedules and time limits set meanwhile were corrected', date_trunc('second', v_by);
+    raise warning 'server clock went back by %; corrected schedules and time limits that were set in between', date_trunc('second', v_by);
     return v_by;
 end
 $$;
@@ -1090,7 +1090,7 @@ begin
     exception when others then
         get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
         if trunkline._upkeep_failed('clock', v_code, v_text) then
-            raise warning 'upkeep: the server clock went back, and correcting what was written meanwhile fails: %', v_text using errcode = v_code;
+            raise warning 'server clock went back; cannot correct schedules and time limits that were set in between: %', v_text using errcode = v_code;
         end if;
     end;
     commit;
@@ -1102,7 +1102,7 @@ begin
         exception when others then
             get stacked diagnostics v_text = message_text, v_code = returned_sqlstate;
             if trunkline._upkeep_failed(r.task, v_code, v_text) then
-                raise warning 'upkeep task % fails: %', r.task, v_text using errcode = v_code;
+                raise warning 'upkeep task "%" failed: %', r.task, v_text using errcode = v_code;
             end if;
         end;
         commit;

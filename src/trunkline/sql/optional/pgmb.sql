@@ -58,7 +58,7 @@ declare
     v_id uuid;
 begin
     if rps is null then
-        perform trunkline._fail('TL001', 'rps is null', 'it must be between 1 and 100000');
+        perform trunkline._fail('TL001', 'rps must be between 1 and 100000, got null', 'Use a value from 1 to 100000.');
     end if;
     perform trunkline._check_range('rps', rps, 1, 100000);
     perform trunkline.create_endpoint($1, $2, p_rate => rps);
@@ -84,10 +84,12 @@ declare
     q          trunkline.queues;
 begin
     if v_endpoint is null then
-        perform trunkline._fail('TL017', format('worker %s does not exist', coalesce(worker_id::text, 'null')), 'create it with pgmb.worker');
+        perform trunkline._fail('TL017', format('worker %s does not exist', coalesce(worker_id::text, 'null')),
+                                'Create it with pgmb.worker.');
     end if;
     if coalesce(length(binding_key), 0) not between 1 and 1000 then
-        perform trunkline._fail('TL001', 'the binding key is empty or longer than 1,000 characters', 'for example order.*');
+        perform trunkline._fail('TL001', format('binding_key must have 1 to 1,000 characters, got %s', coalesce(length(binding_key)::text, 'null')),
+                                'Use a key such as order.*.');
     end if;
     perform trunkline._check_range('max_retries', max_retries, 0, 999);
     q := trunkline.create_queue($1, p_max_attempts => max_retries + 1);
@@ -168,7 +170,7 @@ begin
             end if;
             foreach v_view in array array[v_base || '_queue', v_base || '_dead_letter_queue'] loop
                 if position('(' || quote_literal(p_queue) || '::text)' in pg_get_viewdef(format('pgmb.%I', v_view)::regclass)) = 0 then
-                    raise notice 'view pgmb.% shows another queue; queue % has no view of this name', quote_ident(v_view), quote_ident(p_queue)
+                    raise notice 'view pgmb.% already shows another queue; none was created for queue "%"', quote_ident(v_view), p_queue
                         using hint = format('Read pgmb._references(%1$L) and pgmb._dead(%1$L) instead.', p_queue);
                 end if;
             end loop;
@@ -204,11 +206,13 @@ language plpgsql
 as $$
 begin
     if p_id is null or p_body is null then
-        perform trunkline._fail('TL001', 'the id or the body is null', 'use gen_random_uuid() for the id, and ''null''::jsonb for an empty body');
+        perform trunkline._fail('TL001', 'id and body must not be null',
+                                'Use gen_random_uuid() for the id and ''null''::jsonb for an empty body.');
     end if;
     if p_routing_key is null then
         -- It would match only the binding key *, and the loss would not be noticed.
-        perform trunkline._fail('TL001', 'the routing key is null', 'give the key that bindings are to match, such as order.created; it may be empty');
+        perform trunkline._fail('TL001', 'routing key must not be null',
+                                'Use a key that bindings match, such as order.created, or an empty key.');
     end if;
     perform trunkline.publish('pgmb', p_body, p_routing_key => p_routing_key, p_headers => p_headers, p_id => p_id,
                               p_idempotency_key => p_id::text, p_deliver_at => p_at);
