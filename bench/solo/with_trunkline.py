@@ -41,7 +41,7 @@ class Trunkline:
         await self._mq.enqueue_many(QUEUE, bodies)
 
     async def work(self, seen: Seen) -> None:
-        """Start a task per message, as the other libraries do. Each task awaits the result of its own ack."""
+        """Start a task per message, as the other libraries do. Each task awaits its own ack."""
         running: set[asyncio.Task[None]] = set()
 
         async def handle(delivery: Delivery[Any]) -> None:

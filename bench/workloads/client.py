@@ -147,7 +147,7 @@ async def _in_batches(mq: Client, queue: str, messages: int, seconds: float) -> 
 
 
 async def _in_a_loop(mq: Client, queue: str, messages: int, seconds: float) -> tuple[int, float]:
-    """Start a task per message, which awaits the result of its own ack."""
+    """Start a task per message, which awaits its own ack."""
     start, done, running = time.perf_counter(), 0, set[asyncio.Task[None]]()
 
     async def handle(delivery: Delivery[Any]) -> None:

@@ -93,7 +93,7 @@ class _About:
 
     @property
     def stopping(self) -> str | None:
-        """Why the handler must end now (timeout, lost lease, cancellation or stop), or None.
+        """The reason for which the handler must end now (timeout, lost lease, cancellation or stop), or None.
 
         For handlers that poll it.
         """

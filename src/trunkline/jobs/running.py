@@ -65,7 +65,7 @@ class Item:
         self.settled = False
         self.abandoned = False
         self.reason: str | None = None
-        """Why the handler was cancelled."""
+        """The reason for the cancellation."""
         self.result: bytes | None = None
         self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
         self.began = 0.0
