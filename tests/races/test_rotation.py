@@ -236,3 +236,25 @@ def test_a_read_that_waits_for_a_rotation_holds_nothing_that_it_takes_later(main
         )
         assert main.one(held, reader.pid) == 0
     answer(call)
+
+
+def test_a_dump_sees_all_rows_of_its_snapshot(main: Session, session: MakeSession) -> None:
+    """A dump takes its snapshot before it locks the tables; rotations in between would truncate what it is to save."""
+    main.run("select trunkline.create_queue('q'), trunkline.create_topic('t')")
+    main.run("select trunkline.enqueue_bytes('q', n::text::bytea) from generate_series(1, 20) n")
+    main.run("select trunkline.enqueue('q', '1', p_delay => '1 day'), trunkline.publish('t', '1')")
+    main.run("select count(*) from trunkline.claim('q', 10, '1 hour')")
+    rotate(main)
+    tables = ("leases", "ticks", "cursor_states", "delayed")
+    counts = "select " + ", ".join(f"(select count(*) from trunkline.{table})" for table in tables)
+    dump = session()
+    dump.run("set application_name = 'pg_dump'")
+    dump.run("begin isolation level repeatable read")
+    dump.run("select 1")
+    for _ in range(6):
+        main.run("select trunkline._swap_slots(), trunkline._rotate(), trunkline._upkeep_delayed()")
+    [saved] = dump.run(counts)
+    assert all(saved), dict(zip(tables, saved, strict=True))
+    dump.run("commit")
+    dump.run("set application_name = ''")
+    rotate(main)

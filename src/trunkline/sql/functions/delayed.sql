@@ -221,6 +221,7 @@ begin
         end if;
         execute format('truncate trunkline.delayed_%s', v_oldest);
         update trunkline.delayed_rotation set carried_from = null, carried_upto = 0, carried_bytes = pg_table_size(format('trunkline.delayed_%s', v_current)::regclass);
+        perform trunkline._yield_to_dumps();
         return 1;
     end if;
     -- Only when the partition has grown by as much as was copied to it: so copying costs no more than
@@ -231,7 +232,7 @@ begin
     end if;
     return 0;
 exception when lock_not_available then
-    -- an open publisher holds the partition: the next run tries again
+    -- an open publisher or a dump holds the partition: the next run tries again
     return 0;
 end
 $$;

@@ -399,6 +399,7 @@ begin
     execute format('truncate trunkline.store_%s', trunkline._ring(s.segment));
     update trunkline.logs l set base_offset = u.last_offset + 1 from unnest(v_logs, v_lasts) u(log, last_offset) where l.log = u.log and l.base_offset <= u.last_offset;
     delete from trunkline.segments where log = 1 and segment = s.segment;
+    perform trunkline._yield_to_dumps();
     return 1;
 end
 $$;

@@ -642,6 +642,19 @@ as $$
     update trunkline.logs x set carried_upto = l.upto from l where x.log = l.log
 $$;
 
+-- Fails with lock_not_available while pg_dump is connected. A rotation calls it as its last step, which undoes
+-- the rotation. TRUNCATE is not versioned: a dump whose snapshot is older than the copied rows, and that has
+-- not locked the tables yet, would save neither these nor the rows that were truncated.
+create or replace function trunkline._yield_to_dumps() returns void
+language plpgsql
+as $$
+begin
+    if exists (select from pg_stat_activity where datname = current_database() and application_name like 'pg\_dump%') then
+        raise exception using errcode = 'lock_not_available', message = 'pg_dump is running';
+    end if;
+end
+$$;
+
 -- Empties the older of the two partitions of `ticks` and `positions`, and makes it the current one. Before
 -- that, copies the rows that are still needed, while no other session can use the partition. Other sessions
 -- wait at most for the lock timeout (20 ms) and the copying. Returns 1, or 0 if the locks were not available.
@@ -668,6 +681,7 @@ begin
         execute format('truncate trunkline.ticks_%1$s, trunkline.positions_%1$s', v_new);
         update trunkline.epoch set slot = v_new, rotated_at = trunkline.clock();
         update trunkline.logs set carried_upto = 0 where carried_upto > 0;
+        perform trunkline._yield_to_dumps();
     exception when lock_not_available then
         return 0;
     end;
@@ -706,6 +720,7 @@ begin
             execute format('truncate trunkline.leases_%1$s, trunkline.settled_%1$s, trunkline.extensions_%1$s, trunkline.returns_%1$s, trunkline.later_%1$s,
                             trunkline.cursor_states_%1$s, trunkline.passes_%1$s', v_next);
             update trunkline.rotation set emptied = true, carried_bytes = r.carried_bytes;
+            perform trunkline._yield_to_dumps();
             v_moved := 1;
         exception when lock_not_available then
             return 0;
