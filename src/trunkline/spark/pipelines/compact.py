@@ -11,7 +11,9 @@ import msgspec
 from trunkline.errors import InvalidArgument
 from trunkline.spark.pipelines import frames, spans, tables
 from trunkline.spark.pipelines.frames import Target
+from trunkline.spark.pipelines.replay import topic_number
 from trunkline.spark.pipelines.running import Progress, running
+from trunkline.spark.staging import newest_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,10 +87,11 @@ def compact(
                 if table is not None:
                     tables.write(latest, table, overwrite=overwrite)
                 if target is not None:
-                    ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
-                    writer = f"compact:{topic}:{target.name}:{ends}"
-                    frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
-                    published = keys
+                    # by numbers: topics that are created again have other messages
+                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{spans.digest(found)}"
+                    if newest_version(url, writer) is None:
+                        frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
+                        published = keys
         finally:
             latest.unpersist()
     return CompactReport(

@@ -46,6 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     transform: str | None
     topic_id: int | None = None
     """Offsets are those of the topic with this number; one that is created again under its name has others."""
+    target_id: int | None = None
 
     @property
     def spans(self) -> spans.Spans:
@@ -103,6 +104,7 @@ def replay(
             filter=filter,
             transform=transform,
             topic_id=topic_number(url, topic),
+            target_id=target.number(url),
         )
         plan = wanted if dry_run else keep(url, run.name, wanted)
 
@@ -131,11 +133,16 @@ def keep(url: str, name: str, wanted: Plan) -> Plan:
                 hint="give it another id, or the same settings",
             )
     if kept.topic_id not in (None, wanted.topic_id):
-        raise Conflict(
-            f"{name} was started with topic {kept.topic!r} before that was deleted and created again",
-            hint="give it another id",
-        )
+        raise _created_again(name, "topic", kept.topic)
+    if kept.target_id not in (None, wanted.target_id):
+        raise _created_again(name, kept.kind, kept.target)
     return kept
+
+
+def _created_again(name: str, kind: str, other: str) -> Conflict:
+    return Conflict(
+        f"{name} was started with {kind} {other!r} before that was deleted and created again", hint="give it another id"
+    )
 
 
 def topic_number(url: str, topic: str) -> int:
@@ -168,6 +175,9 @@ def copy(
             skipped += 1
             run.advance(read, total, batch=version)
             continue
+        # Spark reads by the topic's name
+        if plan.topic_id not in (None, topic_number(run.url, plan.topic)):
+            raise _created_again(run.name, "topic", plan.topic)
         begun = time.monotonic()
         seen = Observation()
         frame = make(frames.messages(run, plan.topic, part)).observe(seen, f.count(f.lit(1)).alias("rows"))
