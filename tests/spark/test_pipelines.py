@@ -118,6 +118,15 @@ def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: 
         replay(orders, "orders", id="x", to_queue="q", start=0, spark=spark)
 
 
+def test_replay_at_a_rate(spark: SparkSession, orders: str) -> None:
+    assert replay(orders, "orders", id="slow", to_topic="out", rate=50, spark=spark).chunks == 3
+    at = [each.created_at.timestamp() for each in contents(orders, "out")]
+    # in any two seconds what is allowed in two, and the chunk that begins in them
+    assert len(at) == 300
+    assert all(later - earlier > 1 for earlier, later in zip(at, at[100:], strict=False))
+    assert at[-1] - at[0] > 3
+
+
 def test_compact_keeps_the_latest_and_tombstones(spark: SparkSession, orders: str, tmp_path: Path) -> None:
     with SyncClient(orders) as mq:
         mq.publish("orders", b"", key="k3")
