@@ -61,7 +61,7 @@ def compact(
     if null_keys not in NULL_KEYS:
         raise InvalidArgument(f"null_keys is {null_keys!r}", hint=f"use {' or '.join(NULL_KEYS)}")
     if table is None and to_topic is None and not dry_run:
-        raise InvalidArgument("nowhere to write to", hint="give a folder for the table, a topic, or both")
+        raise InvalidArgument("nowhere to write to", hint="give a table (--table), a topic (--to), or both")
     if table is not None:
         tables.check(table, overwrite=overwrite)
     with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
@@ -76,7 +76,7 @@ def compact(
         if without and null_keys == "error":
             raise InvalidArgument(
                 f"{without} of {total} messages of topic {topic!r} have no key",
-                hint="they cannot be compacted; skip them with null_keys=skip",
+                hint="they cannot be compacted; skip them with null_keys=skip (--null-keys skip)",
             )
         latest = _latest(whole, tombstones).persist()
         try:
