@@ -21,6 +21,7 @@ from trunkline import SyncClient
 from trunkline.db import archive as calls
 from trunkline.db.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveDamaged, Busy, Conflict, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from trunkline.spark.pipelines import archive as archiving
 from trunkline.spark.pipelines import files, spans, tiered
 from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.cleaning import clean
@@ -347,3 +348,22 @@ def test_a_read_ends_where_the_topic_was_created_again(
     monkeypatch.setattr(tiered.calls, "read", read_another)
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
+
+
+def test_a_round_that_fails_gives_its_space_back(
+    db: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task fails, for example because the disk is full; the others have written their files."""
+    number = fill(db, "t", 200, conn=conn)
+    calls.ensure_archive(conn, "t", str(tmp_path))
+    kept = write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 1, 100))
+
+    def fails(run: Any, topic: str, topic_id: int, location: str, part: Any, name: str) -> list[NewFile]:
+        write_piece(db, topic, topic_id, location, part[0], name)
+        assert len(list(tmp_path.rglob("*.parquet"))) == 2
+        raise InvalidArgument("No space left on device")
+
+    monkeypatch.setattr(archiving, "_write", fails)
+    with pytest.raises(InvalidArgument, match="No space left"):
+        archiving._archive_part(None, "t", number, str(tmp_path), [ArchiveRange(0, 1, 100)])  # type: ignore[arg-type]
+    assert list(tmp_path.rglob("*.parquet")) == [tmp_path / kept.path]

@@ -13,6 +13,7 @@ from trunkline.errors import TopicNotFound, TrunklineError
 from trunkline.spark.connections import plain
 
 _RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
+_CAUSED = re.compile(r"^\s*Caused by: (?:[\w.$]+: )*(.+)$", re.MULTILINE)
 _UNKNOWN_TOPIC = re.compile("topic '(.+)' does not exist")
 _WORDS = 500
 
@@ -27,6 +28,8 @@ def cause(told: str) -> TrunklineError:
     if trace := _of_python(told):
         return errors.PipelineFailed(trace[-1][:_WORDS], detail="\n".join(trace)[-_WORDS * 8 :])
     words = (_of_java(told) or "Spark does not say why")[:_WORDS]
+    if (reasons := _CAUSED.findall(told)) and reasons[-1] not in words:
+        words = f"{words[: _WORDS // 2]}: {reasons[-1]}"[:_WORDS]
     # an error with a name, such as [UNRESOLVED_COLUMN], is about what the user wrote: the rest is Spark's plan
     return errors.PipelineFailed(words, detail=None if words.startswith("[") else told[: _WORDS * 8])
 
