@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,8 @@ from tests.conftest import Connection
 from trunkline import SyncClient
 from trunkline.db import archive as calls
 from trunkline.db.archive import ArchiveRange, NewFile
-from trunkline.errors import ArchiveDamaged, Busy, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from trunkline.errors import ArchiveDamaged, Busy, Conflict, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from trunkline.spark.pipelines import archive as archiving
 from trunkline.spark.pipelines import files, spans, tiered
 from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.cleaning import clean
@@ -298,3 +300,70 @@ def test_no_message_is_ever_in_neither_place(db: str, connect: Callable[[], Conn
     read = list(tiered.read(db, "t"))
     assert [each.offset for each in read] == list(range(1, len(read) + 1))
     assert len({each.id for each in read}) == len(read)
+
+
+def create_again(db: str, conn: Connection, messages: int) -> int:
+    conn.execute("select trunkline.delete_topic('t')")
+    return fill(db, "t", messages, conn=conn)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_holds_one_topic_only(db: str, conn: Connection, tmp_path: Path, kind: str) -> None:
+    """A topic that was created again has other messages at the same offsets."""
+    pytest.importorskip("deltalake" if kind == "delta" else "pyiceberg")
+    number = fill(db, "t", 200, conn=conn)
+    seal(conn)
+    before = archive_all(db, conn, "t", number, tmp_path)
+    assert export(db, "t", kind).files == len(before)
+    number = create_again(db, conn, 200)
+    seal(conn)
+    rows = sum(file.rows for file in archive_all(db, conn, "t", number, tmp_path))
+    with pytest.raises(Conflict, match="holds the files of another topic"):
+        export(db, "t", kind)
+    if kind == "iceberg":
+        assert export(db, "t", kind, table="trunkline.other").rows == rows
+    else:
+        shutil.rmtree(tmp_path / "t" / "_delta_log")
+        assert export(db, "t", kind).rows == rows > 0
+
+
+def test_a_read_ends_where_the_topic_was_created_again(
+    db: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiered, "_PAGE", 100)
+    fill(db, "t", 400, conn=conn)
+    rows = tiered.read(db, "t")
+    first = [next(rows) for _ in range(100)]
+    create_again(db, conn, 400)
+    with pytest.raises(OffsetOutOfRange, match="created again"):
+        next(rows)
+    # also if that happens between the question where the messages are and the read
+    rows, page = tiered.read(db, "t"), tiered.calls.read
+    assert len(first) == 100
+
+    def read_another(*args: Any, **options: Any) -> Any:
+        create_again(db, conn, 400)
+        return page(*args, **options)
+
+    monkeypatch.setattr(tiered.calls, "read", read_another)
+    with pytest.raises(OffsetOutOfRange, match="created again"):
+        next(rows)
+
+
+def test_a_round_that_fails_gives_its_space_back(
+    db: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task fails, for example because the disk is full; the others have written their files."""
+    number = fill(db, "t", 200, conn=conn)
+    calls.ensure_archive(conn, "t", str(tmp_path))
+    kept = write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 1, 100))
+
+    def fails(run: Any, topic: str, topic_id: int, location: str, part: Any, name: str) -> list[NewFile]:
+        write_piece(db, topic, topic_id, location, part[0], name)
+        assert len(list(tmp_path.rglob("*.parquet"))) == 2
+        raise InvalidArgument("No space left on device")
+
+    monkeypatch.setattr(archiving, "_write", fails)
+    with pytest.raises(InvalidArgument, match="No space left"):
+        archiving._archive_part(None, "t", number, str(tmp_path), [ArchiveRange(0, 1, 100)])  # type: ignore[arg-type]
+    assert list(tmp_path.rglob("*.parquet")) == [tmp_path / kept.path]

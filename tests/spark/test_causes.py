@@ -28,6 +28,13 @@ RuntimeError: no room left
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
 
+FULL = """An error occurred while calling o79.parquet.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/srv/x. SQLSTATE: 58030
+\tat org.apache.spark.sql
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\tat org.apache.hadoop
+"""
+
 
 def test_our_own_error_is_found_again() -> None:
     found = cause(TASK)
@@ -42,3 +49,4 @@ def test_sparks_own_words_in_short() -> None:
     assert (named.message, named.detail) == (NAMED.splitlines()[0], None)
     assert (java.message, java.detail) == ("java.io.IOException: mkdir of file:/proc/x failed", JAVA)
     assert silent.message
+    assert cause(FULL).message.endswith("rows to file:/srv/x. SQLSTATE: 58030: No space left on device")

@@ -118,6 +118,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
     with SyncClient(cli.url) as mq:
         (delivery,) = mq.claim("pipelines", max_messages=10)
     assert str(delivery.id) == first["id"]
+    assert "did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
     assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
     assert "must be a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
     kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json
@@ -135,11 +136,12 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     assert (near["code"], near["hint"]) == ("topic_not_found", "Did you mean orders?")
     swapped = cli("pipeline", "replay", "orders", "--id", "x", "--to", "orders", "--start", "5", "--end", "2", code=2)
     assert "is after end" in swapped.stderr
+    assert "orders is replayed into itself: it will have these messages twice" in swapped.stderr
     lost = cli("pipeline", "replay", "orders", "--id", "x", "--to", "orders", "--transform", "lost.py", code=2)
     assert "there is no file lost.py" in lost.stderr
     (tmp_path / "bad.json").write_text("[]")
     assert "not an object" in cli("pipeline", "validate", "orders", "--schema", "bad.json", code=2).stderr
-    assert "no table or topic" in cli("pipeline", "compact", "orders", code=2).stderr
+    assert "Give a table (--table)" in cli("pipeline", "compact", "orders", code=2).stderr
     (tmp_path / "x.sql").write_text("select value from messages")
     assert "--from is missing" in cli("pipeline", "run", "x.sql", "--to", "orders", code=2).stderr
     run = ("pipeline", "run", "x.sql", "--checkpoint", "c")

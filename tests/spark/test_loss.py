@@ -63,6 +63,15 @@ CASES = [
     (OLD, document({"t": {0: 30}}, {"t": {0: 5}}), nothing, OffsetOutOfRange, "offsets 5 to 29 ", []),
     # restored to an earlier time
     (OLD, document({"t": {0: 3}}, {"t": {0: 5}}), everything, OffsetAhead, "at offset 5 .* ends at 3", []),
+    # a partition that is not assigned any more
+    (
+        document({"t": {0: 5, 1: 7}}),
+        document({"t": {0: 30}}, {"t": {0: 5}}),
+        everything,
+        OffsetOutOfRange,
+        "at offset 7 of partition 1 of topic t, which this query does not read",
+        [(5, 30)],
+    ),
     (OLD, document({}), everything, TopicNotFound, "does not read: t", []),
 ]
 
@@ -85,3 +94,14 @@ def test_a_batch_fails_or_skips_exactly_what_is_missing(
     if error is not None:
         caplog.records[0].message.index("failOnDataLoss is false")
         assert re.search(said, caplog.records[0].message)
+
+
+@pytest.mark.parametrize(("lo", "left"), [(5, [(5, 20)]), (20, []), (25, [])])
+def test_a_batch_that_ends_beyond_the_head(lo: int, left: list[tuple[int, int]], caplog: pytest.LogCaptureFixture) -> None:
+    """It is repeated after the database was restored to an earlier time."""
+    start, end = document({"t": {0: lo}}), document({"t": {0: 30}}, {"t": {0: lo}})
+    heads = [Head("t", 1, 0, 1, 20)]
+    with pytest.raises(OffsetAhead, match="the checkpoint is at offset 30 of partition 0 of topic t, which ends at 20"):
+        loss.of_batch(start, end, everything, heads, fail=True)
+    assert [(part.lo, part.hi) for part in loss.of_batch(start, end, everything, heads, fail=False)] == left
+    assert [record.message for record in caplog.records if "ends at 20" in record.message] and len(caplog.records) == 1

@@ -118,6 +118,15 @@ def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: 
         replay(orders, "orders", id="x", to_queue="q", start=0, spark=spark)
 
 
+def test_replay_at_a_rate(spark: SparkSession, orders: str) -> None:
+    assert replay(orders, "orders", id="slow", to_topic="out", rate=50, spark=spark).chunks == 3
+    at = [each.created_at.timestamp() for each in contents(orders, "out")]
+    # in any two seconds what is allowed in two, and the chunk that begins in them
+    assert len(at) == 300
+    assert all(later - earlier > 1 for earlier, later in zip(at, at[100:], strict=False))
+    assert at[-1] - at[0] > 3
+
+
 def test_compact_keeps_the_latest_and_tombstones(spark: SparkSession, orders: str, tmp_path: Path) -> None:
     with SyncClient(orders) as mq:
         mq.publish("orders", b"", key="k3")
@@ -243,3 +252,46 @@ def test_a_report_leaves_out_a_topic_whose_archive_is_not_there(
     done = report(orders, str(tmp_path / "report"), topics=["t", "orders"], spark=spark)
     assert done.messages == 300
     assert list(done.skipped) == ["t"] and "is missing" in done.skipped["t"]
+
+
+def test_topics_that_are_created_again_are_others(spark: SparkSession, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source of a pipeline has other messages then, and its target none."""
+
+    def create_again(name: str, partitions: int = 1) -> None:
+        with SyncClient(orders) as mq:
+            mq.topics.delete(name)
+            mq.topics.create(name, partitions=partitions)
+            if name == "orders":
+                mq.publish_many("orders", [NewMessage(body={"n": n + 1000}, key=f"k{n % 10}") for n in range(300)])
+
+    def compacted() -> int:
+        return compact(orders, "orders", to_topic="out", spark=spark).published
+
+    assert (compacted(), compacted()) == (10, 0)
+    create_again("orders", 2)
+    assert compacted() == 10
+    assert sorted(each.body["n"] for each in contents(orders, "out")) == [*range(290, 300), *range(1290, 1300)]
+    create_again("out")
+    assert compacted() == len(contents(orders, "out")) == 10
+    options: dict[str, Any] = {"id": "r", "chunk_rows": 100, "spark": spark}
+    replay(orders, "orders", to_topic="other", **options)
+    create_again("other")
+    with pytest.raises(Conflict, match="topic 'other' before that was deleted and created again"):
+        replay(orders, "orders", to_topic="other", **options)
+    write = frames.write
+
+    def write_and_create_again(*args: Any) -> None:
+        write(*args)
+        create_again("orders", 2)
+
+    monkeypatch.setattr(frames, "write", write_and_create_again)
+    with pytest.raises(Conflict, match="topic 'orders' before that was deleted and created again"):
+        replay(orders, "orders", to_queue="q", **options | {"id": "s"})
+
+
+def test_pipelines_of_many_partitions(spark: SparkSession, orders: str) -> None:
+    with SyncClient(orders) as mq:
+        mq.topics.create("wide", partitions=64)
+        mq.publish_many("wide", [NewMessage(body={"n": n}, key=f"k{n}") for n in range(100)])
+    assert compact(orders, "wide", to_topic="out", spark=spark).published == 100
+    assert validate(orders, "wide", schema={"type": "array"}, rejects="other", spark=spark).published == 100

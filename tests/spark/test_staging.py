@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -18,7 +19,7 @@ from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied,
 from trunkline.spark import staging
 from trunkline.spark.connections import close_all
 from trunkline.spark.keys import PROBE, hashes
-from trunkline.spark.staging import Committed, Staged, commit, discard, newest_version, stage
+from trunkline.spark.staging import Committed, Staged, commit, discard, header_lists, newest_version, stage
 
 
 def batch(first: int, count: int, **columns: pa.Array) -> pa.RecordBatch:
@@ -175,7 +176,9 @@ NOT_TEXT = pa.array([b"ok", b"\xff\xfe", b"ok"])
         ({"headers": pa.array(["{}", "{", "{}"])}, "headers of row 101 of the task are not a JSON object: { "),
         ({"headers": pa.array(["{}", None, "[1]"])}, r"headers of row 102 of the task are not a JSON object: \[1\]"),
         ({"occurred_at": pa.array([0, None, 1 << 62], pa.timestamp("us", "UTC"))}, "occurred_at of row 102 "),
-        ({"id": pa.array([None, "x", None])}, "id 'x' of a row is not a uuid"),
+        ({"id": pa.array([None, "x", None])}, "the id 'x' of row 101 of the task is not a uuid"),
+        ({"key": pa.array(["a", "b\0", None])}, "key of row 101 of the task has a NUL character"),
+        ({"headers": pa.array(["{}", '{"a": "\\u0000"}', None])}, "headers of row 101 of the task have a NUL character"),
     ],
 )
 def test_errors_name_the_column_the_row_and_what_to_do(
@@ -589,3 +592,20 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
     assert head == count and lowest > 1, "retention took some of it"
     rest = conn.execute("select payload from trunkline.read('t', 0, %s, 100000)", (lowest,)).fetchall()
     assert [int(row[0]) for row in rest] == list(range(lowest - 1, count))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"key": None, "value": b"x"}, "headers of row 12 of the task: the key of a header is null"),
+        (None, "headers of row 12 of the task: the key of a header is null"),
+        ({"key": "a\0", "value": b"x"}, "headers of row 12 of the task: the key of a header has a NUL character"),
+        ({"key": "a", "value": b"\0"}, "headers of row 12 of the task: the value of a header has a NUL character"),
+        ({"key": "a", "value": b"\xff"}, "headers of row 12 of the task: the value of a header is not UTF-8 text"),
+    ],
+)
+def test_bad_entries_of_headers_name_their_row(entry: dict[str, Any] | None, said: str) -> None:
+    good = {"key": "a", "value": None}
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    with pytest.raises(InvalidArgument, match=said):
+        header_lists(pa.array([[good, good], None, [good, entry]], kind), 10)

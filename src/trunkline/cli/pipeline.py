@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -181,6 +182,8 @@ def replay(
     with needs_spark():
         from trunkline.spark.pipelines.replay import replay as run
 
+    if values["to_topic"] == topic and not values["dry_run"]:
+        session.say(f"{topic} is replayed into itself: it will have these messages twice")
     _run(session, f"replay {topic}", lambda told: run(session.url, topic, id=id_, start=start, end=end, told=told, **values))
 
 
@@ -356,8 +359,14 @@ def enqueue(
     SETTINGS is a JSON object of the function's parameters.
     """
     from trunkline.jobs import App
-    from trunkline.pipeline_jobs import add_pipelines
+    from trunkline.pipeline_jobs import PIPELINES, add_pipelines
 
+    if name not in PIPELINES:
+        near = difflib.get_close_matches(name, PIPELINES, n=1)
+        raise NotFound(
+            f"there is no pipeline {name!r}",
+            hint=f"did you mean {near[0]}?" if near else "there are " + ", ".join(sorted(PIPELINES)),
+        )
     try:
         given = json.loads(settings)
     except ValueError as exc:

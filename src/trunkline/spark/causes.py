@@ -13,6 +13,7 @@ from trunkline.errors import TopicNotFound, TrunklineError
 from trunkline.spark.connections import plain
 
 _RAISED = re.compile(r"^(?:[\w.]*\.)?errors\.(\w+): (.*)$", re.MULTILINE)
+_CAUSED = re.compile(r"^\s*Caused by: (?:[\w.$]+: )*(.+)$", re.MULTILINE)
 _UNKNOWN_TOPIC = re.compile('topic "(.+)" does not exist')
 _MAX_MESSAGE = 500
 
@@ -27,6 +28,8 @@ def cause(text: str) -> TrunklineError:
     if trace := _python_trace(text):
         return errors.PipelineFailed(trace[-1][:_MAX_MESSAGE], detail="\n".join(trace)[-_MAX_MESSAGE * 8 :])
     summary = (_java_summary(text) or "Spark reported an error without a message")[:_MAX_MESSAGE]
+    if (reasons := _CAUSED.findall(text)) and reasons[-1] not in summary:
+        summary = f"{summary[: _MAX_MESSAGE // 2]}: {reasons[-1]}"[:_MAX_MESSAGE]
     # Errors with a condition name, such as [UNRESOLVED_COLUMN], describe the user's query; the rest is Spark's plan.
     return errors.PipelineFailed(summary, detail=None if summary.startswith("[") else text[: _MAX_MESSAGE * 8])
 

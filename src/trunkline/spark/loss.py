@@ -14,7 +14,7 @@ from typing import Any
 
 from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound, TrunklineError
 from trunkline.spark import offsets
-from trunkline.spark.ranges import Range
+from trunkline.spark.ranges import Head, Range
 
 Stored = Callable[[Range], Sequence[Range] | None]
 """Return the parts of a range that can be read, in order; None if its topic no longer exists."""
@@ -34,8 +34,10 @@ def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Seq
     return remaining
 
 
-def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *, fail: bool) -> list[Range]:
-    """Return the ranges that a micro-batch reads. `start` and `end` are checkpoint documents."""
+def of_batch(
+    start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, heads: Sequence[Head] = (), *, fail: bool
+) -> list[Range]:
+    """Return the ranges that a micro-batch reads. `start` and `end` are checkpoint documents, `heads` the ends of the logs."""
     before, after = offsets.from_document(start), offsets.from_document(end)
     begin = offsets.starts(end)
     old, new = offsets.topic_ids(start), offsets.topic_ids(end)
@@ -47,6 +49,7 @@ def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *
                 hint="Use a new checkpointLocation: the topics were deleted, or the checkpoint belongs to another query.",
             )
         )
+    ends = {(head.topic, head.topic_id, head.partition): head.head for head in heads}
     ranges: list[Range] = []
     for topic, parts in sorted(after.items()):
         if old.get(topic, new[topic]) != new[topic]:
@@ -58,11 +61,13 @@ def of_batch(start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, *
                 )
             )
             before[topic] = {}
-        for partition, hi in sorted(parts.items()):
+        losses += [_not_read(topic, each, before[topic][each]) for each in sorted(set(before.get(topic, {})) - set(parts))]
+        for partition, until in sorted(parts.items()):
             lo = begin.get(topic, {}).get(partition, before.get(topic, {}).get(partition, offsets.FIRST))
-            if lo > hi:
-                losses.append(_ahead(topic, partition, lo, hi))
-            elif lo < hi:
+            hi = min(until, ends.get((topic, new[topic], partition), until))
+            if max(lo, until) > hi:
+                losses.append(_ahead(topic, partition, max(lo, until), hi))
+            if lo < hi:
                 ranges.append(Range(topic, new[topic], partition, lo, hi))
     return readable(ranges, stored, fail=fail, losses=losses)
 
@@ -104,8 +109,16 @@ def deleted(range_: Range) -> OffsetOutOfRange:
     )
 
 
+def _not_read(topic: str, partition: int, at: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which this query does not read",
+        hint="read that partition too, or use a new checkpointLocation",
+    )
+
+
 def _ahead(topic: str, partition: int, at: int, head: int) -> OffsetAhead:
     return OffsetAhead(
         f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which ends at {head}",
-        hint="Start with a new checkpointLocation: the database was probably restored to an earlier time.",
+        hint="A standby may be behind: wait for it. If the database was restored to an earlier time, start with a new"
+        " checkpointLocation.",
     )

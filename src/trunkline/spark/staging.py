@@ -47,6 +47,8 @@ STAGE_SCHEMA = pa.schema(
     ]
 )
 _LONGEST = {"key": 1000, "routing_key": 1000, "label": 200, "content_type": 200}
+_NUL_HINT = "Postgres keeps no NUL in text: remove it, or encode the value."
+_HEX_ID = "^[0-9a-f]{32}$"
 # Size of one copy: large enough to amortise its statements, small enough for a task's memory.
 _ROWS = 100_000
 _BYTES = 32 << 20
@@ -193,12 +195,29 @@ def _checked(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
                     f"{name} of row {row} of the task has {length} characters, the limit is {longest}",
                     hint=f"Shorten {name}.",
                 )
+            if (row := _first(pc.match_substring(columns[name], "\0"))) is not None:
+                raise InvalidArgument(f"{name} of row {first + row} of the task has a NUL character", hint=_NUL_HINT)
+    if "id" in columns and (row := _first(pc.invert(pc.match_substring_regex(_hex(columns["id"]), _HEX_ID)))) is not None:
+        raise InvalidArgument(
+            f"the id {columns['id'][row].as_py()[:60]!r} of row {first + row} of the task is not a uuid",
+            hint="leave the column out, and ids are made",
+        )
     if "occurred_at" in columns and (row := outside(columns["occurred_at"])) is not None:
         raise InvalidArgument(
             f"occurred_at of row {first + row} of the task is outside of the years 1 to 9999",
             hint="Use null if the time is not known.",
         )
     return pa.record_batch(columns)
+
+
+def _first(mask: pa.Array) -> int | None:
+    """Return the number of the first row for which the mask is true."""
+    at = pc.index(mask, True).as_py()
+    return None if at < 0 else int(at)
+
+
+def _hex(ids: pa.Array) -> pa.Array:
+    return pc.replace_substring(pc.ascii_lower(ids), "-", "")
 
 
 def _fields(batch: pa.RecordBatch) -> list[pa.Field]:
@@ -255,6 +274,10 @@ def _check_headers(chunk: pa.RecordBatch, first: int, cause: InvalidArgument) ->
             raise InvalidArgument(
                 f"headers of row {first + row} of the task are not a JSON object: {excerpt}",
                 hint='Write them as {"name": "value"}, or use a column of type map.',
+            ) from cause
+        if text is not None and "\\u0000" in text:
+            raise InvalidArgument(
+                f"headers of row {first + row} of the task have a NUL character", hint=_NUL_HINT
             ) from cause
 
 
@@ -401,18 +424,33 @@ def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     texts = []
     for name in ("key", "value"):
-        part = items.field(name)
+        part = pc.struct_field(items, name)
         try:
             texts.append(part.cast(pa.string()))
         except pa.ArrowInvalid as exc:
-            row = int(np.searchsorted(np.cumsum(lengths), _first_misfit(part, pa.string()), side="right"))
+            row = first + _row_of(lengths, _first_misfit(part, pa.string()))
             raise InvalidArgument(
-                f"headers of row {first + row} of the task: the {name} of a header is not UTF-8 text",
+                f"headers of row {row} of the task: the {name} of a header is not UTF-8 text",
                 hint=f"Encode the {name}, for example as base64.",
             ) from exc
+        if (at := _first(pc.match_substring(texts[-1], "\0"))) is not None:
+            raise InvalidArgument(
+                f"headers of row {first + _row_of(lengths, at)} of the task: the {name} of a header has a NUL character",
+                hint=_NUL_HINT,
+            )
+    if (at := _first(texts[0].is_null())) is not None:
+        raise InvalidArgument(
+            f"headers of row {first + _row_of(lengths, at)} of the task: the key of a header is null",
+            hint="give each header a key",
+        )
     lists = (pa.ListArray.from_arrays(offsets, part, mask=column.is_null()) for part in texts)
     names, values = lists
     return names, values
+
+
+def _row_of(lengths: Any, entry: int) -> int:
+    """Return the row of an entry of flattened lists of these lengths."""
+    return int(np.searchsorted(np.cumsum(lengths), entry, side="right"))
 
 
 # Ids
@@ -441,11 +479,5 @@ def _new_ids(rows: int, at: datetime) -> Any:
 
 
 def _parsed(texts: pa.Array) -> Any:
-    """Convert text ids to bytes."""
-    plain_hex = pc.replace_substring(pc.ascii_lower(texts), "-", "")
-    if not pc.all(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$")).as_py():
-        wrong = pc.index(pc.match_substring_regex(plain_hex, "^[0-9a-f]{32}$"), False).as_py()
-        raise InvalidArgument(
-            f"id {texts[wrong].as_py()[:60]!r} of a row is not a uuid", hint="Omit the column to have ids generated."
-        )
-    return np.frombuffer(bytes.fromhex("".join(plain_hex.to_pylist())), np.uint8).reshape(len(texts), 16)
+    """Convert text ids to bytes, all at once. `_checked` has refused those that are not uuids."""
+    return np.frombuffer(bytes.fromhex("".join(_hex(texts).to_pylist())), np.uint8).reshape(len(texts), 16)

@@ -108,8 +108,8 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._heads, begin, planning.first_readable(self._options, self._heads, begin)
 
     def _ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Range]:
-        stored = planning.stored(self._options, self._heads or planning.heads(self._options))
-        return loss.of_batch(start, end, stored, fail=self._options.fail_on_data_loss)
+        heads = self._heads or planning.heads(self._options)
+        return loss.of_batch(start, end, planning.stored(self._options, heads), heads, fail=self._options.fail_on_data_loss)
 
     def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
         least = limit.min_rows if isinstance(limit, ReadMinRows) else self._options.min_offsets_per_trigger

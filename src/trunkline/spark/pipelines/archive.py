@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from trunkline.db import archive as calls
 from trunkline.db.archive import ArchiveRange, NewFile
-from trunkline.errors import ArchiveConflict, Busy, InvalidArgument
+from trunkline.errors import ArchiveConflict, Busy, InvalidArgument, TrunklineError
 from trunkline.spark.pipelines import files
 from trunkline.spark.pipelines.running import Progress, Run, clear_errors, running
 from trunkline.spark.ranges import Range
@@ -115,7 +115,14 @@ def _rounds(run: Run, plan: Sequence[ArchiveRange]) -> Iterator[Sequence[Archive
 
 
 def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange]) -> list[NewFile]:
-    written = _write(run, topic, topic_id, location, part)
+    name = files.new_run()
+    try:
+        written = _write(run, topic, topic_id, location, part, name)
+    except BaseException:
+        # other tasks have written their files, and perhaps it failed because the disk is full
+        with suppress(TrunklineError, OSError):
+            files.remove_run(location, topic, {piece.partition for piece in part}, name)
+        raise
     try:
         with psycopg.connect(run.url, autocommit=True) as conn:
             calls.add_archive_files(conn, topic, written, topic_id=topic_id)
@@ -130,20 +137,20 @@ def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequ
     return written
 
 
-def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange) -> NewFile:
+def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange, run: str = "") -> NewFile:
     """Copy one range from the log to a file. Runs in a task, without passing rows through the JVM."""
     rows = read_range(url, Range(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
-    return files.write(location, topic, piece, rows)
+    return files.write(location, topic, piece, rows, run=run)
 
 
-def _write(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange]) -> list[NewFile]:
-    """Write each range in its own task."""
+def _write(run: Run, topic: str, topic_id: int, location: str, part: Sequence[ArchiveRange], name: str) -> list[NewFile]:
+    """Write each range in its own task. `name` is that of the round, in the names of its files."""
     url, pieces = run.url, list(part)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                file = write_piece(url, topic, topic_id, location, pieces[number])
+                file = write_piece(url, topic, topic_id, location, pieces[number], name)
                 yield pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(file).decode()]})
 
     frame = run.spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(write, "file string")

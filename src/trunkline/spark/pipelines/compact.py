@@ -14,7 +14,9 @@ import msgspec
 from trunkline.errors import InvalidArgument
 from trunkline.spark.pipelines import frames, spans, tables
 from trunkline.spark.pipelines.frames import Target
+from trunkline.spark.pipelines.replay import topic_number
 from trunkline.spark.pipelines.running import Progress, running
+from trunkline.spark.staging import newest_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +65,7 @@ def compact(
     if null_keys not in NULL_KEYS:
         raise InvalidArgument(f"null_keys must be {' or '.join(NULL_KEYS)}, got {null_keys!r}")
     if table is None and to_topic is None and not dry_run:
-        raise InvalidArgument("no table or topic to write to", hint="Give a folder for the table, a topic, or both.")
+        raise InvalidArgument("no table or topic to write to", hint="Give a table (--table), a topic (--to), or both.")
     if table is not None:
         tables.check(table, overwrite=overwrite)
     with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
@@ -78,7 +80,7 @@ def compact(
         if without and null_keys == "error":
             raise InvalidArgument(
                 f"{without} of {total} messages of topic {topic!r} have no key",
-                hint="Messages without a key cannot be compacted. Skip them with null_keys=skip.",
+                hint="Messages without a key cannot be compacted. Skip them with null_keys=skip (--null-keys skip).",
             )
         latest = _latest(whole, tombstones).persist()
         try:
@@ -89,10 +91,11 @@ def compact(
                 if table is not None:
                     tables.write(latest, table, overwrite=overwrite)
                 if target is not None:
-                    ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
-                    writer = f"compact:{topic}:{target.name}:{ends}"
-                    frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
-                    published = keys
+                    # by numbers: topics that are created again have other messages
+                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{spans.digest(found)}"
+                    if newest_version(url, writer) is None:
+                        frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
+                        published = keys
         finally:
             latest.unpersist()
     return CompactReport(

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from trunkline.db import archive
 from trunkline.db.archive import ArchiveFile
-from trunkline.errors import Busy, InvalidArgument, NotInstalled
+from trunkline.errors import Busy, Conflict, InvalidArgument, NotInstalled
 from trunkline.spark.pipelines import files
 from trunkline.spark.pipelines.running import clear_errors
 
 FORMATS = ("delta", "iceberg")
 _TRIES = 5
+_TOPIC_ID = "trunkline.topic_id"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -127,12 +128,17 @@ def _delta(listed: list[ArchiveFile]) -> tuple[str, list[ArchiveFile]]:
         except Exception:
             if not deltalake.DeltaTable.is_deltatable(base, store):
                 raise
-    application = f"trunkline:{listed[0].topic}"
+    application = f"trunkline:{listed[0].topic_id}"
     for _ in range(_TRIES):
         table = deltalake.DeltaTable(base, storage_options=store)
-        # The list only grows, so its length at the last export tells which files are new.
-        done = table.transaction_version(application) or 0
-        new = sorted(listed, key=lambda file: (file.archived_at, file.path))[done:]
+        # Files are only added, in the order of the list, so its length at the last export tells which are new.
+        done = table.transaction_version(application)
+        if done is None and table.file_uris():
+            raise Conflict(
+                f"the Delta table {base} has the files of another topic than the present {listed[0].topic!r}",
+                hint="Use move_archive with another folder, or delete the table's folder _delta_log.",
+            )
+        new = sorted(listed, key=lambda file: (file.archived_at, file.path))[done or 0 :]
         if not new:
             break
         # Of two concurrent exports one gets the next table version; the other retries.
@@ -184,9 +190,14 @@ def _iceberg(url: str, listed: list[ArchiveFile], name: str) -> tuple[str, list[
         catalog.create_namespace(name.rpartition(".")[0])
     if not catalog.table_exists(name):
         with suppress(TableAlreadyExistsError):
-            catalog.create_table(name, pa.schema(list(files.FILE_SCHEMA)))
+            catalog.create_table(name, pa.schema(list(files.FILE_SCHEMA)), properties={_TOPIC_ID: str(listed[0].topic_id)})
     for _ in range(_TRIES):
         table = catalog.load_table(name)
+        if table.properties.get(_TOPIC_ID, str(listed[0].topic_id)) != str(listed[0].topic_id):
+            raise Conflict(
+                f"the Iceberg table {name} has the files of another topic than the present {listed[0].topic!r}",
+                hint="Give another table, or drop this one.",
+            )
         existing = {task.file.file_path for task in table.scan().plan_files()}
         new = [file for file in listed if _address(file) not in existing]
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,10 +99,18 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def write(location: str, topic: str, piece: ArchiveRange, batches: Iterable[pa.RecordBatch]) -> NewFile:
-    """Write the rows of a range to a new file, flush it to disk and verify it. Return its entry for the list."""
+def new_run() -> str:
+    """Return a text that names the files of one round of tasks."""
+    return uuid.uuid4().hex[:8]
+
+
+def write(location: str, topic: str, piece: ArchiveRange, batches: Iterable[pa.RecordBatch], *, run: str = "") -> NewFile:
+    """Write the rows of a range to a new file, flush it to disk and verify it. Return its entry for the list.
+
+    The name of the file contains `run`, so that `remove_run` can find it.
+    """
     system, base = place(location)
-    name = f"{piece.first_offset:020d}-{piece.last_offset:020d}-{uuid.uuid4().hex[:12]}.parquet"
+    name = f"{piece.first_offset:020d}-{piece.last_offset:020d}-{run}{uuid.uuid4().hex[len(run) : 12]}.parquet"
     path = f"{topic}/{piece.partition}/{name}"
     folder, whole = f"{base}/{topic}/{piece.partition}", f"{base}/{path}"
     with _writable(location):
@@ -330,6 +339,16 @@ def _remove(system: Any, path: str) -> None:
 def remove(location: str, path: str) -> None:
     """Remove a file that is not listed."""
     remove_whole(location, f"{place(location)[1]}/{path}")
+
+
+def remove_run(location: str, topic: str, partitions: Iterable[int], run: str) -> None:
+    """Remove the files that the tasks of a run have written; none of them may be listed."""
+    system, base = place(location)
+    for partition in partitions:
+        folder = fs.FileSelector(f"{base}/{topic}/{partition}", allow_not_found=True)
+        for file in system.get_file_info(folder):
+            if re.search(f"-{run}[0-9a-f]{{4}}[.]parquet$", file.path):
+                _remove(system, file.path)
 
 
 def remove_whole(location: str, path: str) -> None:

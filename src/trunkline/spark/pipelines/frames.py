@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument
+from trunkline.spark.connections import plain
 from trunkline.spark.pipelines.running import Run
 from trunkline.spark.staging import check_target
 
@@ -42,6 +44,11 @@ class Target(msgspec.Struct, frozen=True):
     def check(self, url: str) -> None:
         """Raise an error if the target does not exist, before Spark starts."""
         check_target(url, self.name if self.kind == "topic" else f"queue:{self.name}")
+
+    def number(self, url: str) -> int:
+        """Return the number of the topic or of the queue's own log. One that is created again has another."""
+        with plain(url) as conn:
+            return calls.topic_number(conn, "topic" if self.kind == "topic" else "inbox", self.name)
 
 
 def messages(run: Run, topic: str, found: Mapping[int, tuple[int, int]], *, schema: str = COLUMNS) -> DataFrame:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 200_000
+# With a rate, a chunk is what may be published in this time.
+_RATE_SECONDS = 2
 # Headers that record a message's original position.
 ORIGIN = {
     "replay-topic": "topic",
@@ -46,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     transform: str | None
     topic_id: int | None = None
     """The topic that the offsets belong to. A recreated topic of the same name has a different id."""
+    target_id: int | None = None
 
     @property
     def spans(self) -> spans.Spans:
@@ -87,7 +90,7 @@ def replay(
     """Publish the messages from `start` to `end` (exclusive) again. Keeps the order within each partition.
 
     `filter` is a SQL condition, `transform` a .py or .sql file that works row by row, `rate` the maximum number of
-    messages per second. `dry_run` reads and transforms without publishing.
+    messages per second, in chunks of two seconds. `dry_run` reads and transforms without publishing.
     """
     target = Target.of(to_topic, to_queue)
     change = transforms.load(transform) if transform else None
@@ -98,11 +101,12 @@ def replay(
             kind=target.kind,
             target=target.name,
             offsets={str(partition): ends for partition, ends in spans.spans(url, topic, start, end).items()},
-            # The rate is applied per chunk, so limit a chunk to 10 seconds.
-            chunk_rows=min(chunk_rows, max(1, int(rate * 10))) if rate else chunk_rows,
+            # The rate is applied per chunk.
+            chunk_rows=min(chunk_rows, max(1, int(rate * _RATE_SECONDS))) if rate else chunk_rows,
             filter=filter,
             transform=transform,
             topic_id=topic_number(url, topic),
+            target_id=target.number(url),
         )
         plan = wanted if dry_run else keep(url, run.name, wanted)
 
@@ -134,11 +138,16 @@ def keep(url: str, name: str, wanted: Plan) -> Plan:
                 hint="Use another id, or the same settings.",
             )
     if plan.topic_id not in (None, wanted.topic_id):
-        raise Conflict(
-            f"{name} was started before topic {plan.topic!r} was deleted and created again",
-            hint="Use another id.",
-        )
+        raise _created_again(name, "topic", plan.topic)
+    if plan.target_id not in (None, wanted.target_id):
+        raise _created_again(name, plan.kind, plan.target)
     return plan
+
+
+def _created_again(name: str, kind: str, other: str) -> Conflict:
+    return Conflict(
+        f"{name} was started with {kind} {other!r} before that was deleted and created again", hint="give it another id"
+    )
 
 
 def topic_number(url: str, topic: str) -> int:
@@ -168,12 +177,16 @@ def copy(
     writer = writer or run.name
     last = None if dry_run else newest_version(run.url, writer)
     read = published = skipped = version = 0
+    warm = False
     for version, part in enumerate(spans.chunks(plan.spans, plan.chunk_rows), 1):
         read += spans.count(part)
         if last is not None and version <= last:
             skipped += 1
             run.advance(read, total, batch=version)
             continue
+        # Spark reads by the topic's name
+        if plan.topic_id not in (None, topic_number(run.url, plan.topic)):
+            raise _created_again(run.name, "topic", plan.topic)
         begun = time.monotonic()
         seen = Observation()
         frame = make(frames.messages(run, plan.topic, part)).observe(seen, f.count(f.lit(1)).alias("rows"))
@@ -184,8 +197,9 @@ def copy(
         published += int(seen.get["rows"])
         run.advance(read, total, batch=version, published=published)
         if rate:
-            # Apply the rate to the whole chunk.
-            time.sleep(max(0.0, spans.count(part) / rate - (time.monotonic() - begun)))
+            # The first chunk takes longer, because Spark starts; the second must not come right after it.
+            time.sleep(max(0.0, spans.count(part) / rate - (time.monotonic() - begun if warm else 0)))
+        warm = True
     return {
         "read": read,
         "published": published,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
@@ -110,6 +111,11 @@ def _check_readable(
                 f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
                 hint=f"Start at {tier.last_offset + 1}: retention removed them before they were archived.",
             )
+
+
+def digest(found: Spans) -> str:
+    """Return a short name for these ranges, however many partitions there are."""
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:32]
 
 
 def count(found: Mapping[int, tuple[int, int]]) -> int:

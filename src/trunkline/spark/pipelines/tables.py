@@ -35,7 +35,7 @@ def check(folder: str, *, overwrite: bool) -> None:
         )
     if path.exists():
         if not overwrite:
-            raise AlreadyExists(f"{folder} already exists", hint="Give another folder, or allow overwriting.")
+            raise AlreadyExists(f"{folder} already exists", hint="Give another folder, or overwrite=True (--overwrite).")
         _check_ours(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,12 +25,12 @@ def read(url: str, topic: str, *, start: spans.Place = "earliest", partition: in
 
     Raises `OffsetOutOfRange` for an offset below the archive.
     """
-    ranges = spans.spans(url, topic, start)
     try:
         with psycopg.connect(url, autocommit=True) as conn:
-            for number, (lo, hi) in ranges.items():
+            topic_id = calls.topic_number(conn, "topic", topic)
+            for number, (lo, hi) in spans.spans(url, topic, start).items():
                 if partition in (None, number):
-                    yield from _read_partition(conn, topic, number, lo, hi)
+                    yield from _read_partition(conn, topic, topic_id, number, lo, hi)
     except psycopg.Error as exc:
         raise from_psycopg(exc) from exc
 
@@ -40,11 +40,13 @@ def partitions(url: str, topic: str) -> list[int]:
         return [row.partition for row in calls.topic_stats(conn, topic)]
 
 
-def _read_partition(conn: psycopg.Connection[Any], topic: str, partition: int, lo: int, hi: int) -> Iterator[Message[Any]]:
+def _read_partition(
+    conn: psycopg.Connection[Any], topic: str, topic_id: int, partition: int, lo: int, hi: int
+) -> Iterator[Message[Any]]:
     at = lo
     while at < hi:
         # Query the tier again for each part: retention may move the boundary during the read.
-        tier = archive.archive_tiers(conn, topic, partition, at, hi - 1, prefer="live")[0]
+        tier = archive.archive_tiers(conn, topic, partition, at, hi - 1, prefer="live", topic_id=topic_id)[0]
         if tier.tier == "gone":
             raise OffsetOutOfRange(
                 f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
@@ -61,6 +63,8 @@ def _read_partition(conn: psycopg.Connection[Any], topic: str, partition: int, l
             if exc.sqlstate == "TL006":
                 continue  # Removed since the tier query: now in the archive, or gone.
             raise
+        # The page was read by the topic's name, which may belong to another topic since the tiers were read.
+        archive.archive_tiers(conn, topic, partition, at, at, topic_id=topic_id)
         for message in page:
             at = message.offset + 1
             yield message

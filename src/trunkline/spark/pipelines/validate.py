@@ -96,8 +96,7 @@ def check_schema(schema: dict[str, Any]) -> None:
 
 
 def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
-    ends = ",".join(f"{partition}:{lo}-{hi}" for partition, (lo, hi) in sorted(found.items()))
-    name = f"validate:{topic}:{target.name}:{id or ends}"
+    name = f"validate:{topic}:{target.name}:{id or spans.digest(found)}"
     wanted = Plan(
         topic=topic,
         kind=target.kind,
@@ -107,6 +106,7 @@ def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], t
         filter=None,
         transform=None,
         topic_id=topic_number(run.url, topic),
+        target_id=target.number(run.url),
     )
     plan = keep(run.url, name, wanted)
 
