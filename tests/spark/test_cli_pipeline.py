@@ -118,7 +118,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
     with SyncClient(cli.url) as mq:
         (delivery,) = mq.claim("pipelines", max_messages=10)
     assert str(delivery.id) == first["id"]
-    assert "did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
+    assert "Did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
     assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
     assert "must be a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
     kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json

@@ -365,7 +365,7 @@ def enqueue(
         near = difflib.get_close_matches(name, PIPELINES, n=1)
         raise NotFound(
             f"there is no pipeline {name!r}",
-            hint=f"did you mean {near[0]}?" if near else "there are " + ", ".join(sorted(PIPELINES)),
+            hint=f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(sorted(PIPELINES))}.",
         )
     try:
         given = json.loads(settings)

@@ -37,7 +37,7 @@ def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Seq
 def of_batch(
     start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, heads: Sequence[Head] = (), *, fail: bool
 ) -> list[Range]:
-    """Return the ranges that a micro-batch reads. `start` and `end` are checkpoint documents, `heads` the ends of the logs."""
+    """Return the ranges that a micro-batch reads, of two checkpoint documents. `heads` are the ends of the logs."""
     before, after = offsets.from_document(start), offsets.from_document(end)
     begin = offsets.starts(end)
     old, new = offsets.topic_ids(start), offsets.topic_ids(end)
@@ -112,7 +112,7 @@ def deleted(range_: Range) -> OffsetOutOfRange:
 def _not_read(topic: str, partition: int, at: int) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"the checkpoint is at offset {at} of partition {partition} of topic {topic}, which this query does not read",
-        hint="read that partition too, or use a new checkpointLocation",
+        hint="Read that partition too, or use a new checkpointLocation.",
     )
 
 

@@ -200,7 +200,7 @@ def _checked(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
     if "id" in columns and (row := _first(pc.invert(pc.match_substring_regex(_hex(columns["id"]), _HEX_ID)))) is not None:
         raise InvalidArgument(
             f"the id {columns['id'][row].as_py()[:60]!r} of row {first + row} of the task is not a uuid",
-            hint="leave the column out, and ids are made",
+            hint="Omit the column to have ids generated.",
         )
     if "occurred_at" in columns and (row := outside(columns["occurred_at"])) is not None:
         raise InvalidArgument(
@@ -441,7 +441,7 @@ def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
     if (at := _first(texts[0].is_null())) is not None:
         raise InvalidArgument(
             f"headers of row {first + _row_of(lengths, at)} of the task: the key of a header is null",
-            hint="give each header a key",
+            hint="Give each header a key.",
         )
     lists = (pa.ListArray.from_arrays(offsets, part, mask=column.is_null()) for part in texts)
     names, values = lists

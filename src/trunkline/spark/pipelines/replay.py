@@ -146,7 +146,7 @@ def keep(url: str, name: str, wanted: Plan) -> Plan:
 
 def _created_again(name: str, kind: str, other: str) -> Conflict:
     return Conflict(
-        f"{name} was started with {kind} {other!r} before that was deleted and created again", hint="give it another id"
+        f"{name} was started with {kind} {other!r} before that was deleted and created again", hint="Use another id."
     )
 
 
