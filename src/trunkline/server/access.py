@@ -155,6 +155,15 @@ class Access:
             raise _denied(verb, _HIDDEN if hide else name)
         return caller
 
+    async def recheck(self, scope: Any) -> None:
+        """Raise 401 if the token of a request was revoked or has expired since the request was admitted."""
+        if self._config.require_token is not False:
+            await self._refresh()
+        problem = self._refusal(scope.get("trunkline_credential"))
+        if problem is not None:
+            problem.headers["connection"] = "close"
+            raise problem
+
     @contextmanager
     def watch(self, scope: Any) -> Iterator[asyncio.Future[Problem]]:
         """For requests that last: a future that is done when their token is revoked or expires, with the reason."""

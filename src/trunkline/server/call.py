@@ -25,6 +25,8 @@ T = TypeVar("T")
 JSON = "application/json"
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of every answer."""
+_RECHECK_SECONDS = 2.0
+"""How often the token of a request is checked again while its body arrives."""
 
 
 class ClientGone(Exception):
@@ -108,11 +110,16 @@ class Call(Request[Any, Any, Any]):
         """The body as it comes."""
         self._check_body(limit)
         size, more = 0, True
-        end = time.monotonic() + self.engine.config.whole_body_seconds
+        checked = time.monotonic()
+        end = checked + self.engine.config.whole_body_seconds
         while more:
             chunk, more = await self._part()
-            if more and time.monotonic() > end:
+            now = time.monotonic()
+            if more and now > end:
                 raise body_timeout("the body took too long")
+            if now - checked > _RECHECK_SECONDS:
+                await self.engine.access.recheck(self.scope)
+                checked = now
             size += len(chunk)
             if size > limit:
                 raise parsing.too_large(limit)
