@@ -123,8 +123,8 @@ class Access:
             return
         if self._config.require_token is not False:
             await self._refresh()
-        if self.open and doc.scope == "consume" and scope["method"] == "GET" and hides_its_origin(scope["headers"]):
-            # some of these take messages, for clients of other systems
+        if self.open and doc.scope != "read" and hides_its_origin(scope["headers"]):
+            # forms of any page, and GETs that take messages, for clients of other systems
             raise Problem(403, "cross_origin", "without tokens a browser must say where its requests come from")
         caller = _LOCAL if self.open else await self._caller(scope)
         scope["trunkline_caller"] = caller
