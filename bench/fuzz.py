@@ -37,7 +37,9 @@ _STEADY = 4
 _PER_SECOND = 5
 _WORKERS = 16
 """Connections of Schemathesis."""
+_ALONE_SECONDS = 30
 _SETTLE_SECONDS = 20
+_QUEUE = {"id": "steady", "ack_deadline_seconds": 30, "message_retention_seconds": 3600}
 _SERVER_ERROR = re.compile(r'http_request_duration_seconds_count\{code="(5\d\d)",handler="([^"]*)",method="(\w+)".*\} (\d+)')
 
 _BODIES = [
@@ -84,9 +86,7 @@ _HEADS = [
 def main(schemathesis: Path, minutes: float, connections: int, rate: int | None) -> None:
     """Measure steady traffic without and with fuzzing; fails after a 5xx."""
     with open_lab() as lab, services.ours(lab) as service:
-        settings = {"id": "steady", "ack_deadline_seconds": 30, "message_retention_seconds": 3600}
-        _ask(http.client.HTTPConnection("127.0.0.1", service.port), "/v1/queues", settings)
-        _measure("alone", service, 60)
+        _measure("alone", service, _ALONE_SECONDS)
         hostile = connections - _STEADY - _WORKERS
         with (
             _schemathesis(schemathesis, service.port, minutes, rate, lab.directory / "schemathesis.log"),
@@ -94,7 +94,7 @@ def main(schemathesis: Path, minutes: float, connections: int, rate: int | None)
         ):
             _measure("fuzzed", service, minutes * 60)
         time.sleep(_SETTLE_SECONDS)
-        _measure("afterwards", service, 60)
+        _measure("afterwards", service, _ALONE_SECONDS)
         say((lab.directory / "schemathesis.log").read_text(errors="replace")[-1500:])
         errors = _server_errors(service.port)
         print("5xx:", dict(errors) or "none")
@@ -134,12 +134,16 @@ def _cycles(port: int, end: float) -> list[float]:
         return found
 
     due = time.monotonic() + random.random() / _PER_SECOND
-    while due < end:
+    while time.monotonic() < end:
         time.sleep(max(0.0, due - time.monotonic()))
         due += 1 / _PER_SECOND
-        timed("messages", {"payload": "x" * 300})
-        if deliveries := timed("claims", {"limit": 10})["deliveries"]:
-            timed("ack", {"receipts": [delivery["receipt"] for delivery in deliveries]})
+        try:
+            timed("messages", {"payload": "x" * 300})
+            if deliveries := timed("claims", {"limit": 10})["deliveries"]:
+                timed("ack", {"receipts": [delivery["receipt"] for delivery in deliveries]})
+        except LookupError:
+            # first, and each time the fuzzing has deleted it
+            _ask(connection, "/v1/queues?ensure=true", _QUEUE)
     return taken
 
 
@@ -147,6 +151,8 @@ def _ask(connection: http.client.HTTPConnection, path: str, body: object) -> Any
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     data = response.read()
+    if response.status == 404:
+        raise LookupError(path)
     if response.status >= 300:
         raise RuntimeError(f"{path}: {response.status} {data[:500]!r}")
     return json.loads(data)
