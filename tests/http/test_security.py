@@ -437,16 +437,21 @@ def test_a_web_page_cannot_use_an_open_server(
 
 
 def test_an_old_browser_cannot_take_messages_of_an_open_server(open_server: HttpServer, admin: httpx.Client) -> None:
-    """It says neither which origin nor which site a GET is for, and some GETs take messages."""
+    """It says neither which origin nor which site a GET or a form is for; forms and some GETs take messages."""
     admin.post("/v1/queues", json={"id": "browsed", **QUEUE})
     admin.post("/v1/queues/browsed/messages", json={"payload": 1})
     old = {"user-agent": "Mozilla/5.0 (Windows NT 6.1; Trident/7.0; rv:11.0) like Gecko"}
     for path in ("/queue/claim?queue=browsed", "/v1/queues/browsed/messages"):
         problem(httpx.get(f"{open_server.url}{path}", headers=old), 403, "cross_origin")
+    form = {**old, "content-type": "application/x-www-form-urlencoded"}
+    for path in ("/v1/queues/browsed/claims", "/v1/queues/browsed/messages", "/v1/queues"):
+        problem(httpx.post(f"{open_server.url}{path}", content=b"{}", headers=form), 403, "cross_origin")
     assert admin.get("/v1/queues/browsed/stats").json()["leased"] == 0
     ours = {**old, "sec-fetch-site": "same-origin"}
     assert httpx.get(f"{open_server.url}/v1/queues/browsed/messages", headers=ours).status_code == 200
     assert httpx.get(f"{open_server.url}/docs", headers=old).status_code == 200
+    shell = {"user-agent": "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1"}
+    assert httpx.post(f"{open_server.url}/v1/queues/browsed/claims", headers=shell).status_code == 200
 
 
 def test_a_web_page_cannot_read_the_metrics_port(db: str) -> None:

@@ -156,6 +156,24 @@ def test_a_long_poll_ends_with_its_token(admin: httpx.Client, module_db: str, na
     assert admin.get(f"/v1/queues/{name}/stats").json()["leased"] == 0
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson", "application/octet-stream"])
+def test_a_slow_body_ends_with_its_token(admin: httpx.Client, module_db: str, name: str, kind: str) -> None:
+    admin.post("/v1/queues?ensure=true", json={"id": name})
+    headers = {**make_token(module_db, name, "publish:*"), "content-type": kind}
+
+    def body() -> Iterator[bytes]:
+        time.sleep(1)  # the request is admitted
+        yield b'{"payload": 1}\n'
+        run(module_db, lambda conn: tokens.revoke_token(conn, name))
+        for _ in range(9):
+            time.sleep(1)
+            yield b"\n"
+
+    path = f"{admin.base_url}/v1/queues/{name}/messages"
+    problem(httpx.post(path, content=body(), headers=headers, timeout=40), 401, "token_revoked")
+    assert admin.get(f"/v1/queues/{name}/stats").json()["ready"] == 0
+
+
 def test_wrong_tokens_are_limited_counted_logged_and_audited(db: str) -> None:
     right = make_token(db, "right", "read:*")
     wrong = {"authorization": right["authorization"][:-4] + "0000"}

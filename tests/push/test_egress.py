@@ -95,7 +95,7 @@ def test_an_allow_list_opens_networks_but_never_link_local_or_multicast() -> Non
     everything = Guard(["0.0.0.0/0", "::/0"])
     for address in ("169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254", "224.0.0.1", "0.0.0.0", "::",
                     "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::", "168.63.129.16", "::ffff:168.63.129.16",
-                    "64:ff9b::a83f:8110"):  # fmt: skip
+                    "64:ff9b::a83f:8110", "100.100.100.200"):  # fmt: skip
         assert not everything.allows(ip_address(address)), address
     with pytest.raises(SettingsError):
         Guard(["10.0.0.0/40"])

@@ -19,10 +19,11 @@ from trunkline.errors import SettingsError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# Always denied, even if an allow-list contains them: this host, link-local (cloud metadata), the Azure host address,
-# multicast, broadcast.
-_NEVER = tuple(map(ip_network, ("0.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32",
-                                "::/128", "fe80::/10", "fec0::/10", "ff00::/8", "fd00:ec2::/32")))  # fmt: skip
+# Always denied, even if an allow-list contains them: this host, link-local (cloud metadata), Alibaba's metadata, the Azure host
+# address, multicast, broadcast.
+_NEVER = tuple(map(ip_network, ("0.0.0.0/8", "100.100.100.200/32", "168.63.129.16/32", "169.254.0.0/16", "224.0.0.0/4",
+                                "255.255.255.255/32", "::/128", "fe80::/10", "fec0::/10", "ff00::/8",
+                                "fd00:ec2::/32")))  # fmt: skip
 _DENIED_4 = tuple(map(IPv4Network, (
     "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24",
     "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24",

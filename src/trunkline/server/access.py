@@ -123,8 +123,8 @@ class Access:
             return
         if self._config.require_token is not False:
             await self._refresh()
-        if self.open and doc.scope == "consume" and scope["method"] == "GET" and hides_its_origin(scope["headers"]):
-            # some GET routes claim messages, for compatibility with other systems
+        if self.open and doc.scope != "read" and hides_its_origin(scope["headers"]):
+            # forms of any page, and GETs that claim messages, for compatibility with other systems
             raise Problem(403, "cross_origin", "without tokens, browsers must send an Origin or Sec-Fetch-Site header")
         caller = _LOCAL if self.open else await self._caller(scope)
         scope["trunkline_caller"] = caller
@@ -154,6 +154,15 @@ class Access:
         if not caller.may(verb, name):
             raise _denied(verb, _HIDDEN if hide else name)
         return caller
+
+    async def recheck(self, scope: Any) -> None:
+        """Raise 401 if the token of a request was revoked or has expired since the request was admitted."""
+        if self._config.require_token is not False:
+            await self._refresh()
+        problem = self._refusal(scope.get("trunkline_credential"))
+        if problem is not None:
+            problem.headers["connection"] = "close"
+            raise problem
 
     @contextmanager
     def watch(self, scope: Any) -> Iterator[asyncio.Future[Problem]]:

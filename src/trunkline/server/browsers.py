@@ -33,7 +33,9 @@ def _is_here(asked: str, host: str) -> bool:
 
 
 def hides_its_origin(headers: Any) -> bool:
-    """Detect browsers too old to send Origin or Sec-Fetch-Site: their GET requests may come from any page."""
+    """Detect browsers too old to send Origin or Sec-Fetch-Site: their GETs and forms may come from any page."""
     names = {name for name, _ in headers}
     agents = [value for name, value in headers if name == b"user-agent"]
-    return any(agent.startswith(b"Mozilla/") for agent in agents) and not names & {b"origin", b"sec-fetch-site"}
+    # PowerShell calls itself Mozilla too
+    browser = any(agent.startswith(b"Mozilla/") and b"PowerShell/" not in agent for agent in agents)
+    return browser and not names & {b"origin", b"sec-fetch-site"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,10 @@ T = TypeVar("T")
 JSON = "application/json"
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of every response."""
+_LARGE = 64 * 1024
+"""Bytes of a body from which on parsing it takes turns. JSON of many small values costs 0.1 s per megabyte."""
+_RECHECK_SECONDS = 2.0
+"""How often the token of a request is checked again while its body arrives."""
 
 
 class ClientGone(Exception):
@@ -108,11 +113,16 @@ class Call(Request[Any, Any, Any]):
         """Yield the parts of the body as they arrive."""
         self._check_body(limit)
         size, more = 0, True
-        end = time.monotonic() + self.engine.config.whole_body_seconds
+        checked = time.monotonic()
+        end = checked + self.engine.config.whole_body_seconds
         while more:
             chunk, more = await self._part()
-            if more and time.monotonic() > end:
+            now = time.monotonic()
+            if more and now > end:
                 raise body_timeout("the request body took too long")
+            if now - checked > _RECHECK_SECONDS:
+                await self.engine.access.recheck(self.scope)
+                checked = now
             size += len(chunk)
             if size > limit:
                 raise parsing.too_large(limit)
@@ -147,7 +157,18 @@ class Call(Request[Any, Any, Any]):
         body = await self.bytes()
         if optional and not body.strip():
             body = b"{}"
-        return parsing.decode(body, kind, max_depth=self.engine.config.max_depth)
+        return await self.parsed(len(body), lambda: parsing.decode(body, kind, max_depth=self.engine.config.max_depth))
+
+    async def parsed(self, size: int, parse: Callable[[], T]) -> T:
+        """Parse a body of this size. Large ones take turns, and after each the event loop is free for as long as it took."""
+        if size < _LARGE:
+            return parse()
+        async with self.engine.parsing:
+            start = time.perf_counter()
+            try:
+                return parse()
+            finally:
+                await asyncio.sleep(time.perf_counter() - start)
 
 
 class Answer:

@@ -24,8 +24,9 @@ begin
     end if;
     if address is not null then
         -- Includes IPv6 addresses that lead to these networks (NAT64, 6to4).
-        select n into network from unnest(array['0.0.0.0/8', '168.63.129.16/32', '169.254.0.0/16', '224.0.0.0/4', '255.255.255.255/32', '::/128', 'fe80::/10', 'fec0::/10', 'ff00::/8',
-                                                'fd00:ec2::/32', '64:ff9b::/104', '64:ff9b::a9fe:0/112', '64:ff9b::e000:0/100', '64:ff9b::ffff:ffff/128', '2002::/24', '2002:a9fe::/32',
+        select n into network from unnest(array['0.0.0.0/8', '100.100.100.200/32', '168.63.129.16/32', '169.254.0.0/16', '224.0.0.0/4', '255.255.255.255/32', '::/128', 'fe80::/10',
+                                                'fec0::/10', 'ff00::/8', 'fd00:ec2::/32', '64:ff9b::/104', '64:ff9b::6464:64c8/128', '64:ff9b::a83f:8110/128', '64:ff9b::a9fe:0/112',
+                                                '64:ff9b::e000:0/100', '64:ff9b::ffff:ffff/128', '2002::/24', '2002:6464:64c8::/48', '2002:a83f:8110::/48', '2002:a9fe::/32',
                                                 '2002:e000::/20', '2002:ffff:ffff::/48']::cidr[]) n
         where address <<= n;
         never := network is not null;
