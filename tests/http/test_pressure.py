@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +16,6 @@ import pytest
 from tests.http.servers import HttpServer, problem
 from tests.http.test_waiting import eventually, vanish
 from trunkline.errors import OutcomeUnknown, Timeout
-from trunkline.server.call import Call
 from trunkline.server.config import Config
 from trunkline.server.limits import LimitedPool, Limits, limited
 
@@ -354,19 +349,3 @@ def test_a_client_that_reads_nothing_blocks_no_other(server: HttpServer, http: h
     http.post(f"/v1/queues/{queue}/messages", json={"payload": 1})
     assert [row["payload"] for row in http.post(f"/v1/queues/{queue}/claims").json()["deliveries"]] == [1]
     frozen.close()
-
-
-async def test_large_bodies_are_parsed_in_turns() -> None:
-    """Between two of them the event loop serves other requests for as long as the first one took."""
-    scope: Any = {"type": "http", "trunkline_engine": SimpleNamespace(parsing=asyncio.Lock())}
-    turns, starts = 0, list[int]()
-
-    def parse() -> None:
-        starts.append(turns)
-        time.sleep(0.02)
-
-    work = asyncio.gather(*(Call(scope).parsed(100_000, parse) for _ in range(5)))
-    while not work.done():
-        turns += 1
-        await asyncio.sleep(0)
-    assert all(later - earlier > 10 for earlier, later in pairwise(starts)), starts

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +25,6 @@ T = TypeVar("T")
 JSON = "application/json"
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of every response."""
-_LARGE = 64 * 1024
-"""Bytes of a body from which on parsing it takes turns. JSON of many small values costs 0.1 s per megabyte."""
 _RECHECK_SECONDS = 2.0
 """How often the token of a request is checked again while its body arrives."""
 
@@ -157,18 +154,7 @@ class Call(Request[Any, Any, Any]):
         body = await self.bytes()
         if optional and not body.strip():
             body = b"{}"
-        return await self.parsed(len(body), lambda: parsing.decode(body, kind, max_depth=self.engine.config.max_depth))
-
-    async def parsed(self, size: int, parse: Callable[[], T]) -> T:
-        """Parse a body of this size. Large ones take turns, and after each the event loop is free for as long as it took."""
-        if size < _LARGE:
-            return parse()
-        async with self.engine.parsing:
-            start = time.perf_counter()
-            try:
-                return parse()
-            finally:
-                await asyncio.sleep(time.perf_counter() - start)
+        return parsing.decode(body, kind, max_depth=self.engine.config.max_depth)
 
 
 class Answer:

@@ -47,8 +47,6 @@ class Engine:
         self.metrics = Metrics()
         self.access = Access(config, self.mq, self.metrics.refused)
         self.patience = Patience(config.body_seconds)
-        self.parsing = asyncio.Lock()
-        """Held while a large body is parsed."""
         self.receipts = Receipts()
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()

@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -106,24 +106,25 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
     first = body.lstrip()[:1]
     if not first:
         raise malformed("the body is empty", "missing_body")
+    if kind == _TEXT and first not in (b"[", b"{"):
+        if len(body) > limits.max_body:
+            raise too_large(limits.max_body)
+        return Sent([_raw(call, body, query, key, trace)], True, False)
     if first == b"[":
-        batch = partial(_batch, body, limits.max_depth, limits.max_body, key, trace)
-        return Sent(await call.parsed(len(body), batch), False, False)
+        check_depth(body, limits.max_depth)
+        try:
+            parts = _lines.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            check_json(body)
+            raise malformed("the body is not a JSON array", "bad_json") from None
+        return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False, False)
     if len(body) > limits.max_body:
         raise too_large(limits.max_body)
-    if kind == _TEXT and first != b"{":
-        return Sent([_raw(call, body, query, key, trace)], True, False)
-    message, plain = await call.parsed(len(body), partial(message_of, body, limits.max_depth, key, trace))
+    message, plain = message_of(body, limits.max_depth, key, trace)
     return Sent([message], True, plain)
 
 
-def _batch(body: bytes, max_depth: int, max_body: int, key: str | None, trace: str | None) -> list[NewMessage]:
-    check_depth(body, max_depth)
-    try:
-        parts = [bytes(part) for part in _lines.decode(body)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        check_json(body)
-        raise malformed("the body is not a JSON array", "bad_json") from None
+def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, trace: str | None) -> list[NewMessage]:
     if not parts:
         raise invalid("the batch is empty", "empty_batch")
     if len(parts) > MAX_MESSAGES:
