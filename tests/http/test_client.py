@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -125,3 +128,18 @@ async def test_groups_that_read_what_matches_and_lists_in_pages(mq: HttpClient, 
     assert [(row.topic, row.name) for row in await mq.groups.list(after=f"{topics[0]}/some", limit=1)] == [
         (topics[1], "all")
     ]
+
+
+async def test_a_host_that_does_not_respond_is_an_error_within_seconds() -> None:
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # a full queue of connections: further ones get no response
+            pending = waiting.enter_context(socket.socket())
+            pending.setblocking(False)
+            pending.connect_ex(listener.getsockname())
+        started = time.monotonic()
+        async with HttpClient("http://{}:{}".format(*listener.getsockname())) as mq:
+            with pytest.raises(errors.DatabaseUnavailable, match="cannot be reached"):
+                await mq.publish("t", 1)
+        assert time.monotonic() - started < 10  # 2 s; without a limit of its own 60

@@ -15,7 +15,8 @@ from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError,
 
 T = TypeVar("T")
 PAGE = 1000
-_QUIET_SECONDS = 45.0
+CONNECT_SECONDS = 2.0
+_QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
 """A stream of events says at least every 15 seconds that it is there."""
 _ERRORS: dict[str, type[TrunklineError]] = {
     cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TrunklineError)
@@ -42,7 +43,9 @@ class Transport:
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
-            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+            # a host that drops packets must not use up the time of a long response
+            patience = httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
+            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=patience)
         except (httpx.InvalidURL, UnicodeError) as exc:
             raise SettingsError(f"the URL of the server cannot be read: {exc}", hint="write http://host:8080") from exc
 
@@ -98,7 +101,7 @@ class Transport:
         seen: dict[str, str] = {}
         while True:
             try:
-                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET_SECONDS) as answer:
+                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET) as answer:
                     if answer.status_code >= 400:
                         raise _error(answer.status_code, await answer.aread())
                     async for event in _parsed(answer.aiter_lines()):
