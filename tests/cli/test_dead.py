@@ -39,7 +39,7 @@ def test_list_and_show(cli: Cli, letters: list[str]) -> None:
 def test_redrive(cli: Cli, letters: list[str]) -> None:
     assert "would redrive 2 dead letters" in cli("dead", "redrive", "q", "--error", "Timeout", "--dry-run").stderr
     assert len(cli("dead", "list", "q").json) == 4
-    assert cli("dead", "redrive", "q", "--error", "Timeout").json == {"queue": "q", "redriven": 2}
+    assert cli("dead", "redrive", "q", "--error", "Timeout").json == {"queue": "q", "redriven": 2, "left": 2}
     assert cli("dead", "redrive", "q", "--id", letters[0], "--to", "other").json["redriven"] == 1
     assert [row["body"] for row in cli("queue", "claim", "other").json] == [0]
     assert cli("dead", "redrive", "q").json["redriven"] == 1
@@ -51,7 +51,7 @@ def test_redrive(cli: Cli, letters: list[str]) -> None:
 def test_purge(cli: Cli, letters: list[str]) -> None:
     cli("dead", "purge", "q", code=2)
     assert "would purge 4" in cli("dead", "purge", "q", "--dry-run").stderr
-    assert cli("dead", "purge", "q", "--limit", 1, "--yes").json == {"queue": "q", "purged": 1}
+    assert cli("dead", "purge", "q", "--limit", 1, "--yes").json == {"queue": "q", "purged": 1, "left": 3}
     assert cli("dead", "purge", "q", "--reason", "attempts", "--yes").json["purged"] == 2
     assert cli("dead", "purge", "q", "--yes").json["purged"] == 1
 

@@ -108,7 +108,7 @@ def test_queues(both: Both) -> None:
 
     letters = both.same("dead", "list", "mail")
     both.same("dead", "show", "mail", letters[0]["id"])
-    assert both("dead", "redrive", "mail").json == {"queue": "mail", "redriven": 1}
+    assert both("dead", "redrive", "mail").json == {"queue": "mail", "redriven": 1, "left": 0}
     both("queue", "delete", "mail", "--yes", "--force")
 
 

@@ -42,7 +42,7 @@ class _Partitions(msgspec.Struct):
 
 
 class _Messages(msgspec.Struct):
-    messages: list[MessageRow]
+    data: list[MessageRow]
 
 
 class HttpTopics(Noun):
@@ -126,7 +126,7 @@ class HttpTopics(Noun):
         """Messages from an offset on, whoever consumed them; with `wait` not before there is one."""
         query = {"partition": partition, "start": start, "limit": limit, "wait": seconds(wait)}
         body = await self._transport.ask("GET", f"{_topic(topic)}/messages", query=query, kind=_Messages)
-        return [row.message(type) for row in body.messages]
+        return [row.message(type) for row in body.data]
 
     async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Messages as they come, from a place on, without an end. Changes nothing for any reader."""
@@ -232,7 +232,7 @@ def _group(topic: str, group: str) -> str:
 
 
 class _Readers(msgspec.Struct):
-    readers: list[Reader]
+    data: list[Reader]
 
 
 class HttpSubscriptions(Noun):
@@ -276,7 +276,7 @@ class HttpSubscriptions(Noun):
         if headers:
             raise InvalidArgument("over HTTP only a routing key can be tried, no headers", hint="ask the database itself")
         path, query = f"{_topic(topic)}/readers", {"routing_key": routing_key}
-        return (await self._transport.ask("GET", path, query=query, kind=_Readers)).readers
+        return (await self._transport.ask("GET", path, query=query, kind=_Readers)).data
 
 
 class HttpSchedules(Noun):

@@ -31,7 +31,7 @@ class _Numbers(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    messages: list[WaitingRow]
+    data: list[WaitingRow]
 
 
 class HttpQueues(Noun):
@@ -86,7 +86,7 @@ class HttpQueues(Noun):
     async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
         """What waits, without claiming it or counting an attempt: first what came back, then what is new."""
         body = await self._transport.ask("GET", f"{_queue(queue)}/waiting", query={"limit": limit}, kind=_Waiting)
-        return [row.waiting() for row in body.messages]
+        return [row.waiting() for row in body.data]
 
 
 def _queue(name: str) -> str:
@@ -129,7 +129,7 @@ def _settings(
 
 
 class _DeadLetters(msgspec.Struct):
-    dead_letters: list[DeadRow]
+    data: list[DeadRow]
 
 
 class HttpDeadLetters(Noun):
@@ -139,7 +139,7 @@ class HttpDeadLetters(Noun):
         """The oldest first; for the next page pass the last `dead_id` as `after`."""
         query = {"after": after, "limit": limit}
         body = await self._transport.ask("GET", f"{_queue(queue)}/dead-letters", query=query, kind=_DeadLetters)
-        return [row.letter() for row in body.dead_letters]
+        return [row.letter() for row in body.data]
 
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
         """By the id of the message, or `DeadLetterNotFound`."""

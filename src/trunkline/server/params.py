@@ -153,7 +153,7 @@ LIMIT = Param(
     default=100,
     low=0,
     lenient=True,
-    words="How many at most; `next_offset` says that there are more.",
+    words="How many at most; `next` says that there are more.",
 )
 FORCE = Param(name="force", kind=bool, default=False, words="Also when somebody still uses it.")
 ENSURE = Param(name="ensure", kind=bool, default=False, words="Fine if it is there already: then 200, and nothing changes.")

@@ -392,12 +392,12 @@ class StatsView(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`offset` is left out when it is 0. `next_offset` is the `offset` of the next page; without it there is none."""
+    """`offset` is left out when it is 0. `next` is the `offset` of the next page; without it there is none."""
 
     data: list[Any]
     limit: int
     offset: int = 0
-    next_offset: int | None = None
+    next: int | None = None
 
 
 def page(rows: list[Any], query: dict[str, Any]) -> Page:

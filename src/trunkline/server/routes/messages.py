@@ -111,9 +111,9 @@ async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
 
 
 class Messages(msgspec.Struct, frozen=True):
-    messages: list[MessageView]
-    next_offset: int
-    """Where to go on."""
+    data: list[MessageView]
+    next: int
+    """The `start` of the next request, also when there is nothing yet."""
 
 
 @route(
