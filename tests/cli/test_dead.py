@@ -16,7 +16,7 @@ def letters(cli: Cli) -> list[str]:
     cli("queue", "create", "q", "--max-attempts", 1)
     cli("queue", "create", "other")
     cli.process("queue", "enqueue", "q", "--key", "k", input=b"0\n1\n2\n3")
-    receipts = [row["receipt"] for row in cli("queue", "claim", "q", "--max-messages", 4).json]
+    receipts = [row["receipt"] for row in cli("queue", "claim", "q", "--limit", 4).json]
     cli("queue", "bury", *receipts[:2], "--error", "no such mailbox")
     cli("queue", "nack", *receipts[2:], "--error", "ConnectTimeout: smtp")
     return [row["id"] for row in cli("dead", "list", "q").json]
@@ -44,7 +44,7 @@ def test_redrive(cli: Cli, letters: list[str]) -> None:
     assert [row["body"] for row in cli("queue", "claim", "other").json] == [0]
     assert cli("dead", "redrive", "q").json["redriven"] == 1
     assert cli("dead", "redrive", "q").json["redriven"] == 0
-    assert sorted(row["body"] for row in cli("queue", "claim", "q", "--max-messages", 9).json) == [1, 2, 3]
+    assert sorted(row["body"] for row in cli("queue", "claim", "q", "--limit", 9).json) == [1, 2, 3]
     cli("dead", "redrive", "q", "--to", "missing", code=3)
 
 
@@ -65,7 +65,7 @@ def test_export_and_back(cli: Cli, letters: list[str]) -> None:
     lines = (cli.folder / "dead.ndjson").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == letters
     assert cli.process("queue", "enqueue", "other", "--envelope", "--file", "dead.ndjson").json["stored"] == 4
-    back = cli("queue", "claim", "other", "--max-messages", 9).json
+    back = cli("queue", "claim", "other", "--limit", 9).json
     assert [(row["id"], row["key"], row["body"]) for row in back] == [(id, "k", n) for n, id in enumerate(letters)]
     assert len(cli("dead", "list", "q").json) == 4
 

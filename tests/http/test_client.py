@@ -32,7 +32,7 @@ async def test_topics_and_groups(mq: HttpClient, name: str) -> None:
     assert [message.body for message in messages] == [{"n": 1}, 2, b"\x00\xff", None]
     assert [message.id for message in messages] == [published.id, *(row.id for row in many)]
     assert (messages[0].key, messages[0].headers, messages[0].label) == ("k", {"h": 1}, "l")
-    batch = await mq.fetch(name, "g", member="m", max_messages=2)
+    batch = await mq.fetch(name, "g", member="m", limit=2)
     assert batch is not None
     assert [message.body for message in batch.messages] == [{"n": 1}, 2]
     assert await batch.commit() == "done"
@@ -52,7 +52,7 @@ async def test_queues(mq: HttpClient, name: str) -> None:
     again = await mq.enqueue(name, {"n": 1}, idempotency_key="once")
     assert (again.id, again.duplicate) == (first.id, True)
     await mq.enqueue_many(name, range(4))
-    deliveries = await mq.claim(name, max_messages=10, lease="30s")
+    deliveries = await mq.claim(name, limit=10, lease="30s")
     assert [delivery.body for delivery in deliveries] == [{"n": 1}, 0, 1, 2, 3]
     assert await deliveries[0].ack() == "done"
     assert await deliveries[1].nack(delay="1h", error="no") == "done"
@@ -83,7 +83,7 @@ async def test_subscriptions(mq: HttpClient, name: str) -> None:
     assert made in await mq.subscriptions.list()
     await mq.publish(name, 1, headers={"a": "1"})
     await mq.publish(name, 2)
-    assert [(row.body, row.topic) for row in await mq.claim(name, max_messages=9)] == [(1, name)]
+    assert [(row.body, row.topic) for row in await mq.claim(name, limit=9)] == [(1, name)]
     await mq.subscriptions.remove(name, made.name)
     with pytest.raises(errors.SubscriptionNotFound):
         await mq.subscriptions.remove(name, made.name)

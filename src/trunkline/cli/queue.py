@@ -192,9 +192,9 @@ def peek(session: Session, name: str, limit: int) -> None:
     session.out.many(session.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
 
 
-@command.verb("claim", example="trunkline queue claim mail --max-messages 10 --lease 5m -o jsonl")
+@command.verb("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
 @click.argument("name")
-@click.option("--max-messages", type=Count(1, 1000), default=1, show_default=True, help="At most so many.")
+@click.option("--limit", type=Count(1, 1000), default=1, show_default=True, help="At most so many.")
 @click.option("--lease", type=Duration(), help="How long they are yours.  [default: of the queue]")
 @click.option("--label", "labels", multiple=True, help="Only with this label; may be repeated.")
 @click.option("--consumer", help="Who you are, for the history.  [default: trunkline]")
@@ -202,7 +202,7 @@ def peek(session: Session, name: str, limit: int) -> None:
 def claim(
     session: Session,
     name: str,
-    max_messages: int,
+    limit: int,
     lease: timedelta | None,
     labels: tuple[str, ...],
     consumer: str | None,
@@ -214,7 +214,7 @@ def claim(
     who = consumer or (None if session.service else "trunkline")
 
     async def work(mq: Client) -> None:
-        deliveries = await mq.claim(name, max_messages=max_messages, lease=lease, labels=list(labels) or None, consumer=who)
+        deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=who)
         session.out.many(deliveries, _DELIVERIES)
         if settle and deliveries:
             # only what has left this process is done

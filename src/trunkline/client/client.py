@@ -257,7 +257,7 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -268,7 +268,7 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -278,19 +278,19 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> Deliveries[Any]:
-        """Up to `max_messages` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
+        """Up to `limit` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
         life = self._living()
         return await consuming.claim(
             life.runtime,
             life.settler,
             queue,
-            max_messages=max_messages,
+            limit=limit,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,
@@ -378,7 +378,7 @@ class Client(Lender):
         group: str,
         *,
         member: str,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = _LEASE,
         type: Any = None,
     ) -> Batch[Any] | None:
@@ -393,7 +393,7 @@ class Client(Lender):
                 topic,
                 group,
                 member=member,
-                max_messages=max_messages,
+                limit=limit,
                 lease=span,
                 type=type,
             )
@@ -420,14 +420,14 @@ class Client(Lender):
         async with self._runtime().connection(writing=True) as conn:
             return await calls.leave(conn, topic, group, member=member)
 
-    async def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
+    async def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
         """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
         async with self._runtime().connection(writing=True) as conn:
-            found = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+            found = await calls.claim_range(conn, topic, group, limit=limit)
             if found is None:
                 # what was committed may have no offset yet
                 await self._runtime().wakeup.sequence("topic", topic)
-                found = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+                found = await calls.claim_range(conn, topic, group, limit=limit)
             return found
 
     # Reasons and numbers

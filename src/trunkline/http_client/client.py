@@ -133,18 +133,18 @@ class HttpClient:
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         wait: Duration | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> HttpDeliveries:
-        """Up to `max_messages` for the time of the lease; none, at once or after `wait`, when there are none."""
+        """Up to `limit` for the time of the lease; none, at once or after `wait`, when there are none."""
         if consumer is not None:
             raise InvalidArgument("over HTTP a consumer cannot be named", hint="in the history it is called http")
         asked = {
-            "limit": max_messages,
+            "limit": limit,
             "lease_seconds": seconds(lease),
             "labels": None if labels is None else list(labels),
             "wait": seconds(wait),
@@ -188,13 +188,13 @@ class HttpClient:
         group: str,
         *,
         member: str | None = None,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = "30s",
         wait: Duration | None = None,
         type: Any = None,
     ) -> HttpBatch | None:
         """The next messages of a partition that is leased to this member, or None."""
-        asked = {"member": member, "limit": max_messages, "lease_seconds": seconds(lease), "wait": seconds(wait)}
+        asked = {"member": member, "limit": limit, "lease_seconds": seconds(lease), "wait": seconds(wait)}
         row = await self._transport.ask("POST", f"{_group(topic, group)}/fetch", asked, kind=FetchedRow)
         return HttpBatch(self._transport, topic, group, row, type) if row.messages else None
 

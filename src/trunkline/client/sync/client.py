@@ -258,7 +258,7 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -269,7 +269,7 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -279,19 +279,19 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> Deliveries[Any]:
-        """Up to `max_messages` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
+        """Up to `limit` (at most 1,000) for the time of the lease; empty, at once, when there are none."""
         life = self._living()
         return consuming.claim(
             life.runtime,
             life.settler,
             queue,
-            max_messages=max_messages,
+            limit=limit,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,
@@ -377,7 +377,7 @@ class SyncClient(Lender):
         group: str,
         *,
         member: str,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = _LEASE,
         type: Any = None,
     ) -> Batch[Any] | None:
@@ -392,7 +392,7 @@ class SyncClient(Lender):
                 topic,
                 group,
                 member=member,
-                max_messages=max_messages,
+                limit=limit,
                 lease=span,
                 type=type,
             )
@@ -419,14 +419,14 @@ class SyncClient(Lender):
         with self._runtime().connection(writing=True) as conn:
             return calls.leave(conn, topic, group, member=member)
 
-    def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
+    def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
         """At most once: the next offsets for good, to be read with `topics.read`; a crash now loses them to the group."""
         with self._runtime().connection(writing=True) as conn:
-            found = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            found = calls.claim_range(conn, topic, group, limit=limit)
             if found is None:
                 # what was committed may have no offset yet
                 self._runtime().wakeup.sequence("topic", topic)
-                found = calls.claim_range(conn, topic, group, max_messages=max_messages)
+                found = calls.claim_range(conn, topic, group, limit=limit)
             return found
 
     # Reasons and numbers

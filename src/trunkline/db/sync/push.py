@@ -189,13 +189,13 @@ def leave_dispatch(conn: Connection, dispatcher: str) -> None:
 
 
 def claim_many(
-    conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
+    conn: Connection, queue_ids: Sequence[int], *, limit: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """What these queues hold, by their ids, and those that have nothing more. Asks for a relaxed commit, as a claim does."""
     rows = fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
-        (list(queue_ids), max_messages, consumer),
+        (list(queue_ids), limit, consumer),
     )
     decode = decoder(None)
     taken: dict[int, list[Delivery[Any]]] = {}
