@@ -302,6 +302,10 @@ async def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, re
     return float(await fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
+async def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
+    return bool(await fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
+
+
 async def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
     await fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
 

@@ -299,6 +299,10 @@ def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: 
     return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
+def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
+    return bool(fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
+
+
 def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
     fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
 
