@@ -32,7 +32,7 @@ async def main() -> None:
         for routing_key, headers in EVENTS:
             await mq.publish("shop-events", {"what": routing_key}, routing_key=routing_key, headers=headers)
         for queue in ("shop-mail", "shop-audit", "shop-urgent"):
-            deliveries = await mq.claim(queue, max_messages=10)
+            deliveries = await mq.claim(queue, limit=10)
             print(queue, [delivery.routing_key for delivery in deliveries])
             await deliveries.ack()
 

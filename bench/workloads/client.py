@@ -136,7 +136,7 @@ async def _in_batches(mq: Client, queue: str, messages: int, seconds: float) -> 
     async def claimer() -> None:
         nonlocal done
         while time.perf_counter() < start + seconds:
-            deliveries = await mq.claim(queue, max_messages=_BATCH)
+            deliveries = await mq.claim(queue, limit=_BATCH)
             if not deliveries:
                 return
             answers = await deliveries.ack()

@@ -16,7 +16,7 @@ def letters(cli: Cli) -> list[str]:
     cli("queue", "create", "q", "--max-attempts", 1)
     cli("queue", "create", "other")
     cli.process("queue", "enqueue", "q", "--key", "k", input=b"0\n1\n2\n3")
-    receipts = [row["receipt"] for row in cli("queue", "claim", "q", "--max-messages", 4).json]
+    receipts = [row["receipt"] for row in cli("queue", "claim", "q", "--limit", 4).json]
     cli("queue", "bury", *receipts[:2], "--error", "no such mailbox")
     cli("queue", "nack", *receipts[2:], "--error", "ConnectTimeout: smtp")
     return [row["id"] for row in cli("dead", "list", "q").json]
@@ -39,19 +39,19 @@ def test_list_and_show(cli: Cli, letters: list[str]) -> None:
 def test_redrive(cli: Cli, letters: list[str]) -> None:
     assert "would redrive 2 dead letters" in cli("dead", "redrive", "q", "--error", "Timeout", "--dry-run").stderr
     assert len(cli("dead", "list", "q").json) == 4
-    assert cli("dead", "redrive", "q", "--error", "Timeout").json == {"queue": "q", "redriven": 2}
+    assert cli("dead", "redrive", "q", "--error", "Timeout").json == {"queue": "q", "redriven": 2, "left": 2}
     assert cli("dead", "redrive", "q", "--id", letters[0], "--to", "other").json["redriven"] == 1
     assert [row["body"] for row in cli("queue", "claim", "other").json] == [0]
     assert cli("dead", "redrive", "q").json["redriven"] == 1
     assert cli("dead", "redrive", "q").json["redriven"] == 0
-    assert sorted(row["body"] for row in cli("queue", "claim", "q", "--max-messages", 9).json) == [1, 2, 3]
+    assert sorted(row["body"] for row in cli("queue", "claim", "q", "--limit", 9).json) == [1, 2, 3]
     cli("dead", "redrive", "q", "--to", "missing", code=3)
 
 
 def test_purge(cli: Cli, letters: list[str]) -> None:
     cli("dead", "purge", "q", code=2)
     assert "would purge 4" in cli("dead", "purge", "q", "--dry-run").stderr
-    assert cli("dead", "purge", "q", "--limit", 1, "--yes").json == {"queue": "q", "purged": 1}
+    assert cli("dead", "purge", "q", "--limit", 1, "--yes").json == {"queue": "q", "purged": 1, "left": 3}
     assert cli("dead", "purge", "q", "--reason", "attempts", "--yes").json["purged"] == 2
     assert cli("dead", "purge", "q", "--yes").json["purged"] == 1
 
@@ -65,7 +65,7 @@ def test_export_and_back(cli: Cli, letters: list[str]) -> None:
     lines = (cli.folder / "dead.ndjson").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == letters
     assert cli.process("queue", "enqueue", "other", "--envelope", "--file", "dead.ndjson").json["stored"] == 4
-    back = cli("queue", "claim", "other", "--max-messages", 9).json
+    back = cli("queue", "claim", "other", "--limit", 9).json
     assert [(row["id"], row["key"], row["body"]) for row in back] == [(id, "k", n) for n, id in enumerate(letters)]
     assert len(cli("dead", "list", "q").json) == 4
 

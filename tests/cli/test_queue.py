@@ -18,7 +18,7 @@ def queue(cli: Cli) -> str:
 
 
 def receipts(cli: Cli, count: int = 10) -> list[str]:
-    return [row["receipt"] for row in cli("queue", "claim", "q", "--max-messages", count).json]
+    return [row["receipt"] for row in cli("queue", "claim", "q", "--limit", count).json]
 
 
 def test_create_list_show_alter_delete(cli: Cli) -> None:
@@ -52,7 +52,7 @@ def test_enqueue_claim_settle(cli: Cli, queue: str) -> None:
     cli("queue", "bury", rest[1], "--error", "bad")
     cli("queue", "release", rest[2])
     cli("queue", "extend", rest[3], "--lease", "1h")
-    again = {row["attempt"] for row in cli("queue", "claim", queue, "--max-messages", 10).json}
+    again = {row["attempt"] for row in cli("queue", "claim", queue, "--limit", 10).json}
     assert again == {1, 2}  # released, and nacked
     numbers = cli("queue", "show", queue).json
     assert (numbers["acked"], numbers["dead"], numbers["leased"]) == (1, 1, 4)
@@ -81,7 +81,7 @@ def test_receipts_from_stdin(cli: Cli, queue: str) -> None:
 def test_claim_with_ack(cli: Cli, queue: str) -> None:
     for n in range(3):
         cli("queue", "enqueue", queue, n)
-    assert len(cli("queue", "claim", queue, "--max-messages", 2, "--ack").json) == 2
+    assert len(cli("queue", "claim", queue, "--limit", 2, "--ack").json) == 2
     assert cli("queue", "show", queue).json["acked"] == 2
     cli("queue", "claim", queue, "--ack")
     assert cli("queue", "claim", queue, "--ack").json == []
@@ -129,7 +129,7 @@ def test_a_killed_consumer_loses_only_its_leases(
 ) -> None:
     """reliability 4.3 row 96: `claim --ack` that dies before its output is taken acks nothing."""
     cli.process("queue", "enqueue", queue, input=b"\n".join(b'"' + b"x" * 1000 + b'"' for _ in range(200)))
-    reader = cli.start("queue", "claim", queue, "--max-messages", 500, "--ack")
+    reader = cli.start("queue", "claim", queue, "--limit", 500, "--ack")
     assert reader.stdout is not None
     reader.stdout.read(10)  # and no more: it hangs in the full pipe, between claim and ack
     eventually(lambda: cli("queue", "show", queue).json["leased"] == 200)

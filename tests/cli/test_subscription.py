@@ -38,4 +38,4 @@ def test_a_subscription_feeds_its_queue(cli: Cli) -> None:
     cli("subscription", "add", "q", "t", "--pattern", "a.#")
     cli("topic", "publish", "t", "1", "--routing-key", "a.b")
     cli("topic", "publish", "t", "2", "--routing-key", "b")
-    assert [row["body"] for row in cli("queue", "claim", "q", "--max-messages", 5).json] == [1]
+    assert [row["body"] for row in cli("queue", "claim", "q", "--limit", 5).json] == [1]

@@ -89,7 +89,7 @@ def test_queues(both: Both) -> None:
         both("queue", "enqueue", "mail", n)
     assert [row["body"] for row in both.same("queue", "peek", "mail")] == [{"n": 1}, 2, 3, 4, 5]
     assert both("queue", "claim", "mail", "--label", "x", "--ack").json[0]["id"] == sent["id"]
-    receipts = [row["receipt"] for row in both("queue", "claim", "mail", "--max-messages", "4").json]
+    receipts = [row["receipt"] for row in both("queue", "claim", "mail", "--limit", "4").json]
     assert both("queue", "extend", receipts[0], "--lease", "5m").json[0]["result"] == "done"
     assert both("queue", "nack", receipts[0], "--error", "later").json[0]["result"] == "done"
     assert both("queue", "bury", receipts[1], "--error", "no").json[0]["result"] == "done"
@@ -108,7 +108,7 @@ def test_queues(both: Both) -> None:
 
     letters = both.same("dead", "list", "mail")
     both.same("dead", "show", "mail", letters[0]["id"])
-    assert both("dead", "redrive", "mail").json == {"queue": "mail", "redriven": 1}
+    assert both("dead", "redrive", "mail").json == {"queue": "mail", "redriven": 1, "left": 0}
     both("queue", "delete", "mail", "--yes", "--force")
 
 

@@ -108,7 +108,7 @@ def test_it_happens_with_the_callers_transaction_or_not_at_all(open_it: SyncOpen
         mq.queues.create("q")
         mq.enqueue_many("q", range(3))
         mq.publish_many("t", ["first"])
-        taken = mq.claim("q", max_messages=3)
+        taken = mq.claim("q", limit=3)
         batch = mq.fetch("t", "g", member="me")
         assert batch is not None
 

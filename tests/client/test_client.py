@@ -47,7 +47,7 @@ async def test_queue(db: str) -> None:
         assert (await client.enqueue("mail", b"1", idempotency_key="once")).duplicate
         with pytest.raises(IdempotencyConflict):
             await client.enqueue("mail", b"2", idempotency_key="once")
-        [first] = await client.claim("mail", max_messages=10)
+        [first] = await client.claim("mail", limit=10)
         assert await client.extend([first.receipt], lease=timedelta(minutes=1)) == ["done"]
         assert await client.nack([first.receipt], delay=timedelta(0), error="later") == ["done"]
         [again] = await client.claim("mail", labels=None)
@@ -100,7 +100,7 @@ async def test_client_goes_on_after_the_server_was_killed_and_started(server: Em
         deadline = time.monotonic() + 60
         while True:
             try:
-                deliveries = await client.claim("mail", max_messages=10)
+                deliveries = await client.claim("mail", limit=10)
                 break
             except (DatabaseUnavailable, OutcomeUnknown):
                 assert time.monotonic() < deadline

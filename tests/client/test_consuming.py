@@ -105,7 +105,7 @@ async def test_what_was_not_given_out_goes_back_without_an_attempt(mq: Any) -> N
         async for delivery in claims:
             await delivery.ack()
             break
-    assert [(d.body, d.attempt) for d in await mq.claim("q", max_messages=10)] == [(n, 1) for n in range(1, 5)]
+    assert [(d.body, d.attempt) for d in await mq.claim("q", limit=10)] == [(n, 1) for n in range(1, 5)]
 
 
 async def test_slots_limit_what_is_held(mq: Any) -> None:
@@ -145,7 +145,7 @@ async def _drain(loop: Any) -> int:
 async def test_settling_one_by_one_and_all_together(mq: Any) -> None:
     await mq.queues.create("q", backoff_base="0s")
     await mq.enqueue_many("q", range(6))
-    taken = await mq.claim("q", max_messages=6, consumer="me")
+    taken = await mq.claim("q", limit=6, consumer="me")
     a, b, c, d, *rest = taken
     assert await a.ack() == "done"
     assert await b.nack(error="x") == "done"
@@ -153,7 +153,7 @@ async def test_settling_one_by_one_and_all_together(mq: Any) -> None:
     assert await d.extend("1m") == "done"
     assert await d.release() == "done"
     assert await mq.ack([one.receipt for one in rest]) == ["done", "done"]
-    assert sorted((one.body, one.attempt) for one in await mq.claim("q", max_messages=9)) == [(1, 2), (3, 1)]
+    assert sorted((one.body, one.attempt) for one in await mq.claim("q", limit=9)) == [(1, 2), (3, 1)]
     assert await mq.ack(["1.2.3.nonsense"]) == ["unknown"]
     with pytest.raises(TypeError, match="list"):
         await mq.ack(a.receipt)
@@ -162,7 +162,7 @@ async def test_settling_one_by_one_and_all_together(mq: Any) -> None:
 async def test_acks_of_one_moment_share_a_statement(mq: Any, conn: psycopg.Connection[Any]) -> None:
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(100))
-    taken = await mq.claim("q", max_messages=100)
+    taken = await mq.claim("q", limit=100)
     assert await asyncio.gather(*(one.ack() for one in taken)) == ["done"] * 100
     row = conn.execute("select count(distinct xid) from trunkline.settled where kind = 'a'").fetchone()
     assert row is not None
@@ -239,7 +239,7 @@ async def test_rows_and_position_commit_together(mq: Any, done: psycopg.Connecti
 async def test_rows_and_ack_commit_together(mq: Any, done: psycopg.Connection[Any]) -> None:
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(4))
-    taken = await mq.claim("q", max_messages=4)
+    taken = await mq.claim("q", limit=4)
     async with taken[0].transaction() as conn:
         await conn.execute("insert into done values (0)")
     with pytest.raises(ZeroDivisionError):
@@ -249,7 +249,7 @@ async def test_rows_and_ack_commit_together(mq: Any, done: psycopg.Connection[An
     assert rows(done) == [0]
     assert (await mq.queues.stats("q"))[0].acked == 1
     await taken.release()
-    rest = await mq.claim("q", max_messages=4)
+    rest = await mq.claim("q", limit=4)
     async with rest.transaction() as conn:
         await conn.execute("insert into done values (2), (3)")
     assert (await mq.queues.stats("q"))[0].acked == 4
@@ -330,7 +330,7 @@ async def test_a_second_transaction_of_the_same_delivery_or_batch_does_nothing(
     await mq.queues.create("q")
     await mq.enqueue_many("q", [1, 2])
     await mq.publish("t", 1)
-    deliveries = await mq.claim("q", max_messages=2)
+    deliveries = await mq.claim("q", limit=2)
     batch = await mq.fetch("t", "g", member="m")
     for thing in (deliveries[0], batch):
         # what was rolled back may be tried again

@@ -18,6 +18,7 @@ from trunkline.errors import (
     QueueNotFound,
     TopicNotFound,
 )
+from trunkline.http_client import HttpClient
 
 
 async def test_topics(mq: Any) -> None:
@@ -106,7 +107,7 @@ async def test_priorities(mq: Any) -> None:
     await mq.enqueue("q", "low")
     await mq.enqueue("q", "high", priority=2)
     await mq.enqueue_many("q", [NewMessage(body="middle", priority=1)])
-    assert sorted(d.body for d in await mq.claim("q", max_messages=10)) == ["high", "low", "middle"]
+    assert sorted(d.body for d in await mq.claim("q", limit=10)) == ["high", "low", "middle"]
     with pytest.raises(InvalidArgument):
         await mq.enqueue("q", "too high", priority=3)
     await mq.topics.create("t")
@@ -198,7 +199,7 @@ async def test_dead_letters(mq: Any) -> None:
     await mq.queues.create("q")
     await mq.queues.create("other")
     await mq.enqueue_many("q", range(5))
-    await (await mq.claim("q", max_messages=5)).bury("broken")
+    await (await mq.claim("q", limit=5)).bury("broken")
     page = await mq.dead.list("q", limit=2)
     assert [letter.body for letter in page] == [0, 1]
     assert [letter.body for letter in await mq.dead.list("q", after=page[-1].dead_id)] == [2, 3, 4]
@@ -259,3 +260,9 @@ def test_both_twins_have_the_same_names() -> None:
         mine, twin = (type(getattr(cls("postgresql:///x"), noun)) for cls in (Client, SyncClient))
         assert mine is not twin
         assert surface(mine) == surface(twin)
+
+
+@pytest.mark.parametrize("client", [Client, SyncClient, HttpClient])
+@pytest.mark.parametrize("verb", ["claim", "fetch"])
+def test_the_number_of_messages_to_return_is_called_limit(client: type, verb: str) -> None:
+    assert "limit" in inspect.signature(getattr(client, verb)).parameters

@@ -158,7 +158,7 @@ async def test_messages_of_all_kinds_in_one_batch(mq: Any) -> None:
             NewMessage(body=None, delay="1h"),
         ],
     )
-    found = await mq.claim("q", max_messages=10)
+    found = await mq.claim("q", limit=10)
     assert [(d.body, d.content_type) for d in found] == [
         (b"\0\1", "application/octet-stream"),
         ({"a": 1}, "application/json"),

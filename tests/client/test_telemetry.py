@@ -73,7 +73,7 @@ def test_a_broken_trace_of_somebody_else_harms_nothing(db: str, spans: InMemoryS
     with SyncClient(db) as mq:
         mq.queues.create("mail")
         mq.enqueue_many("mail", [1, 2], headers={"traceparent": 7})
-        for delivery in mq.claim("mail", max_messages=2):
+        for delivery in mq.claim("mail", limit=2):
             with telemetry.handling(delivery):
                 pass
     assert named(spans, "claim mail").links == ()

@@ -237,7 +237,7 @@ async def consume_many_deliveries(url: str, diary: Diary) -> None:
     async with Client(url) as mq:
         while True:
             try:
-                taken = await mq.claim("queue", max_messages=3, lease=LEASE)
+                taken = await mq.claim("queue", limit=3, lease=LEASE)
                 if not taken:
                     await asyncio.sleep(0.05)
                     continue
@@ -281,10 +281,10 @@ def consume_on(url: str, diary: Diary, form: str) -> None:
     with SyncClient(url) as mq:
         while True:
             try:
-                batch = mq.fetch(form, "g", member=diary.name, max_messages=3, lease=LEASE)
+                batch = mq.fetch(form, "g", member=diary.name, limit=3, lease=LEASE)
                 if batch is not None:
                     work(f"topic:{form}", batch, commit)
-                taken = mq.claim(form, max_messages=3, lease=LEASE)
+                taken = mq.claim(form, limit=3, lease=LEASE)
                 if taken:
                     work(f"queue:{form}", taken, ack)
                 if batch is None and not taken:

@@ -81,7 +81,7 @@ def prepare(mq: SyncClient, example: str, folder: Path, env: dict[str, str]) -> 
     if creates == "queue":
         return example
     dead = mq.enqueue("mail", {"to": "nobody@example.com"}, label="send_receipt").id
-    for delivery in mq.claim("mail", max_messages=100):
+    for delivery in mq.claim("mail", limit=100):
         if delivery.id == dead:
             delivery.bury("ConnectTimeout")
         else:

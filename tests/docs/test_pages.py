@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -159,3 +160,25 @@ def test_shown_output_may_leave_out_what_changes() -> None:
     )
     assert not agree("one\n", "two\n")
     assert not agree("one\n", "one\ntwo\n")
+
+
+def test_pages_for_newcomers_do_not_share_names() -> None:
+    """README, what `up` prints, the tutorials and the webhooks page can be followed one after the other, in one database."""
+    creates = re.compile(
+        r"""(?:create_topic|create_queue|topics\.ensure|queues\.ensure|App)\((?:queue=)?['"]([\w-]+)|queue create ([\w-]+)"""
+    )
+    sources = [
+        "README.md",
+        "src/trunkline/cli/up.py",
+        "docs/tutorial.md",
+        "docs/jobs/tutorial.md",
+        "docs/jobs/guide.md",
+        "docs/push/index.md",
+    ]
+    users: dict[str, set[str]] = {}
+    for source in sources:
+        found = {first or second for first, second in creates.findall((ROOT / source).read_text())}
+        assert found, source
+        for name in found:
+            users.setdefault(name, set()).add(source)
+    assert {name: where for name, where in users.items() if len(where) > 1} == {}

@@ -126,7 +126,7 @@ def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock:
         with pytest.raises(OffsetOutOfRange):
             mq.fetch("t", "slow", member="m")
         assert mq.groups.seek("t", "slow", "earliest") == {0: lowest}
-        deliveries = mq.claim("q", max_messages=100)
+        deliveries = mq.claim("q", limit=100)
         assert all(delivery.offset >= lowest for delivery in deliveries)
         assert mq.queues.stats("q")[0].expired == lowest - 1
         notices = conn.execute("select count(*) from trunkline.alerts where kind = 'retention_overtook_reader'").fetchone()

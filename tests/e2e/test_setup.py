@@ -137,7 +137,7 @@ def test_up_gives_a_usable_system_and_ctrl_c_keeps_the_data(data: Path) -> None:
     second = Up(data, port=None)
     assert "HTTP" not in second.output
     with psycopg.connect(EmbeddedServer(data).connect()) as conn:
-        assert conn.execute("select count(*) from trunkline.read('orders', 0, 1)").fetchone() == (1,)
+        assert conn.execute("select count(*) from trunkline.read('tour', 0, 1)").fetchone() == (1,)
     assert second.stop(signal.SIGTERM) == 0
     assert not find_processes(data / "pgdata")
 

@@ -34,7 +34,7 @@ def publish(http: httpx.Client, topic: str, content: bytes | str, **headers: str
 
 
 def stored(http: httpx.Client, topic: str) -> list[Any]:
-    found: list[Any] = http.get(f"/v1/topics/{topic}/messages?limit=1000").json()["messages"]
+    found: list[Any] = http.get(f"/v1/topics/{topic}/messages?limit=1000").json()["data"]
     return found
 
 
@@ -262,8 +262,8 @@ def test_offsets(http: httpx.Client, topic: str) -> None:
     ):
         problem(http.get(f"{path}?{query}"), 400, "bad_param")
     assert http.get(f"{path}?partition=1").status_code == 400
-    assert http.get(f"{path}?start=2").json() == {"messages": [], "next_offset": 2}
-    assert http.get(f"{path}?start=100").json() == {"messages": [], "next_offset": 100}
+    assert http.get(f"{path}?start=2").json() == {"data": [], "next": 2}
+    assert http.get(f"{path}?start=100").json() == {"data": [], "next": 100}
     for query in ("start=1&start=2", "unknown=1", "limit="):
         problem(http.get(f"{path}?{query}"), 400, "bad_param")
 

@@ -40,14 +40,14 @@ def topic(http: httpx.Client, name: str) -> str:
 
 def test_a_read(http: httpx.Client, topic: str) -> None:
     offsets: list[int] = []
-    while page := http.get(f"/v1/topics/{topic}/messages?limit=1000&start={len(offsets) + 1}").json()["messages"]:
+    while page := http.get(f"/v1/topics/{topic}/messages?limit=1000&start={len(offsets) + 1}").json()["data"]:
         assert len(page) <= PER_PAGE
         offsets += [row["offset"] for row in page]
     assert offsets == list(range(1, COUNT + 1))
 
 
 def test_claims_and_dead_letters(http: httpx.Client, queue: str) -> None:
-    waiting = http.get(f"/v1/queues/{queue}/waiting?limit=1000").json()["messages"]
+    waiting = http.get(f"/v1/queues/{queue}/waiting?limit=1000").json()["data"]
     assert len(waiting) == PER_PAGE
     ids: list[str] = []
     while taken := http.post(f"/v1/queues/{queue}/claims", json={"limit": 1000}).json()["deliveries"]:
@@ -61,9 +61,9 @@ def test_claims_and_dead_letters(http: httpx.Client, queue: str) -> None:
     after: int | None = 0
     while after is not None:
         page = http.get(f"/v1/queues/{queue}/dead-letters?limit=1000&after={after}").json()
-        assert len(page["dead_letters"]) <= PER_PAGE
-        dead += [row["id"] for row in page["dead_letters"]]
-        after = page["next_after"]
+        assert len(page["data"]) <= PER_PAGE
+        dead += [row["id"] for row in page["data"]]
+        after = page.get("next")
     assert sorted(dead) == sorted(ids)
 
 

@@ -162,7 +162,7 @@ def test_case_matters(http: httpx.Client, name: str) -> None:
     for id in (name.lower(), name.upper()):
         assert http.post("/v1/topics", json={"id": id}).status_code == 201
     http.post(f"/v1/topics/{name.lower()}/messages", json={"payload": 1})
-    assert http.get(f"/v1/topics/{name.upper()}/messages").json()["messages"] == []
+    assert http.get(f"/v1/topics/{name.upper()}/messages").json()["data"] == []
 
 
 @pytest.mark.parametrize("lease", [0, -5, 0.001, 46_800, "30s", None])
@@ -205,7 +205,7 @@ def test_below_retention(db: str, conn: Any, clock: Clock) -> None:
         problem(answer, 416, "offset_out_of_range")
         http.post("/v1/topics/t/groups", json={"id": "g"})
         problem(http.post("/v1/topics/t/groups/g/seek", json={"to": 1}), 416, "offset_out_of_range")
-        assert len(http.get(f"/v1/topics/t/messages?start={lowest}").json()["messages"]) == 61 - lowest
+        assert len(http.get(f"/v1/topics/t/messages?start={lowest}").json()["data"]) == 61 - lowest
 
 
 def test_two_members_with_one_name(http: httpx.Client, topic: str) -> None:
@@ -315,9 +315,9 @@ def test_long_pipeline(server: HttpServer, topic: str) -> None:
     got = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as conn:
         threading.Thread(target=lambda: conn.sendall(b"".join(requests)), daemon=True).start()
-        while got.count(b'"next_offset"') < count and (chunk := conn.recv(65536)):
+        while got.count(b'"next"') < count and (chunk := conn.recv(65536)):
             got += chunk
-    assert [int(place) for place in re.findall(rb'"next_offset":(\d+)', got)] == list(range(1, count + 1))
+    assert [int(place) for place in re.findall(rb'"next":(\d+)', got)] == list(range(1, count + 1))
 
 
 def test_garbage_behind_a_request(server: HttpServer, http: httpx.Client) -> None:
@@ -341,7 +341,7 @@ def test_more_paths(server: HttpServer, path: str) -> None:
 def test_places_that_were_made_up(http: httpx.Client, queue: str) -> None:
     for value in ("x", "-1", "1e3", "9" * 30, "1;drop", "%00"):
         assert http.get(f"/v1/queues/{queue}/dead-letters?after={value}").status_code == 400
-    assert http.get(f"/v1/queues/{queue}/dead-letters?after=123456").json()["dead_letters"] == []
+    assert http.get(f"/v1/queues/{queue}/dead-letters?after=123456").json()["data"] == []
 
 
 def test_times_of_the_client(http: httpx.Client, queue: str) -> None:
@@ -362,4 +362,4 @@ def test_times_of_the_client(http: httpx.Client, queue: str) -> None:
 def test_an_encoded_slash_in_a_parameter_is_data(http: httpx.Client, topic: str) -> None:
     answer = http.post(f"/v1/topics/{topic}/messages?raw=true&key=a%2Fb%2fc", content=b"x")
     assert answer.status_code == 201, answer.text
-    assert http.get(f"/v1/topics/{topic}/messages").json()["messages"][0]["key"] == "a/b/c"
+    assert http.get(f"/v1/topics/{topic}/messages").json()["data"][0]["key"] == "a/b/c"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -29,7 +32,7 @@ async def test_topics_and_groups(mq: HttpClient, name: str) -> None:
     assert [message.body for message in messages] == [{"n": 1}, 2, b"\x00\xff", None]
     assert [message.id for message in messages] == [published.id, *(row.id for row in many)]
     assert (messages[0].key, messages[0].headers, messages[0].label) == ("k", {"h": 1}, "l")
-    batch = await mq.fetch(name, "g", member="m", max_messages=2)
+    batch = await mq.fetch(name, "g", member="m", limit=2)
     assert batch is not None
     assert [message.body for message in batch.messages] == [{"n": 1}, 2]
     assert await batch.commit() == "done"
@@ -49,7 +52,7 @@ async def test_queues(mq: HttpClient, name: str) -> None:
     again = await mq.enqueue(name, {"n": 1}, idempotency_key="once")
     assert (again.id, again.duplicate) == (first.id, True)
     await mq.enqueue_many(name, range(4))
-    deliveries = await mq.claim(name, max_messages=10, lease="30s")
+    deliveries = await mq.claim(name, limit=10, lease="30s")
     assert [delivery.body for delivery in deliveries] == [{"n": 1}, 0, 1, 2, 3]
     assert await deliveries[0].ack() == "done"
     assert await deliveries[1].nack(delay="1h", error="no") == "done"
@@ -80,7 +83,7 @@ async def test_subscriptions(mq: HttpClient, name: str) -> None:
     assert made in await mq.subscriptions.list()
     await mq.publish(name, 1, headers={"a": "1"})
     await mq.publish(name, 2)
-    assert [(row.body, row.topic) for row in await mq.claim(name, max_messages=9)] == [(1, name)]
+    assert [(row.body, row.topic) for row in await mq.claim(name, limit=9)] == [(1, name)]
     await mq.subscriptions.remove(name, made.name)
     with pytest.raises(errors.SubscriptionNotFound):
         await mq.subscriptions.remove(name, made.name)
@@ -125,3 +128,18 @@ async def test_groups_that_read_what_matches_and_lists_in_pages(mq: HttpClient, 
     assert [(row.topic, row.name) for row in await mq.groups.list(after=f"{topics[0]}/some", limit=1)] == [
         (topics[1], "all")
     ]
+
+
+async def test_a_host_that_does_not_respond_is_an_error_within_seconds() -> None:
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # a full queue of connections: further ones get no response
+            pending = waiting.enter_context(socket.socket())
+            pending.setblocking(False)
+            pending.connect_ex(listener.getsockname())
+        started = time.monotonic()
+        async with HttpClient("http://{}:{}".format(*listener.getsockname())) as mq:
+            with pytest.raises(errors.DatabaseUnavailable, match="cannot be reached"):
+                await mq.publish("t", 1)
+        assert time.monotonic() - started < 10  # 2 s; without a limit of its own 60

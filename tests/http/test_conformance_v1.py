@@ -178,7 +178,7 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
         "data": ids[:2],
         "limit": 2,
         **({"offset": start} if start else {}),
-        "next_offset": start + 2,
+        "next": start + 2,
     }
     last = len(everything) - 1
     assert listed(offset=last, limit=1) == {"data": everything[last:], "limit": 1, "offset": last}
@@ -187,7 +187,7 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
     while following is not None:
         part = listed(offset=following, limit=2)
         found += part["data"]
-        following = part.get("next_offset")
+        following = part.get("next")
     assert found == everything
     assert listed(limit=0) == {"data": [], "limit": 0}
     assert listed(offset=100_000)["data"] == []

@@ -72,7 +72,7 @@ def test_publish_with_everything(http: httpx.Client, topic: str) -> None:
     }  # fmt: skip
     answer = http.post(f"/v1/topics/{topic}/messages", json=message)
     assert ok(answer, 201) == {"id": message["id"], "duplicate": False}
-    (row,) = ok(http.get(f"/v1/topics/{topic}/messages"))["messages"]
+    (row,) = ok(http.get(f"/v1/topics/{topic}/messages"))["data"]
     assert {key: row[key] for key in message} == message
     assert (row["offset"], row["encoding"], row["content_type"]) == (1, "json", "application/json")
 
@@ -85,7 +85,7 @@ def test_raw_bytes(http: httpx.Client, topic: str) -> None:
         headers={"content-type": "image/png", "trunkline-header-colour": "red", "traceparent": "00-ab-cd-01"},
     )
     ok(answer, 201)
-    (row,) = ok(http.get(f"/v1/topics/{topic}/messages"))["messages"]
+    (row,) = ok(http.get(f"/v1/topics/{topic}/messages"))["data"]
     assert (row["payload"], row["encoding"], row["content_type"]) == ("AP8=", "base64", "image/png")
     assert (row["key"], row["routing_key"], row["label"]) == ("k", "a.b", "l")
     assert row["headers"] == {"colour": "red", "traceparent": "00-ab-cd-01"}
@@ -122,7 +122,7 @@ def test_queue_life(http: httpx.Client, queue: str) -> None:
         ),
         201,
     )
-    rows = ok(http.get(f"/v1/queues/{queue}/waiting?limit=2"))["messages"]
+    rows = ok(http.get(f"/v1/queues/{queue}/waiting?limit=2"))["data"]
     assert [row["payload"] for row in rows] == [0, 1]
     first = claim(http, queue, limit=2, labels=["b"], lease_seconds=60)
     assert [(row["payload"], row["attempt"], row["queue_id"]) for row in first] == [(1, 1, queue), (3, 1, queue)]
@@ -149,17 +149,17 @@ def test_dead_letters(http: httpx.Client, queue: str) -> None:
     receipts = [row["receipt"] for row in claim(http, queue, limit=4)]
     settle(http, queue, "bury", receipts, error="no")
     page = ok(http.get(f"/v1/queues/{queue}/dead-letters?limit=3"))
-    letters = page["dead_letters"]
+    letters = page["data"]
     assert [(row["payload"], row["error"], row["reason"]) for row in letters] == [(n, "no", "buried") for n in range(3)]
-    last = ok(http.get(f"/v1/queues/{queue}/dead-letters", params={"after": page["next_after"], "limit": 3}))
-    assert ([row["payload"] for row in last["dead_letters"]], last["next_after"]) == ([3], None)
+    last = ok(http.get(f"/v1/queues/{queue}/dead-letters", params={"after": page["next"], "limit": 3}))
+    assert ([row["payload"] for row in last["data"]], "next" in last) == ([3], False)
     one = ok(http.get(f"/v1/queues/{queue}/dead-letters/{letters[0]['id']}"))
     assert one == letters[0]
-    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/redrive", json={"ids": [one["id"]]})) == {"redriven": 1}
+    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/redrive", json={"ids": [one["id"]]})) == {"redriven": 1, "left": 3}
     assert [row["payload"] for row in claim(http, queue, limit=9)] == [0]
-    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/purge", json={"limit": 1})) == {"purged": 1}
-    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/redrive")) == {"redriven": 2}
-    assert ok(http.get(f"/v1/queues/{queue}/dead-letters"))["dead_letters"] == []
+    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/purge", json={"limit": 1})) == {"purged": 1, "left": 2}
+    assert ok(http.post(f"/v1/queues/{queue}/dead-letters/redrive")) == {"redriven": 2, "left": 0}
+    assert ok(http.get(f"/v1/queues/{queue}/dead-letters"))["data"] == []
     problem(http.get(f"/v1/queues/{queue}/dead-letters/{one['id']}"), 404, "dead_letter_not_found")
     problem(http.post("/v1/queues/nobody/dead-letters/purge"), 404, "queue_not_found")
 
@@ -196,7 +196,7 @@ def test_subscriptions_by_pattern(http: httpx.Client, queue: str) -> None:
     assert ok(http.post("/v1/subscriptions", json=body), 201)["pattern"] == "orders.*"
     http.post(f"/v1/topics/{queue}/messages", json={"payload": "other", "routing_key": "bills.new"})
     assert [(row["payload"], row["topic_id"]) for row in claim(http, queue, limit=9)] == [("early", queue)]
-    readers = ok(http.get(f"/v1/topics/{queue}/readers?routing_key=orders.x"))["readers"]
+    readers = ok(http.get(f"/v1/topics/{queue}/readers?routing_key=orders.x"))["data"]
     assert [(row["name"], row["matches"]) for row in readers] == [(queue, True)]
 
 
@@ -237,7 +237,7 @@ def test_the_same_objects_through_every_door(http: httpx.Client, name: str) -> N
     http.post("/pubsub/publish", json={"topic_id": name, "payload": {"door": "pubsub"}})
     http.post(f"/v1/topics/{name}/messages", json={"payload": {"door": "v1"}})
     http.post(f"/v1/topics/{name}/messages", json={"body": "text", "attributes": {"a": "b"}})
-    doors = [row["payload"] for row in ok(http.get(f"/v1/topics/{name}/messages"))["messages"]]
+    doors = [row["payload"] for row in ok(http.get(f"/v1/topics/{name}/messages"))["data"]]
     assert doors == [{"door": "api"}, {"door": "pubsub"}, {"door": "v1"}, "text"]
     assert [row["payload"] for row in ok(http.get(f"/api/topics/{name}/pull?group=g"))["messages"]] == doors
     lag = ok(http.get(f"/v1/topics/{name}/groups/g"))["lag"]

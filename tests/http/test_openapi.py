@@ -96,3 +96,26 @@ def test_generated_calls(db: str, tmp_path: Path) -> None:
         print(re.findall(r"Test cases:\n(.*)", done.stdout), f"{calls:.0f} calls, {failed:.0f} with 5xx")
         assert failed == 0
         assert CALLS <= 1000 or calls >= CALLS
+
+
+def test_lists_return_data_and_next(http: httpx.Client) -> None:
+    """Every list of the native API, found by its parameter `limit`; `next` is there if the list has pages."""
+    document = http.get("/openapi.json").json()
+    foreign = ("/api/", "/pubsub/", "/queue/")
+    lists = {}
+    for path, methods in document["paths"].items():
+        names = {each["name"] for each in methods.get("get", {}).get("parameters", ())}
+        if "limit" in names and not path.startswith(foreign):
+            [shape] = [
+                content["schema"]
+                for status, found in methods["get"]["responses"].items()
+                if status == "200"
+                for content in found["content"].values()
+            ]
+            fields = document["components"]["schemas"][shape["$ref"].rpartition("/")[2]]["properties"]
+            lists[path] = set(fields)
+            assert "data" in fields, path
+            assert set(fields) <= {"data", "limit", "offset", "next"}, path
+            if names & {"offset", "after", "start"}:
+                assert "next" in fields, path
+    assert len(lists) >= 9

@@ -33,8 +33,8 @@ def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -
 
 def give_offsets(http: httpx.Client, name: str) -> None:
     """Claims and reads must reach the lock, not return because the queue is empty."""
-    eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["messages"])
-    eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["messages"])
+    eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["data"])
+    eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["data"])
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
     """A forgotten transaction can block every queue; then no share of a single queue helps."""
     queues = [make_queue(http, f"{name}-{number}", 1) for number in range(CROWD)]
     for queue in queues:
-        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/waiting").json()["messages"])
+        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/waiting").json()["data"])
     turn = iter(queues)
     lock = threading.Lock()
 
@@ -194,7 +194,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 def test_a_blocked_claim_ends_as_busy_and_leaves_nothing_leased(impatient: HttpServer, module_db: str, name: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         queue = make_queue(http, name, 1, 2, 3)
-        eventually(lambda: len(http.get(f"/v1/queues/{name}/waiting").json()["messages"]) == 3)
+        eventually(lambda: len(http.get(f"/v1/queues/{name}/waiting").json()["data"]) == 3)
         with (
             holding(module_db, LOCK_CURSOR, [queue]),
             Crowd(impatient, 6, lambda client: client.post(f"/v1/queues/{queue}/claims")) as crowd,

@@ -70,7 +70,7 @@ def test_a_long_stream_is_one_transaction(http: httpx.Client, module_db: str, to
     ids = [row["id"] for row in answer.json()["messages"]]
     assert len(set(ids)) == MANY + 1
     assert seen_open == [0]  # no reader saw a part of it
-    rows = http.get(f"/v1/topics/{topic}/messages?start={MANY}&limit=10").json()["messages"]
+    rows = http.get(f"/v1/topics/{topic}/messages?start={MANY}&limit=10").json()["data"]
     assert [(row["id"], row["payload"]) for row in rows] == [(ids[MANY - 1], MANY - 1), (ids[MANY], MANY)]
 
 
@@ -119,7 +119,7 @@ def test_a_stream_that_breaks_leaves_nothing(
     eventually(lambda: not open_transactions(module_db))
     # whatever was stored would be in front of this one
     assert http.post(f"/v1/topics/{topic}/messages", json={"payload": "next"}).status_code == 201
-    assert [row["payload"] for row in http.get(f"/v1/topics/{topic}/messages").json()["messages"]] == ["next"]
+    assert [row["payload"] for row in http.get(f"/v1/topics/{topic}/messages").json()["data"]] == ["next"]
 
 
 @pytest.mark.parametrize("at", [0, 1_700])

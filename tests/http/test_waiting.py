@@ -151,7 +151,7 @@ def test_read_waits(http: httpx.Client, topic: str) -> None:
         waiting = pool.submit(http.get, f"/v1/topics/{topic}/messages?wait=20")
         time.sleep(0.3)
         http.post(f"/v1/topics/{topic}/messages", json={"payload": 1})
-        assert waiting.result().json()["next_offset"] == 2
+        assert waiting.result().json()["next"] == 2
 
 
 # Server-sent events

@@ -114,7 +114,7 @@ def test_list_and_show_agree_on_every_state(shop: Cli) -> None:
             "delayed": mq.enqueue("mail", {}, label="send").id,
             "running": mq.enqueue("mail", {}, label="send").id,
         }
-        done, dead, delayed, _ = mq.claim("mail", max_messages=4)
+        done, dead, delayed, _ = mq.claim("mail", limit=4)
         done.ack()
         dead.bury("by hand")
         delayed.nack(delay="1h", error="later")
@@ -151,7 +151,7 @@ def test_cancel_says_what_it_found(shop: Cli) -> None:
     with SyncClient(shop.url) as mq:
         mq.queues.create("mail")
         ids = [mq.enqueue("mail", {}, label="send").id for _ in range(4)]
-        done, dead, _ = mq.claim("mail", max_messages=3)
+        done, dead, _ = mq.claim("mail", limit=3)
         done.ack()
         dead.bury("by hand")
         plain = mq.enqueue("mail", {}).id

@@ -155,6 +155,17 @@ def test_a_probe_that_could_not_be_sent_is_free_for_others(conn: Connection, clo
     assert value(conn, probe) is True
 
 
+async def test_a_test_request_is_sent_by_a_dispatcher_that_may(db: str, conn: Connection, receiver: Receiver) -> None:
+    async with dispatching(db, allow=()), dispatching(db):
+        await until(lambda: value(conn, "select count(*) = 2 from trunkline.dispatchers"))
+        for n in range(8):  # which of the two gets a test first is a matter of chance
+            conn.execute("select trunkline.create_endpoint(%s, %s)", [f"e{n}", receiver.url])
+        ids = [value(conn, "select trunkline.test_endpoint(%s)", f"e{n}") for n in range(8)]
+        attempts = "select array_agg(status) from trunkline.list_attempts() where id = any (%s)"
+        statuses = await until(lambda: (found := value(conn, attempts, ids)) and len(found) == 8 and found)
+    assert statuses == [200] * 8
+
+
 async def test_a_test_request_says_what_would_allow_it(db: str, conn: Connection, receiver: Receiver) -> None:
     make(conn, receiver.url)
     async with dispatching(db, allow=()):

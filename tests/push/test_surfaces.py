@@ -90,11 +90,11 @@ async def test_http(db: str, receiver: Receiver) -> None:
             assert (await http.put("/endpoints/e/queues/q")).status_code == 204
             shown = (await http.get("/endpoints/e")).json()
             assert (shown["queues"], shown["headers"], shown["state"]) == (["q"], ["x"], "enabled")
-            tested = (await http.post("/endpoints/e/test")).json()["attempts"]
+            tested = (await http.post("/endpoints/e/test")).json()["data"]
             assert [each["status"] for each in tested] == [200]
             assert (await http.post("/queues/q/messages", json={"payload": {"n": 1}})).is_success
             await asyncio.to_thread(receiver.wait, lambda seen: len(seen) >= 2)
-            while len(rows := (await http.get("/endpoints/e/attempts")).json()["attempts"]) < 2:
+            while len(rows := (await http.get("/endpoints/e/attempts")).json()["data"]) < 2:
                 await asyncio.sleep(0.02)
             assert {each["outcome"] for each in rows} == {"acked", "tested"}
             numbers = (await http.get(f"{server.url}/metrics")).text
@@ -120,7 +120,7 @@ async def test_http(db: str, receiver: Receiver) -> None:
             assert (await http.post("/subscriptions", json=body)).status_code == 201
             for headers, hit in (('{"region": "eu"}', True), ('{"region": "us"}', False)):
                 found = await http.get("/topics/t/readers", params={"routing_key": "a.b", "headers": headers})
-                assert [each["matches"] for each in found.json()["readers"]] == [hit]
+                assert [each["matches"] for each in found.json()["data"]] == [hit]
             problem(await http.get("/topics/t/readers", params={"headers": "[]"}), 400, "invalid_argument")
 
 

@@ -63,7 +63,7 @@ def _publish(mq: SyncClient, dice: random.Random, count: int) -> None:
 
 
 def _work(mq: SyncClient, clock: Clock, dice: random.Random, queue: str, *, broken: bool) -> None:
-    while deliveries := list(mq.claim(queue, max_messages=30)):
+    while deliveries := list(mq.claim(queue, limit=30)):
         clock.advance(dice.uniform(0.02, 0.6))
         for delivery in deliveries:
             said = dice.choice(ERRORS).format(n=dice.randrange(1, 9999))

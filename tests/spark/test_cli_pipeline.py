@@ -116,7 +116,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
     again = cli("pipeline", "enqueue", "archive", settings, "--key", "nightly", "-o", "json").json
     assert (first["duplicate"], again["duplicate"], first["id"]) == (False, True, again["id"])
     with SyncClient(cli.url) as mq:
-        (delivery,) = mq.claim("pipelines", max_messages=10)
+        (delivery,) = mq.claim("pipelines", limit=10)
     assert str(delivery.id) == first["id"]
     assert "Did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
     assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr

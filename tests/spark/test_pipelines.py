@@ -108,7 +108,7 @@ def test_replay_into_a_queue_with_a_transformation(spark: SparkSession, orders: 
     file.write_text("def transform(messages):\n    return messages.selectExpr('key', 'body:n::int * 2 as twice')\n")
     done = replay(orders, "orders", id="q", to_queue="q", start=100, transform=str(file), spark=spark)
     with SyncClient(orders) as mq:
-        bodies = [each.body for each in mq.claim("q", max_messages=1000)]
+        bodies = [each.body for each in mq.claim("q", limit=1000)]
     assert done.published == len(bodies) > 0
     assert all(set(body) == {"twice"} for body in bodies)
     file.write_text("transform = 1")
@@ -196,7 +196,7 @@ def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, con
         mq.subscriptions.add("q", "orders", start="earliest")
         mq.enqueue_many("q", [{"own": n} for n in range(20)])
         number = 0
-        while deliveries := list(mq.claim("q", max_messages=100)):
+        while deliveries := list(mq.claim("q", limit=100)):
             for delivery in deliveries:
                 number += 1
                 if number % 10 == 0:

@@ -137,3 +137,19 @@ def test_a_long_error_is_cut(conn: Connection) -> None:
     enqueue(conn, "q", 1)
     bury(conn, "q", error="e" * 20_000)
     assert len(call(conn, "list_dead_letters", "q")[0].error) == 10_000
+
+
+def test_a_notice_says_how_many_dead_letters_are_left(conn: Connection) -> None:
+    notices: list[tuple[str | None, str | None]] = []
+    conn.add_notice_handler(lambda notice: notices.append((notice.message_primary, notice.message_hint)))
+    call(conn, "create_queue", "q")
+    ids = enqueue(conn, "q", *range(6))
+    bury(conn, "q")
+    hint = "repeat the call until it returns 0"
+    assert (call(conn, "redrive", "q", p_limit=2)[0].redrive, notices) == (2, [("queue q has 4 more dead letters", hint)])
+    assert (call(conn, "purge_dead_letters", "q", p_limit=1)[0][0], notices[1:]) == (
+        1,
+        [("queue q has 3 more dead letters", hint)],
+    )
+    assert (call(conn, "redrive", "q", ids[3:4])[0].redrive, notices[2:]) == (1, [])  # the caller knows which
+    assert (call(conn, "redrive", "q")[0].redrive, notices[2:]) == (2, [])

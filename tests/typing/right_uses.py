@@ -48,7 +48,7 @@ async def publishing(mq: Client) -> None:
 
 async def queues(mq: Client) -> None:
     assert_type(await mq.claim("q"), Deliveries[Any])
-    taken = await mq.claim("q", max_messages=5, lease="30s", labels=["a"], type=Order)
+    taken = await mq.claim("q", limit=5, lease="30s", labels=["a"], type=Order)
     assert_type(taken, Deliveries[Order])
     assert_type(taken[0], Delivery[Order])
     assert_type(taken[0].body, Order)

@@ -156,7 +156,8 @@ def _act(
         confirm.confirm(f"{verb} {count:,} dead letters of queue {queue}", queue, given=False)
     with progress(verb, count, quiet=session.quiet) as done:
         moved: int = session.run(lambda mq: work(mq, done))
-    session.out.one({"queue": queue, "redriven" if verb == "redrive" else "purged": moved})
+    left = session.run(lambda mq: mq.queues.stats(queue))[0].dead
+    session.out.one({"queue": queue, "redriven" if verb == "redrive" else "purged": moved, "left": left})
 
 
 async def _in_steps(

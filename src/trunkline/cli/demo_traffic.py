@@ -94,12 +94,12 @@ class Traffic:
         """Read as two groups: billing keeps up, analytics falls behind."""
         for group, most in (("billing", 1000), ("analytics", 3)):
             for _ in range(2):
-                batch = await self._mq.fetch("orders", group, member=f"{group}-1", max_messages=most, lease="5s")
+                batch = await self._mq.fetch("orders", group, member=f"{group}-1", limit=most, lease="5s")
                 if batch is not None:
                     await batch.commit()
 
     async def _mail(self, number: int) -> None:
-        deliveries = await self._mq.claim("mail", max_messages=15, consumer=f"mailer-{number % 2}")
+        deliveries = await self._mq.claim("mail", limit=15, consumer=f"mailer-{number % 2}")
         for delivery in deliveries:
             fate = self._random.random()
             if fate < 0.8:
@@ -116,7 +116,7 @@ class Traffic:
             [NewMessage(body={"picture": n}, key=f"album-{self._random.randrange(40)}", label="resize") for n in range(6)],
         )
         for _ in range(4):
-            deliveries = await self._mq.claim("thumbnails", max_messages=4, consumer="painter", lease="4s")
+            deliveries = await self._mq.claim("thumbnails", limit=4, consumer="painter", lease="4s")
             if deliveries and self._random.random() < 0.9:
                 await deliveries.ack()
 
@@ -124,14 +124,14 @@ class Traffic:
         await self._mq.enqueue("reports", {"report": number}, priority=number % 3)
         await self._mq.enqueue("reports", {"report": number, "when": "later"}, delay="10m")
         if number % 3 == 0:
-            await (await self._mq.claim("reports", max_messages=2, consumer="reporter")).ack()
+            await (await self._mq.claim("reports", limit=2, consumer="reporter")).ack()
 
     async def _fail(self) -> None:
         """Fail one mail until it is a dead letter, and bury another."""
         bad = await self._mq.enqueue("mail", {"to": "nobody@example.invalid"}, label="bad")
         gone = await self._mq.enqueue("mail", {"to": "gone@example.com"}, label="bad")
         for _ in range(_MAX_ATTEMPTS):
-            for delivery in await self._mq.claim("mail", max_messages=10, labels=["bad"], consumer="mailer-0"):
+            for delivery in await self._mq.claim("mail", limit=10, labels=["bad"], consumer="mailer-0"):
                 if delivery.id == gone.id:
                     await delivery.bury("no such mailbox")
                 else:
@@ -140,4 +140,4 @@ class Traffic:
 
     async def _crash(self) -> None:
         """Claim messages and never settle them, like a crashed worker. They are redelivered when the lease expires."""
-        await self._mq.claim("mail", max_messages=2, lease="1s", consumer="crashed")
+        await self._mq.claim("mail", limit=2, lease="1s", consumer="crashed")

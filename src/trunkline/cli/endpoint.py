@@ -194,10 +194,10 @@ def test(session: Session, name: str, wait: timedelta) -> int:
 @click.argument("name", required=False)
 @click.option("--id", "id", type=click.UUID, help="Only attempts of this message.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Age limit.")
-@click.option("-n", "--count", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of attempts.")
-def attempts(session: Session, name: str | None, id: UUID | None, since: timedelta, count: int) -> None:
+@click.option("-n", "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of attempts.")
+def attempts(session: Session, name: str | None, id: UUID | None, since: timedelta, limit: int) -> None:
     """List requests, newest first, with status, time and outcome."""
-    session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=count)), _ATTEMPTS)
+    session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=limit)), _ATTEMPTS)
 
 
 @command.verb("rotate", example="trunkline endpoint rotate hooks", http=False)

@@ -194,9 +194,9 @@ def peek(session: Session, name: str, limit: int) -> None:
     session.out.many(session.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
 
 
-@command.verb("claim", example="trunkline queue claim mail --max-messages 10 --lease 5m -o jsonl")
+@command.verb("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
 @click.argument("name")
-@click.option("--max-messages", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
+@click.option("--limit", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
 @click.option("--lease", type=Duration(), help="Duration of the lease.  [default: the queue's]")
 @click.option("--label", "labels", multiple=True, help="Only messages with this label; may be repeated.")
 @click.option("--consumer", help="Consumer name in the delivery history.  [default: trunkline]")
@@ -204,7 +204,7 @@ def peek(session: Session, name: str, limit: int) -> None:
 def claim(
     session: Session,
     name: str,
-    max_messages: int,
+    limit: int,
     lease: timedelta | None,
     labels: tuple[str, ...],
     consumer: str | None,
@@ -216,7 +216,7 @@ def claim(
     who = consumer or (None if session.service else "trunkline")
 
     async def work(mq: Client) -> None:
-        deliveries = await mq.claim(name, max_messages=max_messages, lease=lease, labels=list(labels) or None, consumer=who)
+        deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=who)
         session.out.many(deliveries, _DELIVERIES)
         if settle and deliveries:
             # ack only what has been written

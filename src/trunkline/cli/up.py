@@ -26,29 +26,29 @@ _LONGEST_PAUSE = 30.0
 _COMMANDS = """
 Commands for this database{where}:
 
-  trunkline queue create letters
-  trunkline queue enqueue letters '{{"to": "a@example.com"}}'
-  trunkline queue peek letters
+  trunkline queue create hello
+  trunkline queue enqueue hello '{{"to": "a@example.com"}}'
+  trunkline queue peek hello
   trunkline top
 """
 _HTTP_TOUR = """\
 HTTP is served on {url}; see {url}/docs for all routes:
 
-  curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "letters"}}'
-  curl -X POST {url}/v1/queues/letters/messages -d '{{"payload": {{"to": "a@example.com"}}}}'
-  curl -X POST {url}/v1/queues/letters/claims
-  curl -X POST {url}/v1/queues/letters/ack -d '{{"receipts": ["<receipt>"]}}'
+  curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "hello"}}'
+  curl -X POST {url}/v1/queues/hello/messages -d '{{"payload": {{"to": "a@example.com"}}}}'
+  curl -X POST {url}/v1/queues/hello/claims
+  curl -X POST {url}/v1/queues/hello/ack -d '{{"receipts": ["<receipt>"]}}'
 """
 _TOUR = """\
 A tour of 60 seconds; paste it into psql:
 
-  select trunkline.create_topic('orders');
-  select * from trunkline.publish('orders', '{"id": 42}');
-  select * from trunkline.fetch('orders', 'billing', 'me');
+  select trunkline.create_topic('tour');
+  select * from trunkline.publish('tour', '{"id": 42}');
+  select * from trunkline.fetch('tour', 'readers', 'me');
 
-  select trunkline.create_queue('mail');
-  select * from trunkline.enqueue('mail', '{"to": "a@example.com"}');
-  select * from trunkline.claim('mail', 10);
+  select trunkline.create_queue('tour-mail');
+  select * from trunkline.enqueue('tour-mail', '{"to": "a@example.com"}');
+  select * from trunkline.claim('tour-mail', 10);
   select * from trunkline.ack(array['<receipt>']);
 """
 

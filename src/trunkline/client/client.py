@@ -266,7 +266,7 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -277,7 +277,7 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -287,13 +287,13 @@ class Client(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> Deliveries[Any]:
-        """Claim up to `max_messages` (at most 1,000) and lease them.
+        """Claim up to `limit` (at most 1,000) and lease them.
 
         Returns an empty result at once if none is ready.
         """
@@ -302,7 +302,7 @@ class Client(Lender):
             life.runtime,
             life.settler,
             queue,
-            max_messages=max_messages,
+            limit=limit,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,
@@ -393,7 +393,7 @@ class Client(Lender):
         group: str,
         *,
         member: str,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = _LEASE,
         type: Any = None,
     ) -> Batch[Any] | None:
@@ -411,7 +411,7 @@ class Client(Lender):
                 topic,
                 group,
                 member=member,
-                max_messages=max_messages,
+                limit=limit,
                 lease=span,
                 type=type,
             )
@@ -438,18 +438,18 @@ class Client(Lender):
         async with self._runtime().connection(writing=True) as conn:
             return await calls.leave(conn, topic, group, member=member)
 
-    async def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
+    async def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
         """Claim the next offsets for at-most-once processing, or return None if there are none.
 
         The group's position moves at once. Read the messages with `topics.read`; if the process crashes before that,
         the group does not receive them again.
         """
         async with self._runtime().connection(writing=True) as conn:
-            claimed = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+            claimed = await calls.claim_range(conn, topic, group, limit=limit)
             if claimed is None:
                 # committed messages may not have an offset yet
                 await self._runtime().wakeup.sequence("topic", topic)
-                claimed = await calls.claim_range(conn, topic, group, max_messages=max_messages)
+                claimed = await calls.claim_range(conn, topic, group, limit=limit)
             return claimed
 
     # Inspecting

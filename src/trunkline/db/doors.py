@@ -56,13 +56,11 @@ async def subscribe_once(
     )
 
 
-async def pull(
-    conn: Connection, topic: str, group: str, *, member: str, max_messages: int, lease: timedelta
-) -> Pulled | None:
+async def pull(conn: Connection, topic: str, group: str, *, member: str, limit: int, lease: timedelta) -> Pulled | None:
     rows = await fetch_rows(
         conn,
         f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b)",  # noqa: S608
-        (topic, group, member, max_messages, lease),
+        (topic, group, member, limit, lease),
     )
     if not rows:
         return None

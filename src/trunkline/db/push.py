@@ -190,7 +190,7 @@ async def leave_dispatch(conn: Connection, dispatcher: str) -> None:
 
 
 async def claim_many(
-    conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
+    conn: Connection, queue_ids: Sequence[int], *, limit: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """Claim from several queues. Return deliveries by queue id, and the ids of queues that have no more.
 
@@ -199,7 +199,7 @@ async def claim_many(
     rows = await fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
-        (list(queue_ids), max_messages, consumer),
+        (list(queue_ids), limit, consumer),
     )
     decode = decoder(None)
     deliveries: dict[int, list[Delivery[Any]]] = {}
@@ -303,6 +303,10 @@ async def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> 
 async def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
     query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
     return float(await fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
+
+
+async def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
+    return bool(await fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
 async def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:

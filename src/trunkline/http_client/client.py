@@ -139,20 +139,20 @@ class HttpClient:
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         wait: Duration | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> HttpDeliveries:
-        """Claim up to `max_messages` and lease them. Waits up to `wait` for messages; without it, returns at once."""
+        """Claim up to `limit` and lease them. Waits up to `wait` for messages; without it, returns at once."""
         if consumer is not None:
             raise InvalidArgument(
                 "consumer is not supported over HTTP", hint="Omit it. The delivery history shows the consumer as http."
             )
         request = {
-            "limit": max_messages,
+            "limit": limit,
             "lease_seconds": seconds(lease),
             "labels": None if labels is None else list(labels),
             "wait": seconds(wait),
@@ -196,7 +196,7 @@ class HttpClient:
         group: str,
         *,
         member: str | None = None,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = "30s",
         wait: Duration | None = None,
         type: Any = None,
@@ -205,7 +205,7 @@ class HttpClient:
 
         Returns None if there is nothing to read.
         """
-        request = {"member": member, "limit": max_messages, "lease_seconds": seconds(lease), "wait": seconds(wait)}
+        request = {"member": member, "limit": limit, "lease_seconds": seconds(lease), "wait": seconds(wait)}
         row = await self._transport.ask("POST", f"{_group(topic, group)}/fetch", request, kind=FetchedRow)
         return HttpBatch(self._transport, topic, group, row, type) if row.messages else None
 

@@ -42,7 +42,7 @@ class _Partitions(msgspec.Struct):
 
 
 class _Messages(msgspec.Struct):
-    messages: list[MessageRow]
+    data: list[MessageRow]
 
 
 class HttpTopics(Noun):
@@ -126,7 +126,7 @@ class HttpTopics(Noun):
         """Read messages from offset `start`, whether or not they were consumed. Waits up to `wait` for the first."""
         query = {"partition": partition, "start": start, "limit": limit, "wait": seconds(wait)}
         body = await self._transport.ask("GET", f"{_topic(topic)}/messages", query=query, kind=_Messages)
-        return [row.message(type) for row in body.messages]
+        return [row.message(type) for row in body.data]
 
     async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
@@ -241,7 +241,7 @@ def _group(topic: str, group: str) -> str:
 
 
 class _Readers(msgspec.Struct):
-    readers: list[Reader]
+    data: list[Reader]
 
 
 class HttpSubscriptions(Noun):
@@ -285,7 +285,7 @@ class HttpSubscriptions(Noun):
         if headers:
             raise InvalidArgument("headers are not supported over HTTP here", hint="Test headers with the database client.")
         path, query = f"{_topic(topic)}/readers", {"routing_key": routing_key}
-        return (await self._transport.ask("GET", path, query=query, kind=_Readers)).readers
+        return (await self._transport.ask("GET", path, query=query, kind=_Readers)).data
 
 
 class HttpSchedules(Noun):

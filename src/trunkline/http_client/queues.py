@@ -31,7 +31,7 @@ class _Numbers(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    messages: list[WaitingRow]
+    data: list[WaitingRow]
 
 
 class HttpQueues(Noun):
@@ -89,7 +89,7 @@ class HttpQueues(Noun):
     async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         body = await self._transport.ask("GET", f"{_queue(queue)}/waiting", query={"limit": limit}, kind=_Waiting)
-        return [row.waiting() for row in body.messages]
+        return [row.waiting() for row in body.data]
 
 
 def _queue(name: str) -> str:
@@ -132,7 +132,7 @@ def _settings(
 
 
 class _DeadLetters(msgspec.Struct):
-    dead_letters: list[DeadRow]
+    data: list[DeadRow]
 
 
 class HttpDeadLetters(Noun):
@@ -142,7 +142,7 @@ class HttpDeadLetters(Noun):
         """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
         query = {"after": after, "limit": limit}
         body = await self._transport.ask("GET", f"{_queue(queue)}/dead-letters", query=query, kind=_DeadLetters)
-        return [row.letter() for row in body.dead_letters]
+        return [row.letter() for row in body.data]
 
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
         """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""

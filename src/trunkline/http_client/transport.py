@@ -15,8 +15,9 @@ from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError,
 
 T = TypeVar("T")
 PAGE = 1000
-_QUIET_SECONDS = 45.0
-"""Read timeout of event streams, on which the server sends a comment at least every 15 seconds."""
+CONNECT_SECONDS = 2.0
+_QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
+"""Timeouts of event streams, on which the server sends a comment at least every 15 seconds."""
 _ERRORS: dict[str, type[TrunklineError]] = {
     cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TrunklineError)
 }
@@ -42,7 +43,9 @@ class Transport:
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
-            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+            # a host that drops packets must not use up the time of a long response
+            patience = httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
+            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=patience)
         except (httpx.InvalidURL, UnicodeError) as exc:
             raise SettingsError(f"the server URL is invalid: {exc}", hint="Use for example http://host:8080.") from exc
 
@@ -101,7 +104,7 @@ class Transport:
         seen: dict[str, str] = {}
         while True:
             try:
-                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET_SECONDS) as response:
+                async with self._client.stream("GET", path, params=query, headers=seen, timeout=_QUIET) as response:
                     if response.status_code >= 400:
                         raise _error(response.status_code, await response.aread())
                     async for event in _parsed(response.aiter_lines()):

@@ -203,7 +203,7 @@ class Lane:
                 conn,
                 Delivery,
                 self.queue,
-                max_messages=want,
+                limit=want,
                 lease=self._lease,
                 labels=labels,
                 consumer=self._worker.name,

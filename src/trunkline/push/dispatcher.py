@@ -141,11 +141,12 @@ class Dispatcher:
             await Pace(take).permit()
         started = monotonic()
         answer = await post.request(planned, requests.trial(id))
-        post.settlements.add([trial_settlement(planned, id, answer, started)])
         if answer.refused:
-            # leave the next test to a dispatcher whose allow-list permits the address
             async with post.runtime.connection(writing=True) as conn:
                 await push.bar_dispatcher(conn, post.name, planned.endpoint_id, answer.error or "", probing=False)
+                if await push.return_test(conn, planned.endpoint_id, id):
+                    return  # another dispatcher may send it
+        post.settlements.add([trial_settlement(planned, id, answer, started)])
 
     async def _end(self, post: Post) -> None:
         stopping = [lane.stop(self._grace) for lane in self._lanes.values()]

@@ -19,8 +19,8 @@ from trunkline.errors import SettingsError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# Always denied, even if an allow-list contains them: this host, link-local (cloud metadata), Alibaba's metadata, the Azure host
-# address, multicast, broadcast.
+# Always denied, even if an allow-list contains them: this host, link-local (cloud metadata), Alibaba's metadata, the
+# Azure host address, multicast, broadcast.
 _NEVER = tuple(map(ip_network, ("0.0.0.0/8", "100.100.100.200/32", "168.63.129.16/32", "169.254.0.0/16", "224.0.0.0/4",
                                 "255.255.255.255/32", "::/128", "fe80::/10", "fec0::/10", "ff00::/8",
                                 "fd00:ec2::/32")))  # fmt: skip

@@ -127,7 +127,7 @@ class Feed:
             taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
         else:
             async with self._post.runtime.connection() as conn:
-                taken, empty = await push.claim_many(conn, queue_ids, max_messages=want, consumer=self._post.name)
+                taken, empty = await push.claim_many(conn, queue_ids, limit=want, consumer=self._post.name)
         for queue_id in queue_ids:
             if queue_id in empty and queue_id in self._watches:
                 self._watches[queue_id].stand_by()
@@ -148,7 +148,7 @@ class Feed:
                 conn,
                 Delivery,
                 source.name,
-                max_messages=want,
+                limit=want,
                 lease=timedelta(seconds=source.lease),
                 consumer=self._post.name,
             )

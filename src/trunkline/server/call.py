@@ -26,7 +26,7 @@ JSON = "application/json"
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of every response."""
 _RECHECK_SECONDS = 2.0
-"""How often the token of a request is checked again while its body arrives."""
+"""Interval at which the token of a request is checked again while its body arrives."""
 
 
 class ClientGone(Exception):

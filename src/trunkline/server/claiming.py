@@ -126,11 +126,11 @@ class Claimer:
             labels=key.labels,
             consumer=_CONSUMER,
         )
-        rows = await take(max_messages=total)
+        rows = await take(limit=total)
         if len(rows) < total:
             # committed or returned messages may not be claimable yet
             await self._mq._runtime().wakeup.sequence("queue", key.queue)
-            rows = _oldest_first(rows, await take(max_messages=total - len(rows)))
+            rows = _oldest_first(rows, await take(limit=total - len(rows)))
         # the queue may have been recreated as ordered; then one lease must go to one request
         first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
         self._note_size(key.queue, rows)

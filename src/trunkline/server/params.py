@@ -153,7 +153,7 @@ LIMIT = Param(
     default=100,
     low=0,
     lenient=True,
-    words="Maximum number of items; `next_offset` indicates more.",
+    words="Maximum number of items; `next` indicates more.",
 )
 FORCE = Param(name="force", kind=bool, default=False, words="Delete even if it is in use.")
 ENSURE = Param(name="ensure", kind=bool, default=False, words="If it exists, return 200 without changing it.")

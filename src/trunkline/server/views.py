@@ -392,12 +392,12 @@ class StatsView(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A page of a list. `offset` is omitted when 0. `next_offset` is the `offset` of the next page; omitted at the end."""
+    """A page of a list. `offset` is omitted when 0. `next` is the `offset` of the next page; omitted at the end."""
 
     data: list[Any]
     limit: int
     offset: int = 0
-    next_offset: int | None = None
+    next: int | None = None
 
 
 def page(rows: list[Any], query: dict[str, Any]) -> Page:

@@ -267,7 +267,7 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -278,7 +278,7 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
@@ -288,13 +288,13 @@ class SyncClient(Lender):
         self,
         queue: str,
         *,
-        max_messages: int = 1,
+        limit: int = 1,
         lease: Duration | None = None,
         labels: Sequence[str] | None = None,
         consumer: str | None = None,
         type: Any = None,
     ) -> Deliveries[Any]:
-        """Claim up to `max_messages` (at most 1,000) and lease them.
+        """Claim up to `limit` (at most 1,000) and lease them.
 
         Returns an empty result at once if none is ready.
         """
@@ -303,7 +303,7 @@ class SyncClient(Lender):
             life.runtime,
             life.settler,
             queue,
-            max_messages=max_messages,
+            limit=limit,
             lease=duration(lease),
             labels=labels,
             consumer=consumer,
@@ -392,7 +392,7 @@ class SyncClient(Lender):
         group: str,
         *,
         member: str,
-        max_messages: int = 100,
+        limit: int = 100,
         lease: Duration = _LEASE,
         type: Any = None,
     ) -> Batch[Any] | None:
@@ -410,7 +410,7 @@ class SyncClient(Lender):
                 topic,
                 group,
                 member=member,
-                max_messages=max_messages,
+                limit=limit,
                 lease=span,
                 type=type,
             )
@@ -437,18 +437,18 @@ class SyncClient(Lender):
         with self._runtime().connection(writing=True) as conn:
             return calls.leave(conn, topic, group, member=member)
 
-    def claim_range(self, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
+    def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
         """Claim the next offsets for at-most-once processing, or return None if there are none.
 
         The group's position moves at once. Read the messages with `topics.read`; if the process crashes before that,
         the group does not receive them again.
         """
         with self._runtime().connection(writing=True) as conn:
-            claimed = calls.claim_range(conn, topic, group, max_messages=max_messages)
+            claimed = calls.claim_range(conn, topic, group, limit=limit)
             if claimed is None:
                 # committed messages may not have an offset yet
                 self._runtime().wakeup.sequence("topic", topic)
-                claimed = calls.claim_range(conn, topic, group, max_messages=max_messages)
+                claimed = calls.claim_range(conn, topic, group, limit=limit)
             return claimed
 
     # Inspecting

@@ -319,7 +319,7 @@ def fetch(
     group: str,
     *,
     member: str,
-    max_messages: int,
+    limit: int,
     lease: timedelta,
     generation: UUID | None = None,
     type: Any = None,
@@ -332,7 +332,7 @@ def fetch(
         conn,
         f"select {_FIELDS}, generation, deadline"  # noqa: S608
         " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
-        (topic, group, member, max_messages, lease, generation),
+        (topic, group, member, limit, lease, generation),
     )
     if not rows:
         return None
@@ -361,11 +361,11 @@ def heartbeat(conn: Connection, topic: str, group: str, *, member: str, lease: t
     return int(fetch_value(conn, "select trunkline.heartbeat(%b, %b, %b, %b)", (topic, group, member, lease)))
 
 
-def claim_range(conn: Connection, topic: str, group: str, *, max_messages: int = 100) -> Range | None:
+def claim_range(conn: Connection, topic: str, group: str, *, limit: int = 100) -> Range | None:
     rows = fetch_rows(
         conn,
         "select partition, first_offset, last_offset from trunkline.claim_range(%b, %b, %b::bigint)",
-        (topic, group, max_messages),
+        (topic, group, limit),
     )
     return Range(*rows[0]) if rows else None
 
@@ -487,7 +487,7 @@ def claim(
     make: Callable[..., S],
     queue: str,
     *,
-    max_messages: int = 1,
+    limit: int = 1,
     lease: timedelta | None = None,
     labels: Sequence[str] | None = None,
     consumer: str | None = None,
@@ -498,7 +498,7 @@ def claim(
         conn,
         f"select {_FIELDS}, receipt, attempt, deadline, topic"  # noqa: S608
         " from trunkline.claim(%b, %b::int, %b::interval, %b::text[], %b::text, true)",
-        (queue, max_messages, lease, None if labels is None else list(labels), consumer),
+        (queue, limit, lease, None if labels is None else list(labels), consumer),
     )
     decode = decoder(type)
     return [

@@ -189,7 +189,7 @@ def leave_dispatch(conn: Connection, dispatcher: str) -> None:
 
 
 def claim_many(
-    conn: Connection, queue_ids: Sequence[int], *, max_messages: int, consumer: str
+    conn: Connection, queue_ids: Sequence[int], *, limit: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """Claim from several queues. Return deliveries by queue id, and the ids of queues that have no more.
 
@@ -198,7 +198,7 @@ def claim_many(
     rows = fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
-        (list(queue_ids), max_messages, consumer),
+        (list(queue_ids), limit, consumer),
     )
     decode = decoder(None)
     deliveries: dict[int, list[Delivery[Any]]] = {}
@@ -300,6 +300,10 @@ def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
 def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
     query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
     return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
+
+
+def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
+    return bool(fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
 def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:

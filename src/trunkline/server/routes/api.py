@@ -160,7 +160,7 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
 
     async def look() -> doors.Pulled | None:
         async with request.mq.connection() as conn:
-            return await doors.pull(conn, topic, group, member=member, max_messages=query["batch"], lease=lease)
+            return await doors.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease)
 
     work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:

@@ -19,10 +19,10 @@ from trunkline.server.views import DeadLetterView, dead_view
 TAG = "dead letters"
 
 
-class DeadLetters(msgspec.Struct, frozen=True):
-    dead_letters: list[DeadLetterView]
-    next_after: int | None
-    """Pass as `after` to get the next page; null on the last."""
+class DeadLetters(msgspec.Struct, frozen=True, omit_defaults=True):
+    data: list[DeadLetterView]
+    next: int | None = None
+    """Pass as `after` to get the next page; omitted on the last."""
 
 
 @route(
@@ -32,7 +32,7 @@ class DeadLetters(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(
-            Param(name="after", kind=int, default=0, low=0, words="`next_after` of the previous page."),
+            Param(name="after", kind=int, default=0, low=0, words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of dead letters."),
         ),
         answers={200: DeadLetters},
@@ -73,6 +73,8 @@ class Redrive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Redriven(msgspec.Struct, frozen=True):
     redriven: int
+    left: int
+    """Dead letters that the queue still has; counted up to 100,000."""
 
 
 @route(
@@ -96,7 +98,8 @@ async def redrive(request: Call, queue: FromPath[str]) -> Answer:
     if body.to is not None:
         request.engine.access.check(request.scope, "admin", body.to)
     await request.mq.queues.get(queue)
-    return answer(Redriven(await request.mq.dead.redrive(queue, ids=body.ids, to=body.to, limit=body.limit)))
+    redriven = await request.mq.dead.redrive(queue, ids=body.ids, to=body.to, limit=body.limit)
+    return answer(Redriven(redriven, await _left(request, queue)))
 
 
 class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +111,8 @@ class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Purged(msgspec.Struct, frozen=True):
     purged: int
+    left: int
+    """Dead letters that the queue still has; counted up to 100,000."""
 
 
 @route(
@@ -129,7 +134,12 @@ async def purge_dead(request: Call, queue: FromPath[str]) -> Answer:
     request.query()
     body = await request.read(Purge, optional=True)
     await request.mq.queues.get(queue)
-    return answer(Purged(await request.mq.dead.purge(queue, ids=body.ids, limit=body.limit)))
+    purged = await request.mq.dead.purge(queue, ids=body.ids, limit=body.limit)
+    return answer(Purged(purged, await _left(request, queue)))
+
+
+async def _left(request: Call, queue: str) -> int:
+    return (await request.mq.queues.stats(queue))[0].dead
 
 
 ROUTES = [list_dead, get_dead, redrive, purge_dead]

@@ -229,7 +229,7 @@ async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    attempts: list[Attempt]
+    data: list[Attempt]
 
 
 @route(

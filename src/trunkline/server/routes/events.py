@@ -236,7 +236,7 @@ class _GroupStream:
                 self._topic,
                 self._group,
                 member=self._member,
-                max_messages=self._size,
+                limit=self._size,
                 lease=self._lease,
             )
 

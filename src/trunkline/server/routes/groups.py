@@ -175,7 +175,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
                 topic,
                 group,
                 member=member,
-                max_messages=body.limit,
+                limit=body.limit,
                 lease=lease,
                 generation=body.generation,
             )

@@ -112,9 +112,9 @@ async def enqueue(request: Call, queue: FromPath[str]) -> Answer:
 
 
 class Messages(msgspec.Struct, frozen=True):
-    messages: list[MessageView]
-    next_offset: int
-    """The `start` of the next page."""
+    data: list[MessageView]
+    next: int
+    """The `start` of the next page, also if there are no messages yet."""
 
 
 @route(

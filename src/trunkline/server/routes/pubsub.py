@@ -157,7 +157,7 @@ async def _claim(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
         await call.bytes()
 
     async def look() -> Any:
-        return await call.mq.claim_range(topic, group, max_messages=query["max"])
+        return await call.mq.claim_range(topic, group, limit=query["max"])
 
     work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member="http")
     found = await (until_gone(call, work) if query["wait"] else work)
@@ -179,7 +179,7 @@ async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
 
     async def look() -> doors.Pulled | None:
         async with call.mq.connection() as conn:
-            return await doors.pull(conn, topic, group, member=member, max_messages=query["max"], lease=lease)
+            return await doors.pull(conn, topic, group, member=member, limit=query["max"], lease=lease)
 
     work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:

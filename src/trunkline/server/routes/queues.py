@@ -257,7 +257,7 @@ class WaitingView(MessageView, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    messages: list[WaitingView]
+    data: list[WaitingView]
 
 
 @route(

@@ -116,7 +116,7 @@ async def delete_subscription(request: Call, subscription: FromPath[str]) -> Ans
 
 
 class Readers(msgspec.Struct, frozen=True):
-    readers: list[Reader]
+    data: list[Reader]
 
 
 @route(

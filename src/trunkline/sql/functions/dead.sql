@@ -32,12 +32,14 @@ end
 $$;
 
 -- Deletes dead letters, oldest first, and returns them: at most p_limit (1 to 1,000) and about 32 MB of
--- payloads. Skips rows that another session has locked. For redrive and purge_dead_letters.
+-- payloads. Skips rows that another session has locked. A notice says how many are left. For redrive and
+-- purge_dead_letters.
 create or replace function trunkline._take_dead_letters(p_queue text, p_ids uuid[], p_limit int) returns setof trunkline.dead_letters
 language plpgsql
 as $$
 declare
-    q trunkline.queues := trunkline._queue(p_queue);
+    q      trunkline.queues := trunkline._queue(p_queue);
+    v_left int;
 begin
     perform trunkline._check_range('limit', p_limit, 1, 1000);
     perform trunkline._commit_durably();
@@ -50,6 +52,13 @@ begin
         -- an array can have at most 1 GB, so the bytes per call are limited
         select dead_id, sum(bytes) over (order by dead_id) - bytes as before from step) x
     where d.dead_id = x.dead_id and x.before < 33554432 returning d.*;
+    if p_ids is null then
+        select count(*) into v_left from (select from trunkline.dead_letters where queue_id = q.queue_id limit 10001) x;
+        if v_left > 0 then
+            raise notice 'queue % has % more dead letters', quote_ident(p_queue), case when v_left > 10000 then 'over 10,000' else v_left::text end
+                using hint = 'repeat the call until it returns 0';
+        end if;
+    end if;
 end
 $$;
 

@@ -721,6 +721,21 @@ begin
 end
 $$;
 
+-- Requests a test again that a dispatcher may not send, and returns true; false if every live dispatcher is
+-- denied, as bar_dispatcher has recorded.
+create or replace function trunkline.return_test(p_endpoint_id int, p_id uuid) returns boolean
+language sql
+as $$
+    with again as (
+        insert into trunkline.endpoint_tests (id, endpoint_id, asked_at)
+        select p_id, e.endpoint_id, trunkline.clock() from trunkline.endpoints e
+        where e.endpoint_id = p_endpoint_id and exists (
+            select from trunkline.dispatchers d where d.seen_until >= trunkline.clock() and not exists (
+                select from trunkline.endpoint_bars b where b.endpoint_id = e.endpoint_id and b.dispatcher = d.dispatcher))
+        returning id)
+    select exists (select from again)
+$$;
+
 -- Removes the egress denial of a dispatcher for an endpoint, after one of its requests was sent.
 create or replace function trunkline.lift_bar(p_dispatcher text, p_endpoint_id int) returns void
 language sql
