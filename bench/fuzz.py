@@ -33,7 +33,7 @@ from bench.web import services
 from bench.web.services import Service
 
 _STEADY = 4
-"""Connections of the steady traffic; each repeats publish, claim and ack this many times per second:"""
+"""Connections of the steady traffic; each publishes, claims and acks `_PER_SECOND` times per second."""
 _PER_SECOND = 5
 _WORKERS = 16
 """Connections of Schemathesis."""
