@@ -184,9 +184,6 @@ def test_a_message_is_explained_without_visiting_each_log(conn: Connection) -> N
 
 def test_upkeep_leaves_segments_alone_that_need_nothing(conn: Connection) -> None:
     call(conn, "create_topic", "t", 20)
-    # creates the next segments, and tells publishers of them
-    run_upkeep(conn, "segments")
-    run_upkeep(conn, "segments")
     conn.execute("update trunkline.segments set created_at = clock_timestamp() - interval '2 hours'")
     conn.execute("set track_functions = 'pl'")
     calls = "select coalesce(sum(calls), 0) from pg_stat_user_functions where funcname = '_seal'"

@@ -214,7 +214,7 @@ def test_an_audit_in_a_snapshot_older_than_a_rotation_is_refused(main: Session, 
     auditor.run("select 1")
     rotate(main)
     rotate(main)
-    with pytest.raises(psycopg.errors.SerializationFailure, match="older than a rotation"):
+    with pytest.raises(psycopg.errors.SerializationFailure, match="older than the last rotation"):
         auditor.run("select * from trunkline.audit_queue('q')")
     auditor.run("rollback")
     auditor.run("begin isolation level repeatable read")

@@ -19,5 +19,4 @@ begin
     end if;
 end
 $do$;
-drop function if exists trunkline._make_segments(int);
 drop function if exists trunkline._ack_one(bigint, int, bigint, text, text);

@@ -249,9 +249,9 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Creates the segment in use and the p_ahead next ones, for each partition that lacks them, and returns the
--- number of new segments. Writes the publish functions again if a segment was added or their limits are out of date.
-create or replace function trunkline._make_segments(p_topic_id int, p_ahead int default 1) returns int
+-- Creates the segment in use and the next one, for each partition that lacks them, and returns the number of
+-- new segments. Writes the publish functions again if a segment was added or their limits are out of date.
+create or replace function trunkline._make_segments(p_topic_id int) returns int
 language plpgsql
 as $$
 declare
@@ -270,7 +270,7 @@ begin
     end if;
     for p in 0 .. t.partitions - 1 loop
         v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
-        for s in v_at .. v_at + p_ahead loop
+        for s in v_at .. v_at + 1 loop
             if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
                 v_made := v_made + 1;
             end if;
@@ -603,8 +603,7 @@ begin
     end loop;
     if not t.shared then
         perform trunkline._make_tables(t);
-        -- upkeep or the first tick creates the next one
-        perform trunkline._make_segments(t.topic_id, 0);
+        perform trunkline._make_segments(t.topic_id);
     end if;
     return t;
 end
