@@ -124,7 +124,9 @@ def test_older_versions_are_refused(db: str, version: int) -> None:
         conn.execute("delete from trunkline.migrations")
         record_old_migrations(db, version)
         before = recorded(conn)
-        with pytest.raises(SchemaVersion, match=f"schema version must be at least 20 to be upgraded, got {version} ") as caught:
+        with pytest.raises(
+            SchemaVersion, match=f"schema version must be at least 20 to be upgraded, got {version} "
+        ) as caught:
             migrate(db)
         assert "install again" in str(caught.value.hint)
         with pytest.raises(SchemaVersion):
