@@ -46,6 +46,18 @@ def test_a_read(http: httpx.Client, topic: str) -> None:
     assert offsets == list(range(1, COUNT + 1))
 
 
+def test_groups(http: httpx.Client, topic: str) -> None:
+    offsets: list[int] = []
+    while batch := http.post(f"/v1/topics/{topic}/groups/g/fetch", json={"member": "one", "limit": 1000}).json():
+        if not batch["messages"]:
+            break
+        assert len(batch["messages"]) <= PER_PAGE
+        offsets += [row["offset"] for row in batch["messages"]]
+        position = {"partition": batch["partition"], "generation": batch["generation"], "offset": offsets[-1]}
+        assert http.post(f"/v1/topics/{topic}/groups/g/commit", json=position).status_code == 200
+    assert offsets == list(range(1, COUNT + 1))
+
+
 def test_claims_and_dead_letters(http: httpx.Client, queue: str) -> None:
     waiting = http.get(f"/v1/queues/{queue}/waiting?limit=1000").json()["data"]
     assert len(waiting) == PER_PAGE

@@ -308,3 +308,16 @@ def test_the_lag_in_seconds_of_a_group_below_retention_is_that_of_the_lowest_mes
     [stats] = call(conn, "group_stats", "short", "g")
     assert (stats.next_offset, stats.lag) == (1, 40)
     assert stats.lag_seconds >= 3 * 3600
+
+
+@pytest.mark.parametrize("pattern", [None, "a.#"])
+def test_a_batch_is_limited_by_the_size_of_its_payloads(conn: Connection, pattern: str | None) -> None:
+    call(conn, "create_group", "t", "g", p_pattern=pattern)
+    for size, key in ((50, "a.b"), (60, "a.b"), (10, "b"), (500, "a.c"), (10, "a.b")):
+        call(conn, "publish", "t", '"' + "x" * (size - 2) + '"', p_routing_key=key)
+    sent: list[list[int]] = []
+    while batch := fetch(conn, "t", p_max_bytes=110):
+        sent.append([len(message.payload) for message in batch])
+        assert commit(conn, batch) == "done"
+    assert sent == ([[50, 60], [500], [10]] if pattern else [[50, 60], [10], [500], [10]])
+    assert value(conn, "select lag from trunkline.group_stats('t', 'g')") == 0

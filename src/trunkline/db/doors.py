@@ -56,11 +56,13 @@ async def subscribe_once(
     )
 
 
-async def pull(conn: Connection, topic: str, group: str, *, member: str, limit: int, lease: timedelta) -> Pulled | None:
+async def pull(
+    conn: Connection, topic: str, group: str, *, member: str, limit: int, lease: timedelta, max_bytes: int
+) -> Pulled | None:
     rows = await fetch_rows(
         conn,
-        f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b)",  # noqa: S608
-        (topic, group, member, limit, lease),
+        f"select {_FIELDS}, generation from trunkline._pull(%b, %b, %b, %b::int, %b, %b::bigint)",  # noqa: S608
+        (topic, group, member, limit, lease, max_bytes),
     )
     if not rows:
         return None

@@ -322,6 +322,7 @@ def fetch(
     limit: int,
     lease: timedelta,
     generation: UUID | None = None,
+    max_bytes: int | None = None,
     type: Any = None,
 ) -> S | None:
     """Fetch the next messages of one partition as a batch, or None if there is nothing for this member.
@@ -331,8 +332,9 @@ def fetch(
     rows = fetch_rows(
         conn,
         f"select {_FIELDS}, generation, deadline"  # noqa: S608
-        " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid)",
-        (topic, group, member, limit, lease, generation),
+        " from trunkline.fetch(%b, %b, %b, %b::int, %b, p_relaxed => true, p_generation => %b::uuid,"
+        " p_max_bytes => %b::bigint)",
+        (topic, group, member, limit, lease, generation, max_bytes),
     )
     if not rows:
         return None

@@ -160,7 +160,8 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
 
     async def look() -> doors.Pulled | None:
         async with request.mq.connection() as conn:
-            return await doors.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease)
+            budget = request.engine.config.max_response_bytes
+            return await doors.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease, max_bytes=budget)
 
     work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:

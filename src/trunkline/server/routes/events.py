@@ -238,6 +238,7 @@ class _GroupStream:
                 member=self._member,
                 limit=self._size,
                 lease=self._lease,
+                max_bytes=self._engine.config.max_response_bytes,
             )
 
     async def _leave(self) -> None:

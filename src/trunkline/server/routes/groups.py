@@ -178,6 +178,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
                 limit=body.limit,
                 lease=lease,
                 generation=body.generation,
+                max_bytes=request.engine.config.max_response_bytes,
             )
 
     work = retry_until(request.mq, "group", topic, look, wait=wait, group=group, member=member)

@@ -179,7 +179,8 @@ async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
 
     async def look() -> doors.Pulled | None:
         async with call.mq.connection() as conn:
-            return await doors.pull(conn, topic, group, member=member, limit=query["max"], lease=lease)
+            budget = call.engine.config.max_response_bytes
+            return await doors.pull(conn, topic, group, member=member, limit=query["max"], lease=lease, max_bytes=budget)
 
     work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:

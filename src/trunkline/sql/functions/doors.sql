@@ -106,7 +106,7 @@ $$;
 
 -- Fetches for a member that may not know its generation. While its lease lasts, the member gets its
 -- uncommitted messages again.
-create or replace function trunkline._pull(p_topic text, p_group text, p_member text, p_max int, p_lease interval)
+create or replace function trunkline._pull(p_topic text, p_group text, p_member text, p_max int, p_lease interval, p_max_bytes bigint)
 returns setof trunkline.fetched
 language plpgsql
 as $$
@@ -119,7 +119,7 @@ begin
     join trunkline.cursors c using (subscription_id)
     cross join lateral trunkline._position(c) p
     where g.kind = 'group' and g.topic_id = t.topic_id and g.name = p_group and p.member = p_member and p.deadline > trunkline.clock();
-    return query select * from trunkline.fetch(p_topic, p_group, p_member, p_max, p_lease, true, false, v_generation);
+    return query select * from trunkline.fetch(p_topic, p_group, p_member, p_max, p_lease, true, false, v_generation, p_max_bytes);
 end
 $$;
 

@@ -159,9 +159,10 @@ $$;
 -- it returns no row, the next call continues there.
 --
 -- p_relaxed: the lease need not be on disk when the call returns, as in claim.
+-- p_max_bytes: return only as many messages as have payloads of this size together, at least one.
 create or replace function trunkline.fetch(
     p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
-    p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null)
+    p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null, p_max_bytes bigint default null)
 returns setof trunkline.fetched
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -268,6 +269,11 @@ begin
                 v_looked := v_looked + v_found.n;
                 s.fetched := s.fetched + v_found.n;
                 if not isempty(v_found.taken) then
+                    v_last := trunkline._last_within(c, v_found.taken, p_max_bytes);
+                    if v_last < upper(v_found.taken) - 1 then
+                        v_found.taken := v_found.taken * int8multirange(int8range(null, v_last + 1));
+                        s.fetched := v_last;
+                    end if;
                     s.committed := lower(v_found.taken) - 1;
                     s.last_match := upper(v_found.taken) - 1;
                     return query select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
@@ -290,6 +296,7 @@ begin
                 continue;
             end if;
             if v_last > s.fetched then
+                v_last := trunkline._last_within(c, int8multirange(int8range(s.fetched + 1, v_last + 1)), p_max_bytes);
                 return query
                 select c.partition, s.generation, s.deadline, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                 from trunkline._read(c.topic_id, c.partition, c.segment_rows, s.fetched + 1, v_last) r;
@@ -303,6 +310,21 @@ begin
             end if;
         end loop;
     end loop;
+end
+$$;
+
+-- Returns the last of these offsets up to which the payloads have at most p_max_bytes together, at least the
+-- first one; the last one of all if p_max_bytes is null.
+create or replace function trunkline._last_within(c trunkline.cursors, p_offsets int8multirange, p_max_bytes bigint) returns bigint
+language plpgsql
+as $$
+begin
+    if p_max_bytes is null then
+        return upper(p_offsets) - 1;
+    end if;
+    return (select max(x.log_offset)
+            from (select r.log_offset, sum(length(r.payload)) over (order by r.log_offset) as bytes from trunkline._read_set(c, p_offsets) r) x
+            where x.bytes <= p_max_bytes or x.log_offset = lower(p_offsets));
 end
 $$;
 

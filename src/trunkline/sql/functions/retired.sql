@@ -20,3 +20,5 @@ begin
 end
 $do$;
 drop function if exists trunkline._ack_one(bigint, int, bigint, text, text);
+drop function if exists trunkline.fetch(text, text, text, int, interval, boolean, boolean, uuid),
+    trunkline._pull(text, text, text, int, interval);
