@@ -318,7 +318,7 @@ def test_a_table_holds_one_topic_only(db: str, conn: Connection, tmp_path: Path,
     number = create_again(db, conn, 200)
     seal(conn)
     rows = sum(file.rows for file in archive_all(db, conn, "t", number, tmp_path))
-    with pytest.raises(Conflict, match="holds the files of another topic"):
+    with pytest.raises(Conflict, match="has the files of another topic"):
         export(db, "t", kind)
     if kind == "iceberg":
         assert export(db, "t", kind, table="trunkline.other").rows == rows

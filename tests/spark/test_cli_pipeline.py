@@ -119,7 +119,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
         (delivery,) = mq.claim("pipelines", limit=10)
     assert str(delivery.id) == first["id"]
     assert "Did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
-    assert "not JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
+    assert "not valid JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
     assert "must be a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
     kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json
     assert [(each["kind"], each["queue"]) for each in kinds] == [("pipeline", "pipelines")]
@@ -140,7 +140,7 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     lost = cli("pipeline", "replay", "orders", "--id", "x", "--to", "orders", "--transform", "lost.py", code=2)
     assert "there is no file lost.py" in lost.stderr
     (tmp_path / "bad.json").write_text("[]")
-    assert "not an object" in cli("pipeline", "validate", "orders", "--schema", "bad.json", code=2).stderr
+    assert "must be an object" in cli("pipeline", "validate", "orders", "--schema", "bad.json", code=2).stderr
     assert "Give a table (--table)" in cli("pipeline", "compact", "orders", code=2).stderr
     (tmp_path / "x.sql").write_text("select value from messages")
     assert "--from is missing" in cli("pipeline", "run", "x.sql", "--to", "orders", code=2).stderr
@@ -148,7 +148,7 @@ def test_refusals_need_no_spark(cli: Cli, tmp_path: Path) -> None:
     assert "Did you mean orders?" in cli(*run, "--from", "order", "--to", "orders", code=3).stderr
     assert 'queue "orders" does not exist' in cli(*run, "--from", "orders", "--to-queue", "orders", code=3).stderr
     assert "--checkpoint is missing" in cli("pipeline", "run", "x.sql", "--from", "orders", code=2).stderr
-    assert "takes no --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
+    assert "does not accept --to" in cli("pipeline", "run", "x.sql", "--declared", "--to", "orders", code=2).stderr
     assert "storage for its checkpoints" in cli("pipeline", "run", "x.sql", "--declared", code=2).stderr
     for_declared = cli("pipeline", "run", "x.sql", "--from", "orders", "--checkpoint", "c", "--dry-run", code=2)
     assert "--dry-run requires a declared pipeline" in for_declared.stderr

@@ -60,7 +60,7 @@ def test_a_group_moves_forwards_only(db: str, conn: Connection) -> None:
         calls.advance_group(mine, "t", "g", {0: 5, 1: 21})
         assert positions() == [10, 20]
         conn.execute("select * from trunkline.fetch('t', 'g', 'somebody', 1)")
-        with pytest.raises(InUse, match="group of its own"):
+        with pytest.raises(InUse, match="separate group"):
             calls.advance_group(mine, "t", "g", {0: 31, 1: 31})
         assert positions() == [10, 20]
 
