@@ -173,6 +173,7 @@ CALLS = {
     "take_probe": "take_probe({endpoint})",
     "take_tokens": "take_tokens('l', 1)",
     "test_endpoint": "test_endpoint('e')",
+    "return_test": "return_test(1, gen_random_uuid())",
     "test_routing": "test_routing('t', 'a')",
     "test_subscriptions": "test_subscriptions('t', 'a')",
     "topic_number": "topic_number('topic', 't')",

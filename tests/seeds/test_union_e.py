@@ -12,7 +12,7 @@ def test_row_12_registry_of_push_endpoints(conn: Connection) -> None:
     assert made.secret.startswith("whsec_")
     with refused("TL020", "e"):
         call(conn, "create_endpoint", "e", "https://example.com/other")
-    with refused("TL001", "url"):
+    with refused("TL001", "URL"):
         call(conn, "create_endpoint", "f", "nowhere")
     call(conn, "alter_endpoint", "e", p_url="https://example.com/new", p_rate=5.0)
     call(conn, "disable_endpoint", "e", "gone")

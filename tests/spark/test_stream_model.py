@@ -126,7 +126,7 @@ class Model:
 def test_each_message_is_read_once_or_named(
     db: str, conn: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(stream, "_PATIENCE", 0)
+    monkeypatch.setattr(stream, "_IDLE_WAIT", 0)
     model = Model(db, conn, tmp_path, random.Random(seed), lambda: caplog.records)
     model.batch()
     for _ in range(60):

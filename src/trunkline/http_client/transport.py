@@ -133,7 +133,9 @@ async def _parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, str]]:
 
 
 def _unreachable(exc: Exception) -> DatabaseUnavailable:
-    return DatabaseUnavailable(f"cannot connect to the server: {exc}", hint="Check its URL, and that it is running.")
+    return DatabaseUnavailable(
+        f"cannot connect to the server: {str(exc) or 'no response'}", hint="Check its URL, and that it is running."
+    )
 
 
 def _error(status: int, content: bytes) -> TrunklineError:

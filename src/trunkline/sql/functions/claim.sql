@@ -411,6 +411,10 @@ begin
     if v_count < v_n then
         -- anywhere else, or copied out of the store meanwhile
         select * into k from trunkline.cursors where cursor_id = p_cursor_id;
+        if not found then
+            -- the queue or its subscription was deleted since the draw
+            return;
+        end if;
         return query select r.log_offset || v_tail, 1, v_until, p_topic, p_partition, r.log_offset, r.id, r.key, r.routing_key, r.label, r.headers, r.payload, r.content_type, r.occurred_at, r.created_at
                      from trunkline._read(k.topic_id, k.partition, k.segment_rows, v_first, v_first + v_n - 1) r;
     end if;

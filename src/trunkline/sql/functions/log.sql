@@ -456,17 +456,20 @@ begin
 end
 $$;
 
--- Fails because an offset cannot be read: with TL006 if retention has removed it, or with 40001 if the
--- transaction's snapshot is older than a rotation. Any other case would be a hole in the log and fails with
--- XX001.
+-- Fails because an offset cannot be read: with TL006 if retention has removed it, with TL010 or TL011 if the
+-- topic or queue was deleted, or with 40001 if the transaction's snapshot is older than a rotation. Any other
+-- case would be a hole in the log and fails with XX001.
 create or replace function trunkline._below_base(p_topic_id int, p_partition int, p_offset bigint) returns void
 language plpgsql
 as $$
 declare
     v_base bigint := (select base_offset from trunkline.logs where topic_id = p_topic_id and partition = p_partition);
-    v_log  text := coalesce((select case kind when 'inbox' then 'queue' else 'topic' end || ' "' || name || '"' from trunkline.topics where topic_id = p_topic_id),
-                            'deleted topic ' || p_topic_id) || ', partition ' || p_partition;
+    v_log  text := (select case kind when 'inbox' then 'queue' else 'topic' end || ' "' || name || '"' from trunkline.topics where topic_id = p_topic_id)
+                   || ', partition ' || p_partition;
 begin
+    if v_base is null then
+        perform trunkline._pin_log(p_topic_id, p_partition);
+    end if;
     if p_offset < v_base and trunkline._is_archived(p_topic_id, p_partition, p_offset) then
         perform trunkline._fail('TL006', format('offset %s of %s, is only in the archive; the earliest available offset is %s', p_offset, v_log, v_base),
                                 format('Read the archive with "trunkline topic read" or Spark, or continue from offset %s.', v_base));
@@ -474,7 +477,7 @@ begin
         perform trunkline._fail('TL006', format('offset %s of %s, was removed by retention; the earliest available offset is %s', p_offset, v_log, v_base),
                                 format('Continue from offset %s, or seek the group to "earliest".', v_base));
     end if;
-    perform trunkline._fail('XX001', format('offset %s of %s, is missing', p_offset, v_log),
+    perform trunkline._fail('XX001', format('offset %s of %s is missing', p_offset, v_log),
                             'The log is damaged. Keep the data directory and report a bug.');
 end
 $$;
