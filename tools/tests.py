@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 FEW = 5
-NO_SECOND_TRY = ("tests/chaos/", "tests/plans/", "tests/property/", "tests/races/", "tests/sql/")
+NO_SECOND_TRY = ("tests/chaos/", "tests/property/", "tests/races/", "tests/sql/")
 PLANTED = "tests/chaos/test_planted"
 LAST_FAILED = Path(".cache/pytest/v/cache/lastfailed")
 
