@@ -155,6 +155,6 @@ def next_(session: Session, name: str | None, cron: str | None, timezone: str | 
         if name is not None:
             found = await _find(mq, name)
             line, zone = found.cron, found.timezone
-        return [{"at": at} for at in await mq.schedules.next_runs(line, timezone=zone, n=count)]
+        return [{"at": at} for at in await mq.schedules.next_runs(line, timezone=zone, limit=count)]
 
     session.out.many(session.run(work), _RUNS)

@@ -575,6 +575,12 @@ async def transaction_number(conn: Connection) -> str:
     return str(await fetch_value(conn, "select pg_current_xact_id()::text"))
 
 
+async def queues_of_cursors(conn: Connection, cursors: Sequence[int]) -> dict[int, str]:
+    """Return the queue of each cursor; receipts contain the number of theirs. Deleted cursors are left out."""
+    rows = await fetch_rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
+    return {row[0]: row[1] for row in rows}
+
+
 # Subscriptions
 
 
@@ -718,10 +724,10 @@ async def run_schedule(conn: Connection, name: str) -> UUID:
 
 
 async def next_runs(
-    conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+    conn: Connection, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
 ) -> list[datetime]:
     rows = await fetch_rows(
-        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
+        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, limit, after)
     )
     return [row[0] for row in rows]
 

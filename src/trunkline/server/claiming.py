@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trunkline import Client
 from trunkline.client.deliveries import Deliveries, Delivery
-from trunkline.db import calls, doors
+from trunkline.db import calls
 from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
 from trunkline.db.tasks import Coalescer
@@ -217,7 +217,7 @@ async def settle(
 ) -> list[Result]:
     """Settle the receipts that belong to this queue; the others get `unknown`."""
     numbers = [cursor_of(receipt) for receipt in receipts]
-    owners = await doors.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
+    owners = await calls.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
     ours = [number is not None and owners.get(number) == queue for number in numbers]
     if not any(ours):
         await calls.get_queue(conn, queue)

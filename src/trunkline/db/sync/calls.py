@@ -572,6 +572,12 @@ def transaction_number(conn: Connection) -> str:
     return str(fetch_value(conn, "select pg_current_xact_id()::text"))
 
 
+def queues_of_cursors(conn: Connection, cursors: Sequence[int]) -> dict[int, str]:
+    """Return the queue of each cursor; receipts contain the number of theirs. Deleted cursors are left out."""
+    rows = fetch_rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
+    return {row[0]: row[1] for row in rows}
+
+
 # Subscriptions
 
 
@@ -715,10 +721,10 @@ def run_schedule(conn: Connection, name: str) -> UUID:
 
 
 def next_runs(
-    conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+    conn: Connection, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
 ) -> list[datetime]:
     rows = fetch_rows(
-        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
+        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, limit, after)
     )
     return [row[0] for row in rows]
 
