@@ -1,7 +1,8 @@
 """Generate the sync versions of the async modules: `python tools/unasync.py`; `--check` only verifies them.
 
 The async files are the source. The generator rewrites tokens, which preserves comments, and formats the result with
-ruff. Code that differs between tasks and threads is in `db/tasks.py` and `db/threads.py`, which define the same names.
+ruff. Code that differs between tasks and threads is in `concurrency/aio.py` and `concurrency/threads.py`, which define
+the same names.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def rewritten(source: str) -> str:
 
 
 def with_twin_modules(source: str) -> str:
-    source = re.sub(r"\btrunkline\.db\.tasks\b", "trunkline.db.threads", source)
+    source = re.sub(r"\btrunkline\.concurrency\.aio\b", "trunkline.concurrency.threads", source)
     for layer, modules in TWINS.items():
         names = "|".join(modules)
         source = re.sub(rf"\btrunkline\.{layer}\.({names})\b", rf"trunkline.{layer}.sync.\1", source)

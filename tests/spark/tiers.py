@@ -122,7 +122,7 @@ def below(spark: SparkSession, url: str, lowest: dict[int, int]) -> str:
 
 
 def main() -> None:
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
     from trunkline.spark import open_session
     from trunkline.sql.migrate import migrate
 

@@ -54,7 +54,7 @@ def command(data: str | None, seconds: float | None, once: bool, quiet: bool) ->
 
 
 async def _demo(data: Path, seconds: float | None, once: bool, quiet: bool) -> None:
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
     from trunkline.sql.migrate import migrate
 
     stop = asyncio.Event()

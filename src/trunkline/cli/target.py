@@ -14,7 +14,7 @@ from trunkline.errors import DatabaseUnavailable, SettingsError, from_psycopg
 from trunkline.settings import Settings, read_dotenv
 
 if TYPE_CHECKING:
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
 
 _CONNECT_SECONDS = 10
 _FORMER_DATA = Path(".data")
@@ -46,7 +46,7 @@ def embedded_server(settings: Settings) -> EmbeddedServer | None:
         parsed(settings.database_url)
     if not (settings.data / "pgdata").exists():
         return None
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
 
     server = EmbeddedServer(settings.data, settings.pg_port)
     return server if settings.database_url is None or server.issued(settings.database_url) else None

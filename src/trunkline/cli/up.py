@@ -20,7 +20,7 @@ from trunkline.settings import Settings
 
 if TYPE_CHECKING:
     from trunkline.cli.http_service import HttpService
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
 
 _LONGEST_PAUSE = 30.0
 _COMMANDS = """
@@ -119,7 +119,7 @@ def _check_reachable(settings: Settings) -> None:
 
 
 async def _up_embedded(settings: Settings, server: EmbeddedServer | None, ports: Ports | None, stop: asyncio.Event) -> None:
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
 
     if server is None:
         if former := former_data(settings):
@@ -196,7 +196,7 @@ def _port_of(url: str) -> str:
 
 
 def _how_to_connect(server: EmbeddedServer) -> str:
-    from trunkline.db.pginstall import psql
+    from trunkline.embedded.install import psql
 
     program = "psql" if shutil.which("psql") else shlex.quote(str(psql()))
     password = f'PGPASSWORD="$(cat {shlex.quote(str(server.password_file))})"'

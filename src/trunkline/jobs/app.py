@@ -12,9 +12,9 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client import Client
+from trunkline.concurrency.aio import log
 from trunkline.db import jobs as calls
 from trunkline.db.codec import duration
-from trunkline.db.tasks import log
 from trunkline.errors import InvalidArgument, PermissionDenied, QueueNotFound
 from trunkline.jobs import enqueuing
 from trunkline.jobs.arguments import Arguments, parameters, wants_context

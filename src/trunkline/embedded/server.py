@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import IO, Self
 from urllib.parse import quote
 
-from trunkline.db import ownership, pginstall
-from trunkline.db.postmaster import Postmaster, find_postmaster, find_processes
+from trunkline.embedded import install, ownership
+from trunkline.embedded.postmaster import Postmaster, find_postmaster, find_processes
 from trunkline.errors import EmbeddedServerError
 
 ROLE = "trunkline"
@@ -268,8 +268,8 @@ class EmbeddedServer:
         return None
 
     def _launch(self, deadline: float) -> Postmaster:
-        account = pginstall.choose_account(self.pgdata)
-        bin_dir = pginstall.programs(self.version, account)
+        account = install.choose_account(self.pgdata)
+        bin_dir = install.programs(self.version, account)
         if not self.pgdata.exists():
             self._initialise(bin_dir, account)
         self._check_version()
@@ -290,7 +290,7 @@ class EmbeddedServer:
             "the embedded Postgres did not start", hint=f"See {self.log_file}.", detail=self._log_tail()
         )
 
-    def _spawn(self, bin_dir: Path, account: pginstall.Account, port: int, deadline: float) -> Postmaster | None:
+    def _spawn(self, bin_dir: Path, account: install.Account, port: int, deadline: float) -> Postmaster | None:
         """Start the postmaster and wait until it is ready. Returns None if it exited."""
         sockets = _make_socket_dir(self.data_dir, account)
         dynamic = {
@@ -337,7 +337,7 @@ class EmbeddedServer:
             )
         time.sleep(0.02)
 
-    def _initialise(self, bin_dir: Path, account: pginstall.Account) -> None:
+    def _initialise(self, bin_dir: Path, account: install.Account) -> None:
         """Create the cluster in a temporary directory, then rename it: a killed start leaves no partial cluster."""
         password = _ensure_password(self.password_file)
         superuser_password = _ensure_password(self.superuser_password_file)
@@ -361,7 +361,7 @@ class EmbeddedServer:
         fresh.rename(self.pgdata)
         _sync_directory(self.data_dir)
 
-    def _run(self, command: list[str], account: pginstall.Account, fds: tuple[int, ...], *, stdin: str = "") -> None:
+    def _run(self, command: list[str], account: install.Account, fds: tuple[int, ...], *, stdin: str = "") -> None:
         result = subprocess.run(  # noqa: S603  # nosec B603
             command, input=stdin, capture_output=True, text=True, pass_fds=fds, **account.popen()
         )
@@ -484,7 +484,7 @@ def _ensure_password(path: Path) -> str:
     return password
 
 
-def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
+def _make_socket_dir(data_dir: Path, account: install.Account) -> Path:
     """Create a directory that only the server's account can enter.
 
     Its path is short: socket paths have at most 107 bytes.
@@ -505,7 +505,7 @@ def _make_socket_dir(data_dir: Path, account: pginstall.Account) -> Path:
 
 
 @contextmanager
-def _private_file(directory: Path, text: str, account: pginstall.Account) -> Iterator[Path]:
+def _private_file(directory: Path, text: str, account: install.Account) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(dir=directory)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -518,7 +518,7 @@ def _private_file(directory: Path, text: str, account: pginstall.Account) -> Ite
 
 
 @contextmanager
-def _reachable(path: Path, account: pginstall.Account) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _reachable(path: Path, account: install.Account) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield a name for `path` that `account` can open, and the descriptors to pass to the child process.
 
     The account may have no access to the parent directories (/root, or a 0700 temporary directory), and we must not
@@ -534,7 +534,7 @@ def _reachable(path: Path, account: pginstall.Account) -> Iterator[tuple[str, tu
         os.close(descriptor)
 
 
-def _can_enter(path: Path, account: pginstall.Account) -> bool:
+def _can_enter(path: Path, account: install.Account) -> bool:
     command = ["test", "-x", f"{path}/."]
     return subprocess.run(command, check=False, **account.popen()).returncode == 0  # noqa: S603  # nosec B603
 

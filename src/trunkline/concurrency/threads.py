@@ -1,4 +1,4 @@
-"""Thread primitives of the sync client, with the same names and guarantees as `tasks.py`."""
+"""Thread primitives of the sync client, with the same names and guarantees as `aio.py`."""
 
 from __future__ import annotations
 
