@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 PROGRAM = """
 import sys, time
 from trunkline.spark import open_session
-from trunkline.spark.pipelines.archive import archive
+from trunkline.spark.archive.writer import archive
 
 master, url, home = sys.argv[1:4]
 spark = open_session("cluster", master=master, conf={

@@ -12,13 +12,13 @@ import pytest
 from tests.conftest import Connection
 from trunkline import SyncClient
 from trunkline.errors import AlreadyExists, Conflict, InvalidArgument, OffsetOutOfRange
+from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.pipelines import frames
 from trunkline.spark.pipelines import validate as validating
-from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.compact import compact
+from trunkline.spark.pipelines.query import dedupe, run_file
 from trunkline.spark.pipelines.replay import replay
 from trunkline.spark.pipelines.report import report
-from trunkline.spark.pipelines.streams import dedupe, run_file
 from trunkline.spark.pipelines.validate import merge, shape_of, validate
 from trunkline.types import Message, NewMessage
 

@@ -19,8 +19,8 @@ import psycopg
 from tests.conftest import Connection
 from trunkline.db import archive as calls
 from trunkline.errors import OffsetOutOfRange
-from trunkline.spark.pipelines.archive import archive
-from trunkline.spark.pipelines.running import clear_errors
+from trunkline.spark.archive.writer import archive
+from trunkline.spark.run import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -129,9 +129,9 @@ def archive(
 ) -> None:
     """Archive the complete segments of a topic as Parquet files, verifying each file."""
     with needs_spark():
-        from trunkline.spark.pipelines.archive import archive as run
-        from trunkline.spark.pipelines.cleaning import clean as remove_unlisted
-        from trunkline.spark.pipelines.export import export
+        from trunkline.spark.archive.cleanup import clean as remove_unlisted
+        from trunkline.spark.archive.export import export
+        from trunkline.spark.archive.writer import archive as run
 
     if location is not None and "://" not in location:
         location = str(Path(location).absolute())
@@ -240,7 +240,7 @@ def report(session: Session, folder: str, topics: tuple[str, ...], since: timede
 def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, stream: bool, **values: Any) -> None:
     """Copy a topic without duplicates. Each run processes new messages."""
     with needs_spark():
-        from trunkline.spark.pipelines.streams import dedupe as run
+        from trunkline.spark.pipelines.query import dedupe as run
 
     values["checkpoint"] = _absolute(values["checkpoint"])
     wide = f"{within.total_seconds():.0f} seconds"
@@ -327,7 +327,7 @@ def run_(
             f"--{'from' if topic is None else 'checkpoint'} is missing", hint="See `trunkline pipeline run --help`."
         )
     with needs_spark():
-        from trunkline.spark.pipelines.streams import run_file
+        from trunkline.spark.pipelines.query import run_file
 
     values["table"] = _absolute(values["table"]) if values["table"] else None
     mode = "stream" if stream else "once"
@@ -340,7 +340,7 @@ def run_(
 
 def _run_declared(session: Session, file: str, **values: Any) -> None:
     with needs_spark():
-        from trunkline.spark.pipelines.declared import run_declared
+        from trunkline.spark.pipelines.declarative import run_declared
 
     _run(session, f"run {file}", lambda told: run_declared(session.url, file, told=told, **values))
 
@@ -354,12 +354,12 @@ def _run_declared(session: Session, file: str, **values: Any) -> None:
 def enqueue(
     session: Session, name: str, settings: str, queue: str, idempotency_key: str | None, wait: timedelta | None
 ) -> None:
-    """Enqueue a pipeline for a worker (trunkline worker run trunkline.pipeline_jobs:app).
+    """Enqueue a pipeline for a worker (trunkline worker run trunkline.spark.pipelines.jobs:app).
 
     SETTINGS is a JSON object of the function's parameters.
     """
     from trunkline.jobs import App
-    from trunkline.pipeline_jobs import PIPELINES, add_pipelines
+    from trunkline.spark.pipelines.jobs import PIPELINES, add_pipelines
 
     if name not in PIPELINES:
         near = difflib.get_close_matches(name, PIPELINES, n=1)

@@ -202,12 +202,12 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
     from trunkline.cli.pipeline import needs_spark
 
     with needs_spark(), session.limited():
-        from trunkline.spark.pipelines import tiered
+        from trunkline.spark.source import tiered_messages
 
-        there = tiered.partitions(session.url, name)
+        there = tiered_messages.partitions(session.url, name)
         if partition is not None and partition not in there:
             raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(there) - 1}.")
-        messages = tiered.read(session.url, name, start=start, partition=partition)
+        messages = tiered_messages.read(session.url, name, start=start, partition=partition)
         session.out.many(list(islice(messages, limit)), MESSAGES)
 
 

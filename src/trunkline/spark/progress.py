@@ -7,7 +7,7 @@ from typing import Any
 
 from trunkline.db import spark as calls
 from trunkline.db.spark import Pipeline
-from trunkline.spark.connections import plain
+from trunkline.spark.database import plain
 
 
 def report(
