@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
 from tests.conftest import Clock, Connection
-from trunkline.cli import checks_schema, checks_server
+from trunkline.cli.commands import checks_schema, checks_server
 from trunkline.sql.migrate import latest_version
 
 

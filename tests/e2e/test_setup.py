@@ -23,7 +23,7 @@ import psutil
 import psycopg
 import pytest
 
-from trunkline.cli.ports import reserved_port
+from trunkline.cli.framework.ports import reserved_port
 from trunkline.embedded.postmaster import find_processes
 from trunkline.embedded.server import EmbeddedServer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trunkline.cli.output import safe, stderr_is_terminal
+from trunkline.cli.framework.output import safe, stderr_is_terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

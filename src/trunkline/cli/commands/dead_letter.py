@@ -10,9 +10,9 @@ from uuid import UUID
 import click
 import msgspec
 
-from trunkline.cli import confirm
-from trunkline.cli.command import Count, Noun, Session, stacked
-from trunkline.cli.output import Column, payload_text, progress, shorten, to_json, write_line
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
 if TYPE_CHECKING:

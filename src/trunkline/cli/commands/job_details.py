@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trunkline.cli.output import body, console, safe, show
+from trunkline.cli.framework.output import body, console, safe, show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trunkline.cli.command import CHECK_FAILED, Session
-from trunkline.cli.command import command as make_command
-from trunkline.cli.findings import Finding
-from trunkline.cli.output import Column
-from trunkline.cli.target import naming
+from trunkline.cli.commands.findings import Finding
+from trunkline.cli.framework.command import CHECK_FAILED, Session
+from trunkline.cli.framework.command import command as make_command
+from trunkline.cli.framework.database import naming
+from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
-    from trunkline.cli.findings import Connection
+    from trunkline.cli.commands.findings import Connection
 
 _FINDINGS = (
     Column("", "level", whole=True),
@@ -41,8 +41,8 @@ def examine(url: str) -> list[Finding]:
     import psycopg
 
     from trunkline import __version__
-    from trunkline.cli import checks_schema, checks_server
-    from trunkline.cli.target import is_embedded
+    from trunkline.cli.commands import checks_schema, checks_server
+    from trunkline.cli.framework.database import is_embedded
     from trunkline.sql.migrate import installed_version
 
     findings = [

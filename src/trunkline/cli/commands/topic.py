@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli import confirm, publishing
-from trunkline.cli.command import Count, Duration, Noun, Session, stacked
-from trunkline.cli.output import Column, payload_text, size_text
-from trunkline.cli.places import Place, resolve
+from trunkline.cli.commands import publish
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, size_text
+from trunkline.cli.framework.positions import Place, resolve
 from trunkline.errors import NotFound
 from trunkline.types import Message
 
@@ -144,15 +145,15 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
     "trunkline topic publish orders --file orders.ndjson --idempotency-prefix import-7",
 )
 @click.argument("name")
-@publishing.options
+@publish.options
 def publish(session: Session, name: str, **values: Any) -> int:
     """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publishing.Target:
+    async def target(mq: Client) -> publish.Target:
         topic = await mq.topics.get(name)
-        return publishing.Target(name, mq.publish, mq.publish_many, topic.max_payload)
+        return publish.Target(name, mq.publish, mq.publish_many, topic.max_payload)
 
-    return publishing.publish(session, target, values)
+    return publish.publish(session, target, values)
 
 
 @command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
@@ -199,7 +200,7 @@ def _has_archive(session: Session, name: str) -> bool:
 
 
 def _read_tiered(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
-    from trunkline.cli.pipeline import needs_spark
+    from trunkline.cli.commands.pipeline import needs_spark
 
     with needs_spark(), session.limited():
         from trunkline.spark.source import tiered_messages

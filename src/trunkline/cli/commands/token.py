@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trunkline.cli.command import Duration, Noun, Session
-from trunkline.cli.output import Column
+from trunkline.cli.framework.command import Duration, Noun, Session
+from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
     from trunkline import Client

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from trunkline.cli.findings import Finding
+from trunkline.cli.commands.findings import Finding
 
 if TYPE_CHECKING:
-    from trunkline.cli.findings import Connection
+    from trunkline.cli.commands.findings import Connection
 
 _MANY_DEAD_ROWS = 10_000
 # Lock classes of the kernel: sql/README.md, "Lock order".

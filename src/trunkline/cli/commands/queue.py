@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli import confirm, publishing
-from trunkline.cli.command import Count, Duration, Noun, Session, stacked
-from trunkline.cli.output import Column, payload_text, progress, shorten
-from trunkline.cli.topic import given
+from trunkline.cli.commands import publish
+from trunkline.cli.commands.topic import given
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, progress, shorten
 from trunkline.errors import Conflict, NotFound
 from trunkline.types import Result
 
@@ -174,16 +175,16 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 
 @command.verb("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
 @click.argument("name")
-@publishing.options
+@publish.options
 @click.option("--priority", type=Count(0), help="Priority level, for queues with priorities; 0 is the lowest.")
 def enqueue(session: Session, name: str, priority: int | None, **values: Any) -> int:
     """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publishing.Target:
+    async def target(mq: Client) -> publish.Target:
         queue = await mq.queues.get(name)
-        return publishing.Target(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
+        return publish.Target(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
 
-    return publishing.publish(session, target, values, priority=priority)
+    return publish.publish(session, target, values, priority=priority)
 
 
 @command.verb("peek", example="trunkline queue peek mail --limit 5")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from trunkline.cli.command import Command
+from trunkline.cli.framework.command import Command
 from trunkline.errors import NotFound
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli.command import Count, Duration, Noun, Session
-from trunkline.cli.output import Column
+from trunkline.cli.framework.command import Count, Duration, Noun, Session
+from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
     from trunkline import Client
@@ -106,7 +106,7 @@ def run(
     settings: dict[str, Any] = {"queues": queues, "prefetch": prefetch, "lease": lease, "grace": grace, "stall": stall}
 
     async def work() -> None:
-        from trunkline.cli.target import probe
+        from trunkline.cli.framework.database import probe
 
         await probe(loaded.client._url or session.url, source)
         async with loaded:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from trunkline.cli import confirm
-from trunkline.cli.command import Session
-from trunkline.cli.command import command as make_command
-from trunkline.cli.output import write_line
-from trunkline.cli.target import naming
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Session
+from trunkline.cli.framework.command import command as make_command
+from trunkline.cli.framework.database import naming
+from trunkline.cli.framework.output import write_line
 
 
 @make_command("migrate", example="trunkline migrate --database-url postgresql:///app")

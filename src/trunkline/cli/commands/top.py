@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli.command import Duration, Session, sequence
-from trunkline.cli.command import command as make_command
-from trunkline.cli.doctor import examine
-from trunkline.cli.findings import Finding
-from trunkline.cli.output import Column, console, make_table, plain, show, size_text, stdout_is_terminal, to_json, write_line
-from trunkline.cli.top_view import View, keys, short
-from trunkline.cli.worker import WORKERS
+from trunkline.cli.commands.doctor import examine
+from trunkline.cli.commands.findings import Finding
+from trunkline.cli.commands.top_view import View, keys, short
+from trunkline.cli.commands.worker import WORKERS
+from trunkline.cli.framework.command import Duration, Session, sequence
+from trunkline.cli.framework.command import command as make_command
+from trunkline.cli.framework.output import (
+    Column,
+    console,
+    make_table,
+    plain,
+    show,
+    size_text,
+    stdout_is_terminal,
+    to_json,
+    write_line,
+)
 from trunkline.db import jobs, push
 from trunkline.db.job_records import WorkerRow
 from trunkline.db.pool import Connection

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from trunkline.cli.command import Command, Count
-from trunkline.cli.output import say
+from trunkline.cli.framework.command import Command, Count
+from trunkline.cli.framework.output import say
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
 
@@ -85,8 +85,8 @@ def command(
         from trunkline.server.run import serve
     except ModuleNotFoundError as exc:
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
-    from trunkline.cli.ports import reserved_port
-    from trunkline.cli.target import conninfo
+    from trunkline.cli.framework.database import conninfo
+    from trunkline.cli.framework.ports import reserved_port
     from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
     from trunkline.server.parent import end_with
@@ -128,7 +128,7 @@ def command(
 
 
 async def _has_tokens(url: str, source: str | None) -> bool:
-    from trunkline.cli.target import probe
+    from trunkline.cli.framework.database import probe
     from trunkline.db import tokens
     from trunkline.db.pool import connect
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from trunkline.cli.command import Count, Duration, Noun, Session, stacked
-from trunkline.cli.output import Column, progress
-from trunkline.cli.places import Place
+from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, progress
+from trunkline.cli.framework.positions import Place
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
 
 command = Noun("pipeline", help="Run and list Spark pipelines.")

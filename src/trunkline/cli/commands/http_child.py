@@ -14,7 +14,7 @@ import urllib.request
 
 import click
 
-from trunkline.cli.ports import Ports
+from trunkline.cli.framework.ports import Ports
 from trunkline.errors import Unavailable
 
 _HOST = "127.0.0.1"

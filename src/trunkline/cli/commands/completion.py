@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from trunkline.cli.command import Command
-from trunkline.cli.output import write_line
+from trunkline.cli.framework.command import Command
+from trunkline.cli.framework.output import write_line
 
 
 @click.command(

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli import confirm
-from trunkline.cli.command import Duration, Session, stacked
-from trunkline.cli.output import progress
-from trunkline.cli.payloads import (
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Duration, Session, stacked
+from trunkline.cli.framework.input import (
     JSON,
     InvalidLine,
     Line,
@@ -24,6 +23,7 @@ from trunkline.cli.payloads import (
     parse_headers,
     whole_file,
 )
+from trunkline.cli.framework.output import progress
 from trunkline.errors import OutcomeUnknown, TrunklineError
 from trunkline.types import NewMessage, Published
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from trunkline.cli.findings import Finding, Level
+from trunkline.cli.commands.findings import Finding, Level
 
 if TYPE_CHECKING:
-    from trunkline.cli.findings import Connection
+    from trunkline.cli.commands.findings import Connection
 
 _OLDEST_SERVER = 150000
 _LONG_TRANSACTION = timedelta(minutes=1)

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import click
 
-from trunkline.cli.command import Noun, Session
-from trunkline.cli.output import Column, shorten, show, write_fields, write_line, write_table
+from trunkline.cli.framework.command import Noun, Session
+from trunkline.cli.framework.output import Column, shorten, show, write_fields, write_line, write_table
 from trunkline.errors import NotFound
 from trunkline.types import Explanation
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli import confirm
-from trunkline.cli.command import Noun, Session
-from trunkline.cli.output import Column
-from trunkline.cli.payloads import parse_headers
-from trunkline.cli.places import Place
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Noun, Session
+from trunkline.cli.framework.input import parse_headers
+from trunkline.cli.framework.output import Column
+from trunkline.cli.framework.positions import Place
 from trunkline.errors import SubscriptionNotFound
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from trunkline.cli.command import Command
-from trunkline.cli.output import say, write_line
+from trunkline.cli.framework.command import Command
+from trunkline.cli.framework.output import say, write_line
 
 _UPKEEP = timedelta(milliseconds=200)
 _LOOK = """
@@ -78,7 +78,7 @@ async def _demo(data: Path, seconds: float | None, once: bool, quiet: bool) -> N
 
 async def _traffic(url: str, data: Path, stop: asyncio.Event, once: bool, quiet: bool) -> None:
     from trunkline import Client, upkeep
-    from trunkline.cli.demo_traffic import Traffic
+    from trunkline.cli.commands.demo_traffic import Traffic
 
     async with Client(url) as mq:
         traffic = Traffic(mq)

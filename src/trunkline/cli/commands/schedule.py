@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli import confirm
-from trunkline.cli.command import Count, Noun, Session
-from trunkline.cli.output import Column
-from trunkline.cli.payloads import check_body, parse_headers
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Noun, Session
+from trunkline.cli.framework.input import check_body, parse_headers
+from trunkline.cli.framework.output import Column
 from trunkline.errors import ScheduleNotFound
 from trunkline.types import Schedule
 

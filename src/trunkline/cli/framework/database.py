@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trunkline.cli.output import say
+from trunkline.cli.framework.output import say
 from trunkline.errors import DatabaseUnavailable, SettingsError, from_psycopg
 from trunkline.settings import Settings, read_dotenv
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trunkline.cli.command import Command, Count
-from trunkline.cli.ports import Ports
-from trunkline.cli.target import embedded_server, former_data, naming, warn_about_secrets
+from trunkline.cli.framework.command import Command, Count
+from trunkline.cli.framework.database import embedded_server, former_data, naming, warn_about_secrets
+from trunkline.cli.framework.ports import Ports
 from trunkline.errors import TrunklineError
 from trunkline.settings import Settings
 
 if TYPE_CHECKING:
-    from trunkline.cli.http_service import HttpService
+    from trunkline.cli.commands.http_child import HttpService
     from trunkline.embedded.server import EmbeddedServer
 
 _LONGEST_PAUSE = 30.0
@@ -87,10 +87,10 @@ def command(no_http: bool, metrics_port: int | None, **flags: str | None) -> Non
 
 def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
     """Return the HTTP URL. Raise if the port is in use, before anything has started."""
-    from trunkline.cli import http_service
-    from trunkline.cli.ports import reserved_port
+    from trunkline.cli.commands import http_child
+    from trunkline.cli.framework.ports import reserved_port
 
-    if not http_service.installed():
+    if not http_child.installed():
         click.echo("HTTP is disabled: the server is not installed (pip install 'trunkline[server]').", err=True)
         return nullcontext()
     return reserved_port("127.0.0.1", settings.port)
@@ -143,7 +143,7 @@ async def _up_embedded(settings: Settings, server: EmbeddedServer | None, ports:
 async def _serve(
     settings: Settings, url: str, ports: Ports | None, stop: asyncio.Event, server: EmbeddedServer | None
 ) -> None:
-    from trunkline.cli.http_service import HttpService
+    from trunkline.cli.commands.http_child import HttpService
     from trunkline.sql.migrate import migrate
 
     report = await asyncio.to_thread(migrate, url)
@@ -238,7 +238,7 @@ async def _keep_upkeep(settings: Settings, url: str, stop: asyncio.Event) -> Non
 async def _keep_dispatching(settings: Settings, url: str, stop: asyncio.Event) -> None:
     """Send webhooks, if the packages are installed."""
     if _push_installed():
-        from trunkline.cli.dispatch import dispatch
+        from trunkline.cli.commands.dispatch import dispatch
 
         await dispatch(settings, url, stop)
 

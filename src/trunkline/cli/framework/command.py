@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from trunkline.cli.output import FORMATS, Output, say
+from trunkline.cli.framework.output import FORMATS, Output, say
 from trunkline.errors import SettingsError, Timeout, TrunklineError
 from trunkline.settings import Settings, parse_duration
 
@@ -206,7 +206,7 @@ class Session:
     @functools.cached_property
     def url(self) -> str:
         """The connection string of the database, with our application name."""
-        from trunkline.cli.target import conninfo, warn_about_secrets
+        from trunkline.cli.framework.database import conninfo, warn_about_secrets
 
         if self._flags.get("url"):
             raise needs_database()
@@ -285,7 +285,7 @@ class Session:
 
 async def _with_client(url: str, source: str | None, work: Callable[[Client], Awaitable[T]], untouched: bool) -> T:
     from trunkline import Client
-    from trunkline.cli.target import naming
+    from trunkline.cli.framework.database import naming
 
     with naming(source):
         async with Client(url) as mq:

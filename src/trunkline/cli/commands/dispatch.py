@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from trunkline.cli.command import Command, Count, needs_database
-from trunkline.cli.output import say
+from trunkline.cli.framework.command import Command, Count, needs_database
+from trunkline.cli.framework.output import say
 from trunkline.errors import SettingsError, TrunklineError, from_psycopg
 from trunkline.settings import Settings
 
@@ -32,7 +32,7 @@ def command(database_url: str | None, data: str | None, push_allow: str | None, 
     share the endpoints' rates and limits. Private, loopback and other special addresses are denied unless --push-allow
     lists their network.
     """
-    from trunkline.cli.target import conninfo, probe
+    from trunkline.cli.framework.database import conninfo, probe
 
     if (click.get_current_context().find_root().obj or {}).get("url"):
         raise needs_database()

@@ -9,9 +9,9 @@ from uuid import UUID
 import click
 import msgspec
 
-from trunkline.cli.command import Count, Duration, Noun, Session
-from trunkline.cli.job_view import record, write_job
-from trunkline.cli.output import Column, plain
+from trunkline.cli.commands.job_details import record, write_job
+from trunkline.cli.framework.command import Count, Duration, Noun, Session
+from trunkline.cli.framework.output import Column, plain
 
 if TYPE_CHECKING:
     from trunkline import Client
@@ -194,7 +194,7 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
 
 async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, str | None]:
     """Return the attempt, the job after it, and the repr of the handler's result."""
-    from trunkline.cli.target import probe
+    from trunkline.cli.framework.database import probe
     from trunkline.db import jobs
     from trunkline.jobs.testing import Jobs
 

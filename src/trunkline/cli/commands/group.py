@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli import confirm
-from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session, sequence
-from trunkline.cli.output import Column
-from trunkline.cli.payloads import parse_headers
-from trunkline.cli.places import Place, resolve
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import CHECK_FAILED, Count, Duration, Noun, Session, sequence
+from trunkline.cli.framework.input import parse_headers
+from trunkline.cli.framework.output import Column
+from trunkline.cli.framework.positions import Place, resolve
 from trunkline.errors import GroupNotFound
 from trunkline.types import GroupStats
 

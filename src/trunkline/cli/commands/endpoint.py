@@ -8,11 +8,11 @@ from uuid import UUID
 
 import click
 
-from trunkline.cli import confirm
-from trunkline.cli.command import CHECK_FAILED, Count, Duration, Noun, Session, stacked
-from trunkline.cli.output import Column
-from trunkline.cli.payloads import parse_headers
-from trunkline.cli.places import Moment
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import CHECK_FAILED, Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.input import parse_headers
+from trunkline.cli.framework.output import Column
+from trunkline.cli.framework.positions import Moment
 from trunkline.errors import InUse, Timeout
 
 command = Noun("endpoint", help="Manage endpoints, the receivers of webhooks.")
