@@ -18,7 +18,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trunkline"
 TWINS = {
-    "db": ("pool", "querying", "calls", "push", "jobs", "wakeup"),
+    "db": (
+        "pool",
+        "query",
+        "wakeup",
+        "calls.__init__",
+        "calls.statements",
+        "calls.topics",
+        "calls.messages",
+        "calls.groups",
+        "calls.queues",
+        "calls.subscriptions",
+        "calls.dead_letters",
+        "calls.schedules",
+        "calls.stats",
+        "calls.wakeups",
+        "calls.procedures",
+        "calls.transactions",
+        "calls.push",
+        "calls.jobs",
+    ),
     "client": (
         "runtime",
         "renewals",
@@ -75,7 +94,7 @@ def main(arguments: list[str]) -> int:
             stale.append(str(target.relative_to(ROOT)))
             sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), text.splitlines(True), "there", "should be"))
         else:
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
     if stale:
         print(f"out of date, run python tools/unasync.py: {', '.join(stale)}", file=sys.stderr)
@@ -89,8 +108,8 @@ def generate() -> dict[Path, str]:
         folder = PACKAGE / layer / "sync"
         files[folder / "__init__.py"] = f'"""The sync twins of `trunkline.{layer}`, written by tools/unasync.py."""\n'
         for module in modules:
-            source = PACKAGE / layer / f"{module}.py"
-            target = folder / f"{module}.py"
+            path = f"{module.replace('.', '/')}.py"
+            source, target = PACKAGE / layer / path, folder / path
             header = _HEADER.format(source=source.relative_to(ROOT))
             files[target] = formatted(header + rewritten(source.read_text()), target)
     return files
@@ -140,9 +159,13 @@ def rewritten(source: str) -> str:
 def with_twin_modules(source: str) -> str:
     source = re.sub(r"\btrunkline\.concurrency\.aio\b", "trunkline.concurrency.threads", source)
     for layer, modules in TWINS.items():
-        names = "|".join(modules)
-        source = re.sub(rf"\btrunkline\.{layer}\.({names})\b", rf"trunkline.{layer}.sync.\1", source)
-        source = re.sub(rf"\bfrom trunkline\.{layer} import ({names})\b", rf"from trunkline.{layer}.sync import \1", source)
+        for module in modules:
+            name = module.removesuffix(".__init__")
+            package, _, last = f"trunkline.{layer}.{name}".rpartition(".")
+            twin = package.replace(f".{layer}", f".{layer}.sync", 1)
+            # A package has modules without a twin: replace only its own name.
+            source = re.sub(rf"\bfrom {re.escape(package)} import {last}\b", f"from {twin} import {last}", source)
+            source = re.sub(rf"\b{re.escape(package)}\.{last}\b(?!\.)", f"{twin}.{last}", source)
     return source
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Connection
 from trunkline import SyncClient
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import ArchiveConflict, ArchiveDamaged, Busy, InvalidArgument
 from trunkline.spark.archive.export import export
 from trunkline.spark.archive.writer import archive

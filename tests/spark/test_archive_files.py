@@ -18,8 +18,8 @@ import pytest
 
 from tests.conftest import Connection
 from trunkline import SyncClient
-from trunkline.db import archive as calls
-from trunkline.db.archive import ArchiveRange, NewFile
+from trunkline.db.calls import archive as calls
+from trunkline.db.calls.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveDamaged, Busy, Conflict, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from trunkline.spark.archive import files, positions
 from trunkline.spark.archive import writer as archiving

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.tiers import drop
 from tests.spark.topics import flat, in_order_of_keys, payloads, publish
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 
 pytestmark = pytest.mark.xdist_group("spark")
 

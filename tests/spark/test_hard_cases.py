@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.topics import flat, load, payloads, publish
 from trunkline import SyncClient
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import TrunklineError, Unavailable
 from trunkline.spark.archive.writer import archive
 from trunkline.spark.pipelines.compact import compact

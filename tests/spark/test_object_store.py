@@ -18,7 +18,7 @@ from tests.conftest import Connection
 from tests.http.servers import free_port
 from tests.spark.test_cli_pipeline import ENVIRONMENT
 from trunkline import SyncClient
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.spark.archive import files
 from trunkline.spark.archive.export import export
 from trunkline.spark.archive.writer import write_piece

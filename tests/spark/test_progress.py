@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Connection
 from tests.spark.topics import publish
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InUse, InvalidArgument
 from trunkline.spark.database import plain
 from trunkline.spark.progress import pipelines, report

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import Connection
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.options import ReadOptions
 from trunkline.spark.source import micro_batch, offsets

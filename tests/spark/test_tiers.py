@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark import tiers
 from tests.spark.topics import publish
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
 from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.options import ReadOptions

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tests.conftest import Connection
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import OffsetOutOfRange
 from trunkline.spark.archive.writer import archive
 from trunkline.spark.run import clear_errors

@@ -156,7 +156,7 @@ def _from_client(exc: Exception) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.db"))
+    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))
 
 
 def _fail(

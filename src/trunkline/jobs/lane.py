@@ -9,7 +9,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from trunkline.concurrency.aio import Background, log
-from trunkline.db import calls, jobs
+from trunkline.db import calls
+from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
 from trunkline.jobs.gates import Gate

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from trunkline.client.runtime import Runtime
 from trunkline.concurrency.aio import Background, Bell, log
-from trunkline.db import calls, jobs
+from trunkline.db import calls
+from trunkline.db.calls import jobs
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.jobs.running import Item
 from trunkline.types import Result

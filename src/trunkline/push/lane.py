@@ -16,9 +16,9 @@ from uuid import UUID
 import msgspec
 
 from trunkline.concurrency.aio import log
-from trunkline.db import push
+from trunkline.db.calls import push
+from trunkline.db.calls.push import Planned, Settlement
 from trunkline.db.pool import Connection
-from trunkline.db.push import Planned, Settlement
 from trunkline.errors import TrunklineError
 from trunkline.push import outcomes, requests
 from trunkline.push.breaker import Breaker, Store

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from trunkline.concurrency.aio import log
-from trunkline.db.push import Permits
+from trunkline.db.calls.push import Permits
 from trunkline.errors import TrunklineError
 
 _RETRY_SECONDS = 0.5

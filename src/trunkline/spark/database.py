@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import TrunklineError, from_psycopg
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 from trunkline import errors
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import TopicNotFound, TrunklineError
 from trunkline.spark.database import plain
 

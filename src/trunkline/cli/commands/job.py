@@ -79,7 +79,7 @@ def list_(session: Session, queue: str | None, state: str | None, limit: int) ->
     States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters).
     Messages without a label are not jobs; show them with `trunkline queue peek`.
     """
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> list[Any]:
         async with mq.connection() as conn:
@@ -99,7 +99,7 @@ def show(session: Session, id: UUID) -> None:
     The state is one of `trunkline job list`, or done, cancelled (while blocked), failed (its dead letter was removed)
     or gone (older than the delivery history). The result is kept only with @app.job(result=True).
     """
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> JobView:
         async with mq.connection() as conn:
@@ -122,7 +122,7 @@ def retry(session: Session, ids: tuple[UUID, ...]) -> None:
 
     To retry all of a queue, use `trunkline dead redrive`.
     """
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> list[dict[str, Any]]:
         done = []
@@ -146,7 +146,7 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
     Prints requested (a worker will stop it) or cancelled (it was blocked and ends at once). If there is nothing to
     cancel, prints the job's state: done, dead, cancelled, failed or gone.
     """
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> dict[str, Any]:
         async with mq.connection() as conn:
@@ -195,7 +195,7 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
 async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, str | None]:
     """Return the attempt, the job after it, and the repr of the handler's result."""
     from trunkline.cli.framework.database import probe
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
     from trunkline.jobs.testing import Jobs
 
     answers: dict[UUID, str] = {}

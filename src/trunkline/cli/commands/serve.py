@@ -129,7 +129,7 @@ def command(
 
 async def _has_tokens(url: str, source: str | None) -> bool:
     from trunkline.cli.framework.database import probe
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
     from trunkline.db.pool import connect
 
     # report database problems before any worker starts

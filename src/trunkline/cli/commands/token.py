@@ -32,7 +32,7 @@ _SHOWN = ("name", "scopes", "created_at", "expires_at", "revoked_at")
 
 def _run(session: Session, action: str, name: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Change a token and record it in the audit log."""
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
 
     async def audited(mq: Client) -> T:
         async with mq.connection() as conn, conn.transaction():
@@ -55,7 +55,7 @@ def _expiry(after: timedelta | None) -> datetime | None:
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
 def create(session: Session, name: str, scopes: tuple[str, ...], expires: timedelta | None) -> None:
     """Create a token. It is printed once; only its hash is stored."""
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
 
     text, _ = _run(
         session, "create", name, lambda conn: tokens.create_token(conn, name, scopes, expires_at=_expiry(expires))
@@ -70,7 +70,7 @@ def create(session: Session, name: str, scopes: tuple[str, ...], expires: timede
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
 def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | None) -> None:
     """Replace the secret of a token. The new token is printed once."""
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
 
     text, _ = _run(
         session,
@@ -86,7 +86,7 @@ def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | N
 @click.argument("name")
 def revoke(session: Session, name: str) -> None:
     """Revoke a token. Servers reject it within seconds."""
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
 
     _run(session, "revoke", name, lambda conn: tokens.revoke_token(conn, name))
     session.say(f"token {name} is revoked")
@@ -95,7 +95,7 @@ def revoke(session: Session, name: str) -> None:
 @command.verb("list", example="trunkline token list", http=False)
 def list_(session: Session) -> None:
     """List tokens, without their secrets."""
-    from trunkline.db import tokens
+    from trunkline.db.calls import tokens
 
     async def work(mq: Client) -> list[dict[str, Any]]:
         async with mq.connection() as conn:

@@ -194,7 +194,7 @@ def read(session: Session, name: str, partition: int | None, start: str | int | 
 
 
 def _has_archive(session: Session, name: str) -> bool:
-    from trunkline.db.archive import archived_topics
+    from trunkline.db.calls.archive import archived_topics
 
     return name in archived_topics(session.url)
 

@@ -142,7 +142,7 @@ def _logs() -> None:
 )
 def list_(session: Session, within: timedelta) -> None:
     """List running workers with their queues, kinds and counts."""
-    from trunkline.db import jobs
+    from trunkline.db.calls import jobs
 
     async def work(mq: Client) -> list[Any]:
         async with mq.connection() as conn:

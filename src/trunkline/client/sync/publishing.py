@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from trunkline.client.sync.runtime import Runtime
+from trunkline.codec import Encoded, encode_message
 from trunkline.concurrency.threads import Coalescer
-from trunkline.db.codec import Encoded, encode_message
-from trunkline.db.copying import fits
+from trunkline.db.binary_copy import fits
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from trunkline.client.sync.runtime import Runtime
+from trunkline.codec import duration
 from trunkline.concurrency.threads import Coalescer
-from trunkline.db.codec import duration
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.types import Duration, Result

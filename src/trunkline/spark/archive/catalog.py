@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from trunkline.db import archive
+from trunkline.db.calls import archive
 from trunkline.errors import from_psycopg
 from trunkline.spark.archive import files
 from trunkline.spark.database import plain

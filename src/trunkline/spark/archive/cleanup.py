@@ -11,7 +11,7 @@ import msgspec
 import psycopg
 from pyarrow import fs
 
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import InvalidArgument
 from trunkline.spark.archive import files
 from trunkline.spark.archive.writer import alone

@@ -13,8 +13,8 @@ import msgspec
 import psycopg
 import pyarrow as pa
 
-from trunkline.db import archive
-from trunkline.db.archive import ArchiveFile
+from trunkline.db.calls import archive
+from trunkline.db.calls.archive import ArchiveFile
 from trunkline.errors import Busy, Conflict, InvalidArgument, NotInstalled
 from trunkline.spark.archive import files
 from trunkline.spark.run import clear_errors

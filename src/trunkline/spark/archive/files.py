@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from trunkline.db.archive import ArchiveRange, NewFile
+from trunkline.db.calls.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
 from trunkline.spark.source.log_reader import LOG_SCHEMA, schema_of
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import psycopg
 
-from trunkline.db import archive
+from trunkline.db.calls import archive
 from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange
 from trunkline.spark.source.log_reader import heads

@@ -15,8 +15,8 @@ import msgspec
 import psycopg
 import pyarrow as pa
 
-from trunkline.db import archive as calls
-from trunkline.db.archive import ArchiveRange, NewFile
+from trunkline.db.calls import archive as calls
+from trunkline.db.calls.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveConflict, Busy, InvalidArgument, TrunklineError
 from trunkline.spark.archive import files
 from trunkline.spark.run import Progress, Run, clear_errors, running

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trunkline.db.codec import duration
+from trunkline.codec import duration
 from trunkline.errors import InvalidArgument, NotFound, SettingsError, SparkUnavailable
 from trunkline.jobs import App, Context, Job
 

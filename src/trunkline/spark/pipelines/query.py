@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from trunkline.db.spark import advance_group
+from trunkline.db.calls.spark import advance_group
 from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument
 from trunkline.spark.errors import cause

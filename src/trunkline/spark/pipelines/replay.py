@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from trunkline.db import archive
+from trunkline.db.calls import archive
 from trunkline.errors import Conflict
 from trunkline.spark.archive import positions
 from trunkline.spark.pipelines import frames, transforms

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trunkline.db import report as calls
+from trunkline.db.calls import report as calls
 from trunkline.db.sync import calls as kernel
 from trunkline.errors import ArchiveDamaged, InvalidArgument
 from trunkline.spark.archive.positions import count, spans

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import DatabaseUnavailable, InvalidArgument, OutcomeUnknown, PayloadTooLarge, TrunklineError
 from trunkline.spark.database import arrow, fetch, plain
 from trunkline.spark.sink import key_partitions

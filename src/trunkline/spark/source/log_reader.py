@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InvalidArgument, OffsetOutOfRange
 from trunkline.spark.database import arrow, fetch, plain
 from trunkline.spark.options import Selection

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InvalidOption
 from trunkline.spark.database import close_all, plain
 from trunkline.spark.options import ReadOptions

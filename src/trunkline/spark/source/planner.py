@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InvalidOption, OffsetOutOfRange
 from trunkline.spark.database import plain
 from trunkline.spark.errors import near_topics

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InvalidOption
 from trunkline.spark.database import arrow, fetch
 from trunkline.spark.options import ReadOptions

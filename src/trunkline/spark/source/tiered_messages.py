@@ -9,9 +9,9 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from trunkline.db import archive
-from trunkline.db.archive import Tier
-from trunkline.db.codec import decoder
+from trunkline.codec import decoder
+from trunkline.db.calls import archive
+from trunkline.db.calls.archive import Tier
 from trunkline.db.sync import calls
 from trunkline.errors import OffsetOutOfRange, from_psycopg
 from trunkline.spark.archive import files, positions

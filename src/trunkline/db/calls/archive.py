@@ -10,8 +10,8 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
-from trunkline.db.spark import sequence
-from trunkline.db.sync.querying import fetch_records
+from trunkline.db.calls.spark import sequence
+from trunkline.db.sync.query import fetch_records
 from trunkline.errors import from_psycopg
 
 S = TypeVar("S")

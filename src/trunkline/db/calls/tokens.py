@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from trunkline.db.pool import Connection
-from trunkline.db.querying import fetch_records, fetch_value
+from trunkline.db.query import fetch_records, fetch_value
 
 S = TypeVar("S")
 PREFIX = "tl"

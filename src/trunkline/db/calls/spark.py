@@ -1,6 +1,6 @@
 """The SQL of the Spark integration: driver calls over psycopg, and the statements that tasks run over ADBC.
 
-The calls are typed like those of `calls.py`, but blocking: they run in Spark processes. Statements for ADBC contain
+The calls are typed like the others, but blocking: they run in Spark processes. Statements for ADBC contain
 literals, because its COPY takes no parameters; every name in them is validated or quoted here.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
-from trunkline.db.codec import error_text
+from trunkline.codec import error_text
 from trunkline.errors import from_psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]

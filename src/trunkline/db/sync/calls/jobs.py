@@ -1,5 +1,5 @@
-# Written by tools/unasync.py from src/trunkline/db/jobs.py; change that file, not this one.
-"""One typed call per SQL function of jobs.sql, by the same rules as `calls.py`."""
+# Written by tools/unasync.py from src/trunkline/db/calls/jobs.py; change that file, not this one.
+"""One typed call per SQL function of jobs.sql, by the same rules as the other calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from trunkline.db.codec import Encoded, error_text, to_json
+from trunkline.codec import Encoded, error_text, to_json
 from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.sync.pool import Connection
-from trunkline.db.sync.querying import fetch_records, fetch_rows, fetch_value
+from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
 
 

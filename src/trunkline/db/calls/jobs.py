@@ -1,4 +1,4 @@
-"""One typed call per SQL function of jobs.sql, by the same rules as `calls.py`."""
+"""One typed call per SQL function of jobs.sql, by the same rules as the other calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from trunkline.db.codec import Encoded, error_text, to_json
+from trunkline.codec import Encoded, error_text, to_json
 from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.pool import Connection
-from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
+from trunkline.db.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result
 
 

@@ -1,4 +1,4 @@
-# Written by tools/unasync.py from src/trunkline/db/querying.py; change that file, not this one.
+# Written by tools/unasync.py from src/trunkline/db/query.py; change that file, not this one.
 """Runs statements independently of connection settings, because the connection may be the caller's."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from uuid import UUID
 
-from trunkline.db.codec import Encoded
+from trunkline.codec import Encoded
 
 COLUMNS = "id, message_id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The loop around `trunkline.upkeep()`."""
+"""Upkeep, the background maintenance: runs the SQL tasks in a loop. Many processes may run it; one acts at a time."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# Written by tools/unasync.py from src/trunkline/db/calls/push.py; change that file, not this one.
 """Typed calls of `sql/functions/push.sql`."""
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db.calls import message_fields
-from trunkline.db.codec import decoder, error_text
-from trunkline.db.pool import Connection
-from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
+from trunkline.codec import decoder, error_text
+from trunkline.db.sync.calls.statements import message_fields
+from trunkline.db.sync.pool import Connection
+from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
 
 S = TypeVar("S")
@@ -39,70 +40,68 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
 # Endpoints
 
 
-async def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
+def create_endpoint(conn: Connection, name: str, **settings: Any) -> NewEndpoint:
     named, values = _named(settings)
     query = f"select name, secret, trunkline.needed_network(%b) from trunkline.create_endpoint(p_name => %b{named})"  # noqa: S608
-    return NewEndpoint(*(await fetch_rows(conn, query, (settings["url"], name, *values)))[0])
+    return NewEndpoint(*(fetch_rows(conn, query, (settings["url"], name, *values)))[0])
 
 
-async def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
+def alter_endpoint(conn: Connection, name: str, **settings: Any) -> None:
     named, values = _named(settings)
-    await fetch_rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
+    fetch_rows(conn, f"select trunkline.alter_endpoint(p_name => %b{named})", (name, *values))
 
 
 _ENDPOINTS = "select e.*, trunkline.needed_network(e.url) as needs_allow from trunkline.list_endpoints() e"
 
 
-async def list_endpoints(conn: Connection) -> list[Endpoint]:
-    return await fetch_records(conn, Endpoint, _ENDPOINTS)
+def list_endpoints(conn: Connection) -> list[Endpoint]:
+    return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
-async def get_endpoint(conn: Connection, name: str) -> Endpoint:
+def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
-    await fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
-    return (await fetch_records(conn, Endpoint, f"{_ENDPOINTS} where e.name = %b", (name,)))[0]
+    fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
+    return (fetch_records(conn, Endpoint, f"{_ENDPOINTS} where e.name = %b", (name,)))[0]
 
 
-async def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
-    await fetch_rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
+def delete_endpoint(conn: Connection, name: str, *, force: bool = False) -> None:
+    fetch_rows(conn, "select trunkline.delete_endpoint(%b, %b)", (name, force))
 
 
-async def pause_endpoint(conn: Connection, name: str, *, reason: str | None = None) -> None:
-    await fetch_rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
+def pause_endpoint(conn: Connection, name: str, *, reason: str | None = None) -> None:
+    fetch_rows(conn, "select trunkline.pause_endpoint(%b, %b::text)", (name, reason))
 
 
-async def resume_endpoint(conn: Connection, name: str) -> None:
-    await fetch_rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
+def resume_endpoint(conn: Connection, name: str) -> None:
+    fetch_rows(conn, "select trunkline.resume_endpoint(%b)", (name,))
 
 
-async def disable_endpoint(conn: Connection, name: str, *, reason: str) -> None:
-    await fetch_rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
+def disable_endpoint(conn: Connection, name: str, *, reason: str) -> None:
+    fetch_rows(conn, "select trunkline.disable_endpoint(%b, %b)", (name, reason))
 
 
-async def bind_queue(conn: Connection, queue: str, endpoint: str) -> None:
-    await fetch_rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
+def bind_queue(conn: Connection, queue: str, endpoint: str) -> None:
+    fetch_rows(conn, "select trunkline.bind_queue(%b, %b)", (queue, endpoint))
 
 
-async def unbind_queue(conn: Connection, queue: str) -> None:
-    await fetch_rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
+def unbind_queue(conn: Connection, queue: str) -> None:
+    fetch_rows(conn, "select trunkline.unbind_queue(%b)", (queue,))
 
 
-async def rotate_secret(conn: Connection, name: str, *, secret: str | None = None, keep: bool = True) -> str:
-    return str(await fetch_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
+def rotate_secret(conn: Connection, name: str, *, secret: str | None = None, keep: bool = True) -> str:
+    return str(fetch_value(conn, "select trunkline.rotate_secret(%b, %b::text, %b)", (name, secret, keep)))
 
 
-async def endpoint_secrets(conn: Connection, name: str) -> list[str]:
-    return list(await fetch_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
+def endpoint_secrets(conn: Connection, name: str) -> list[str]:
+    return list(fetch_value(conn, "select trunkline.endpoint_secrets(%b)", (name,)))
 
 
-async def test_endpoint(conn: Connection, name: str) -> UUID:
-    return UUID(str(await fetch_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
+def test_endpoint(conn: Connection, name: str) -> UUID:
+    return UUID(str(fetch_value(conn, "select trunkline.test_endpoint(%b)", (name,))))
 
 
-async def list_attempts(
-    conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int
-) -> list[Attempt]:
-    return await fetch_records(
+def list_attempts(conn: Connection, endpoint: str | None, *, id: UUID | None, since: timedelta, limit: int) -> list[Attempt]:
+    return fetch_records(
         conn,
         Attempt,
         "select * from trunkline.list_attempts(%b::text, %b::uuid, %b, %b::int)",
@@ -127,11 +126,11 @@ class EndpointStats(msgspec.Struct, frozen=True):
     seconds_p99: float | None
 
 
-async def endpoint_stats(conn: Connection, *, limit: int = 500) -> list[EndpointStats]:
-    return await fetch_records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
+def endpoint_stats(conn: Connection, *, limit: int = 500) -> list[EndpointStats]:
+    return fetch_records(conn, EndpointStats, "select * from trunkline.endpoint_stats(%b::int)", (limit,))
 
 
-async def replay(
+def replay(
     conn: Connection,
     queue: str,
     *,
@@ -141,7 +140,7 @@ async def replay(
     limit: int,
 ) -> int:
     return int(
-        await fetch_value(
+        fetch_value(
             conn,
             "select trunkline.replay(%b, %b::uuid[], %b::timestamptz, %b::timestamptz, %b::int)",
             (queue, None if ids is None else list(ids), start, end, limit),
@@ -181,22 +180,22 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-async def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return await fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
+    return fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
-async def leave_dispatch(conn: Connection, dispatcher: str) -> None:
-    await fetch_rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
+def leave_dispatch(conn: Connection, dispatcher: str) -> None:
+    fetch_rows(conn, "select trunkline.leave_dispatch(%b)", (dispatcher,))
 
 
-async def claim_many(
+def claim_many(
     conn: Connection, queue_ids: Sequence[int], *, limit: int, consumer: str
 ) -> tuple[dict[int, list[Delivery[Any]]], set[int]]:
     """Claim from several queues. Return deliveries by queue id, and the ids of queues that have no more.
 
     Uses a relaxed commit, as a claim does.
     """
-    rows = await fetch_rows(
+    rows = fetch_rows(
         conn,
         "select queue_id, (delivery).* from trunkline.claim_many(%b::int[], %b::int, %b::text, true)",
         (list(queue_ids), limit, consumer),
@@ -223,10 +222,8 @@ class Permits(NamedTuple):
     wait: float
 
 
-async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
-    rows = await fetch_rows(
-        conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want)
-    )
+def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
+    rows = fetch_rows(conn, "select delays, valid, wait from trunkline.take_permits(%b::int, %b::int)", (endpoint_id, want))
     return Permits(*rows[0])
 
 
@@ -253,7 +250,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
@@ -267,7 +264,7 @@ async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Set
         *map(_array, (attempts, ages, seconds, statuses)),
     )
     return list(
-        await fetch_value(
+        fetch_value(
             conn,
             "select trunkline.settle_attempts(%b, %t::int[], %t::int[], %b::text[], %t::uuid[], %t::int[], %t::float8[],"
             " %t::float8[], %t::int[], %b::text[], %b::interval[], %b::text[], %b::text[])",
@@ -283,38 +280,38 @@ async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Set
     )
 
 
-async def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
-    value = await fetch_value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
+def open_breaker(conn: Connection, endpoint_id: int, openings: int) -> float:
+    value = fetch_value(conn, "select trunkline.open_breaker(%b::int, %b::int)", (endpoint_id, openings))
     return 0.0 if value is None else float(value)
 
 
-async def take_probe(conn: Connection, endpoint_id: int) -> bool:
-    return bool(await fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
+def take_probe(conn: Connection, endpoint_id: int) -> bool:
+    return bool(fetch_value(conn, "select trunkline.take_probe(%b::int)", (endpoint_id,)))
 
 
-async def close_breaker(conn: Connection, endpoint_id: int) -> None:
-    await fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
+def close_breaker(conn: Connection, endpoint_id: int) -> None:
+    fetch_rows(conn, "select trunkline.close_breaker(%b::int)", (endpoint_id,))
 
 
-async def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
-    await fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
+def hold_endpoint(conn: Connection, endpoint_id: int, span: timedelta) -> None:
+    fetch_rows(conn, "select trunkline.hold_endpoint(%b::int, %b)", (endpoint_id, span))
 
 
-async def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
+def bar_dispatcher(conn: Connection, dispatcher: str, endpoint_id: int, reason: str, *, probing: bool) -> float:
     query = "select trunkline.bar_dispatcher(%b, %b::int, %b, %b)"
-    return float(await fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
+    return float(fetch_value(conn, query, (dispatcher, endpoint_id, reason, probing)))
 
 
-async def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
-    return bool(await fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
+def return_test(conn: Connection, endpoint_id: int, id: UUID) -> bool:
+    return bool(fetch_value(conn, "select trunkline.return_test(%b::int, %b::uuid)", (endpoint_id, id)))
 
 
-async def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
-    await fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
+def lift_bar(conn: Connection, dispatcher: str, endpoint_id: int) -> None:
+    fetch_rows(conn, "select trunkline.lift_bar(%b, %b::int)", (dispatcher, endpoint_id))
 
 
 # Receiving
 
 
-async def receive(conn: Connection, receiver: str, id: str) -> bool:
-    return bool(await fetch_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))
+def receive(conn: Connection, receiver: str, id: str) -> bool:
+    return bool(fetch_value(conn, "select trunkline.receive(%b, %b)", (receiver, id)))
