@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trunkline.cli.commands.doctor import examine
-from trunkline.cli.commands.findings import Finding
 from trunkline.cli.commands.top_view import View, keys, short
 from trunkline.cli.commands.worker import WORKERS
 from trunkline.cli.framework.command import Duration, Session, sequence
@@ -32,6 +30,7 @@ from trunkline.cli.framework.output import (
 from trunkline.db.calls import jobs, push
 from trunkline.db.job_records import WorkerRow
 from trunkline.db.pool import Connection
+from trunkline.doctor import Finding, examine
 from trunkline.types import QueueStats, Stats
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli.commands import publish
+from trunkline.cli.commands import publish as publishing
 from trunkline.cli.framework import confirm
 from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
 from trunkline.cli.framework.output import Column, payload_text, size_text
@@ -145,15 +145,15 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
     "trunkline topic publish orders --file orders.ndjson --idempotency-prefix import-7",
 )
 @click.argument("name")
-@publish.options
+@publishing.options
 def publish(session: Session, name: str, **values: Any) -> int:
     """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publish.Target:
+    async def target(mq: Client) -> publishing.Target:
         topic = await mq.topics.get(name)
-        return publish.Target(name, mq.publish, mq.publish_many, topic.max_payload)
+        return publishing.Target(name, mq.publish, mq.publish_many, topic.max_payload)
 
-    return publish.publish(session, target, values)
+    return publishing.publish(session, target, values)
 
 
 @command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
