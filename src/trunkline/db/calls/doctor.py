@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import psycopg
+import psycopg
 
-    Connection = psycopg.Connection[tuple[Any, ...]]
-
+Connection = psycopg.Connection[tuple[Any, ...]]
 Row = tuple[Any, ...]
 
 
