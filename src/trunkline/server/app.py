@@ -14,7 +14,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline import telemetry
-from trunkline.remedies import Words
+from trunkline.hints import Words
 from trunkline.server import engine, limits, logs
 from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
