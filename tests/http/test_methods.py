@@ -25,6 +25,27 @@ def test_options_lists_every_method(http: httpx.Client, queue: str) -> None:
     assert http.options("/v1/nothing").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/v1/queues/{}", "/v1/queues/{}/messages", "/v1/queues", "/healthz", "/"])
+def test_405_lists_the_same_methods_as_options(http: httpx.Client, queue: str, path: str) -> None:
+    for method in ("PATCH", "TRACE", "MKCOL"):
+        allowed = http.options(path.format(queue)).headers["allow"]
+        if method not in allowed:
+            answer = http.request(method, path.format(queue))
+            problem(answer, 405, "method_not_allowed")
+            assert answer.headers["allow"] == allowed
+            assert ("HEAD" in allowed) == (http.head(path.format(queue)).status_code != 405)
+
+
+def test_root_leads_a_browser_to_the_page(http: httpx.Client) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    answer = http.get("/", headers=browser)
+    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (302, "docs", "accept")
+    page = http.get("/", headers=browser, follow_redirects=True)
+    assert page.url.path == "/docs" and page.headers["content-type"].startswith("text/html")
+    problem(http.get("/"), 404, "no_route")
+    problem(http.get("/nothing", headers=browser), 404, "no_route")
+
+
 def test_head_is_get_without_a_body(http: httpx.Client, queue: str) -> None:
     for path, status in ((f"/v1/queues/{queue}", 200), ("/docs", 200), ("/healthz", 200), ("/v1/queues/none", 404)):
         get, head = http.get(path), http.head(path)

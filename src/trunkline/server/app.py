@@ -12,6 +12,7 @@ from litestar import Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from trunkline import telemetry
 from trunkline.remedies import Words
@@ -20,7 +21,7 @@ from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
 from trunkline.server.parent import end_with
-from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
+from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any, no_route
 from trunkline.server.routes import (
     api,
     claims,
@@ -88,9 +89,7 @@ async def _guard(request: Any) -> Response[bytes] | None:
         return Response(b"", status_code=204, headers={**_SAFE, "allow": ", ".join(allowed)})
     if "trunkline_head" in scope and doc.scope == "consume":
         # a HEAD on a GET that claims messages would lose them
-        raise MethodNotAllowedException(
-            headers={"allow": ", ".join(_allowed(scope["litestar_app"])[scope["path_template"]])}
-        )
+        raise MethodNotAllowedException(headers={"allow": ""})
     engine = scope["trunkline_engine"]
     template = scope["path_template"]
     engine.metrics.begun(template)
@@ -114,8 +113,18 @@ def _allowed(app: Litestar) -> dict[str, list[str]]:
     return {path: sorted(names) for path, names in methods.items()}
 
 
+def _template(scope: Any, allowed: str) -> str:
+    """Return the path template of a request whose method is not among these allowed ones."""
+    if "path_template" in scope:
+        return str(scope["path_template"])
+    method = allowed.partition(",")[0]
+    return str(scope["litestar_app"].asgi_router.handle_routing(path=normalize_path(scope["path"]), method=method)[4])
+
+
 def _problem(request: Any, exc: Exception) -> Response[bytes]:
     problem = _translate(exc)
+    if problem.status == 405:
+        problem.headers["allow"] = ", ".join(_allowed(request.app)[_template(request.scope, problem.headers["allow"])])
     if problem.status >= 500 and not isinstance(exc, Problem):
         log.log(
             logging.ERROR if problem.status == 500 else logging.WARNING,
@@ -136,7 +145,7 @@ def _translate(exc: Exception) -> Problem:
     if isinstance(exc, MethodNotAllowedException):
         return Problem(405, "method_not_allowed", "method not allowed for this path", headers=dict(exc.headers or {}))
     if isinstance(exc, NotFoundException):
-        return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
+        return no_route()
     if isinstance(exc, HTTPException):
         return Problem(
             exc.status_code, "bad_request", exc.detail or "the request is not valid", headers=dict(exc.headers or {})
