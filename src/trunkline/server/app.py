@@ -44,8 +44,8 @@ _MAX_HEADERS = 64
 _MAX_HEADER = 8192
 _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
-_MAX_DRAIN_TOO_LARGE = 16 * 1024 * 1024
-"""Bytes to read of a body that is too large, so that clients that write before they read get the response."""
+_MAX_DRAIN_TOO_LARGE = 1024**3
+"""Bytes to discard of a body that is too large, so that clients that write before they read get the response."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -184,7 +184,7 @@ class Frontier:
                 status = event["status"]
                 too_large, closes = status == 413, _CLOSE in event["headers"]
                 # after a body timeout (which also closes), do not wait for the body again
-                if not scope.get("trunkline_body_read") and (too_large or not closes):
+                if not scope.get("trunkline_body_read") and (not closes or (too_large and not _awaits_consent(scope))):
                     drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
                     if not drained and not closes:
                         event = {**event, "headers": [*event["headers"], _CLOSE]}
@@ -238,6 +238,11 @@ class Frontier:
         if engine.under_way > self._config.max_requests:
             return busy("too many concurrent requests")
         return None
+
+
+def _awaits_consent(scope: Any) -> bool:
+    """Return whether the client sends its body only after a 100 Continue, which reading would send."""
+    return any(name == b"expect" for name, _ in scope["headers"])
 
 
 async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
