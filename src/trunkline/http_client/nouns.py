@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db.codec import place, to_json
+from trunkline.codec import place, to_json
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
 from trunkline.http_client.transport import Transport, given, quoted
 from trunkline.types import (
@@ -382,7 +382,7 @@ class HttpSchedules(Noun):
         return UUID((await self._transport.ask("POST", f"/v1/schedules/{quoted(name)}/run"))["id"])
 
     async def next_runs(self, cron: str, *, timezone: str = "UTC", limit: int = 5) -> builtins.list[datetime]:
-        """Return the next times of a cron expression."""
+        """Return the next `limit` times of a cron expression."""
         query = {"cron": cron, "timezone": timezone, "limit": limit}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
         return msgspec.convert(body["runs"], builtins.list[datetime])

@@ -14,7 +14,8 @@ from typing import Any
 from litestar import Litestar
 
 from trunkline import Client, upkeep
-from trunkline.db import calls, health
+from trunkline.db import calls
+from trunkline.db.calls import health
 from trunkline.errors import DatabaseUnavailable
 from trunkline.server.access import Access
 from trunkline.server.claiming import Acker, Claimer, cursor_of

@@ -13,7 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from trunkline import Client
-from trunkline.db import health, push
+from trunkline.db.calls import health, push
 from trunkline.types import Stats
 
 _SERVICE = "trunkline"

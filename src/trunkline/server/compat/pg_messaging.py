@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.db import compat
+from trunkline.db.calls import compat
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Offset, name_fault, refuse

@@ -16,9 +16,10 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.db import calls, compat
+from trunkline.db import calls
+from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, InUse, SubscriptionNotFound, TrunklineError
-from trunkline.remedies import Words
+from trunkline.hints import Words
 from trunkline.server import problems
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing

@@ -11,7 +11,7 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.db import compat
+from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, TrunklineError
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer

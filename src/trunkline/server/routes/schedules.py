@@ -162,9 +162,8 @@ async def next_runs(request: Call) -> Answer:
     query = request.query()
     if len(query["cron"]) > 200:
         raise invalid("cron: must have at most 200 characters.")
-    return answer(
-        Runs(await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], limit=query["limit"]))
-    )
+    runs = await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], limit=query["limit"])
+    return answer(Runs(runs))
 
 
 ROUTES = [

@@ -8,7 +8,7 @@ from trunkline.server.call import Answer, Call, answer
 from trunkline.server.config import COMPAT_APIS
 from trunkline.server.openapi import document
 from trunkline.server.pages import html_page, static
-from trunkline.server.problems import Problem
+from trunkline.server.problems import Problem, no_route
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Health, StatsView
 
@@ -64,6 +64,15 @@ async def schema(request: Call) -> Answer:
 _PAGE = Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/html")
 
 
+@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, answers={302: None}, problems=(404,)))
+async def root(request: Call) -> Answer:
+    """Redirect a browser to the page of this API."""
+    if not any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"]):
+        raise no_route()
+    # relative: a proxy may serve this API below a path
+    return Answer(b"", 302, None, {"location": "docs", "vary": "accept"})
+
+
 @route("GET", _everywhere("/docs"), _PAGE)
 async def page(request: Call) -> Answer:
     """Show a page to browse and try this API, without external resources."""
@@ -90,4 +99,4 @@ async def style(request: Call) -> Answer:
     return Answer(static("docs.css"), media_type="text/css; charset=utf-8")
 
 
-ROUTES = [live, ready, stats, metrics, schema, page, script, style]
+ROUTES = [live, ready, stats, metrics, schema, root, page, script, style]
