@@ -19,7 +19,7 @@ from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
 from trunkline.client.lending import Lender
-from trunkline.client.publishing import PerBody, Publisher, new_messages
+from trunkline.client.publishing import Publisher, new_messages
 from trunkline.client.queues import Queues
 from trunkline.client.runtime import Runtime
 from trunkline.client.schedules import Schedules
@@ -31,7 +31,7 @@ from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)

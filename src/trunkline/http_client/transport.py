@@ -39,7 +39,7 @@ class Transport:
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         # request hints in SQL terms: only this side knows whether to reword them for the command line or Python
-        headers = {"content-type": "application/json", "x-trunkline-hints": "sql"}
+        headers = {"x-trunkline-hints": "sql"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
@@ -53,13 +53,19 @@ class Transport:
         await self._client.aclose()
 
     async def send(
-        self, method: str, path: str, content: bytes | None = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes | AsyncIterator[bytes] | None = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        media: str = "application/json",
     ) -> httpx.Response:
         """Send a request. Return the response, or raise if it is an error."""
         params = None if query is None else {name: value for name, value in query.items() if value is not None}
         try:
             response = await self._client.request(
-                method, path, content=content, params=params, headers=telemetry.traceparent()
+                method, path, content=content, params=params, headers={"content-type": media, **telemetry.traceparent()}
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
             raise _unreachable(exc) from exc

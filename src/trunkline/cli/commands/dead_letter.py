@@ -16,7 +16,7 @@ from trunkline.cli.framework.output import Column, payload_text, progress, short
 from trunkline.types import DeadLetter
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = Noun("dead", help="Manage dead letters.")
 
@@ -52,7 +52,7 @@ class Selection(msgspec.Struct, frozen=True):
             and (self.reason is None or self.reason == letter.reason)
         )
 
-    async def find(self, mq: Client, queue: str) -> AsyncIterator[DeadLetter[Any]]:
+    async def find(self, mq: Messaging, queue: str) -> AsyncIterator[DeadLetter[Any]]:
         """Yield matching dead letters, oldest first, reading page by page."""
         after, found = 0, 0
         while page := await mq.dead.list(queue, after=after, limit=_PAGE):
@@ -77,7 +77,7 @@ _selection = stacked(
 )
 
 
-async def _count(mq: Client, queue: str, selection: Selection) -> int:
+async def _count(mq: Messaging, queue: str, selection: Selection) -> int:
     if not selection.filtered and not selection.ids:
         dead = (await mq.queues.stats(queue))[0].dead
         return dead if selection.limit is None else min(dead, selection.limit)
@@ -94,7 +94,7 @@ def list_(session: Session, queue: str, **chosen: Any) -> None:
     """List dead letters, oldest first; 100 unless --limit is higher."""
     selection = Selection(**chosen | {"limit": chosen["limit"] or 100})
 
-    async def work(mq: Client) -> list[DeadLetter[Any]]:
+    async def work(mq: Messaging) -> list[DeadLetter[Any]]:
         return [letter async for letter in selection.find(mq, queue)]
 
     session.out.many(session.run(work), _DEAD)
@@ -117,7 +117,7 @@ def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chose
     """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
     selection = Selection(**chosen)
 
-    async def work(mq: Client, done: Callable[[int], None]) -> int:
+    async def work(mq: Messaging, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
 
     _act(session, queue, selection, "redrive", dry_run, work)
@@ -132,7 +132,7 @@ def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any)
     """Delete dead letters permanently."""
     selection = Selection(**chosen)
 
-    async def work(mq: Client, done: Callable[[int], None]) -> int:
+    async def work(mq: Messaging, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.purge(queue, **which))
 
     _act(session, queue, selection, "purge", dry_run, work, ask=not yes)
@@ -161,7 +161,7 @@ def _act(
 
 
 async def _in_steps(
-    mq: Client, queue: str, selection: Selection, done: Callable[[int], None], verb: Callable[..., Any]
+    mq: Messaging, queue: str, selection: Selection, done: Callable[[int], None], verb: Callable[..., Any]
 ) -> int:
     """Process all at once if there is no filter to evaluate, else page by page."""
     if not selection.filtered:
@@ -187,7 +187,7 @@ def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> No
     """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
     selection = Selection(**chosen)
 
-    async def work(mq: Client) -> int:
+    async def work(mq: Messaging) -> int:
         count = 0
         if path is None:
             async for letter in selection.find(mq, queue):

@@ -20,7 +20,7 @@ from trunkline.client.sync.dead import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
 from trunkline.client.sync.groups import Groups
-from trunkline.client.sync.publishing import PerBody, Publisher, new_messages
+from trunkline.client.sync.publishing import Publisher, new_messages
 from trunkline.client.sync.queues import Queues
 from trunkline.client.sync.runtime import Runtime
 from trunkline.client.sync.schedules import Schedules
@@ -32,7 +32,7 @@ from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
