@@ -19,8 +19,8 @@ from tests.servers import WheelServer, scratch
 # The only blocks that no test runs. Each says so, and why, on its page.
 NOT_RUN = {
     "README.md": [
+        "tests/e2e/test_wheel.py runs it, in a fresh environment",
         "the first stays in the foreground, the second runs this test among all others; tests/e2e/test_setup.py starts it",
-        "stays in the foreground until Ctrl-C",
     ],
     "docs/howto/pooler.md": ["needs PgBouncer; tests/docs/test_pooler.py runs this page where it is installed"],
     "docs/howto/roles.md": ["the role would own the schema of the other pages"],

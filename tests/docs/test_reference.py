@@ -149,8 +149,8 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, f"{page}: {link}"
 
 
-def test_every_page_can_be_reached_from_the_index_and_the_readme() -> None:
-    for start in ("README.md", "docs/index.md", "docs/http/index.md"):
+def test_every_page_can_be_reached_from_the_index() -> None:
+    for start in ("docs/index.md", "docs/http/index.md"):
         text = (ROOT / start).read_text()
         linked = {((ROOT / start).parent / link.partition("#")[0]).resolve() for link in _LINK.findall(text)}
         for page in pages():
@@ -159,12 +159,6 @@ def test_every_page_can_be_reached_from_the_index_and_the_readme() -> None:
             mine = page.startswith("docs/http/") == (start == "docs/http/index.md") or page == "docs/http/index.md"
             if page.startswith("docs/") and not page.startswith("docs/adr/") and page != start and mine:
                 assert path in linked, f"{start} does not link to {page}"
-
-
-def test_the_readme_is_short_and_names_the_demo() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 200
-    assert "trunkline demo" in text
 
 
 def test_tests_named_by_the_contract_exist() -> None:
