@@ -283,20 +283,20 @@ def content(runs: Sequence[Run]) -> tuple[list[Chart], str]:
     compared = ", ".join(f"{name} {number(value)}" for name, value in others(jobs))
     rows = [
         _row("no-op jobs, one worker", jobs, f"{number(jobs.value('trunkline jobs'))} jobs/s", compared, others(jobs)[0][0]),
-        _compared("claim and ack 100 messages at a time, 300 B", batch, "msg/s", _THEIRS_NAME, "`SKIP LOCKED` table"),
-        _compared("claim and ack one message at a time, 300 B", single, "msg/s", _THEIRS_NAME, "`SKIP LOCKED` table"),
-        _compared("publish one message at a time, 300 B", publish, "msg/s", "plain INSERT", "plain `INSERT`"),
-        _compared("publish one message over HTTP", http, "req/s", "GET that does nothing", "empty `GET`"),
+        _compared("claim and ack, 100 at a time", batch, "msg/s", _THEIRS_NAME, "SKIP LOCKED table"),
+        _compared("claim and ack, one at a time", single, "msg/s", _THEIRS_NAME, "SKIP LOCKED table"),
+        _compared("publish, one at a time", publish, "msg/s", "plain INSERT", "plain `INSERT`"),
+        _compared("publish over HTTP, one at a time", http, "req/s", "GET that does nothing", "empty `GET`"),
         _row(
-            "from publish to an idle consumer",
+            "publish to an idle consumer",
             wakeup,
             f"p50 {number(wakeup.value('queue, p50'))} ms, p99 {number(wakeup.value('queue, p99'))} ms",
         ),
         _row(
-            f"2,000 msg/s beside a transaction open for {minutes:g} minutes",
+            f"2,000 msg/s beside a transaction open for {minutes:g} min",
             held,
             f"{held.rows[f'{_OURS_NAME}, held']['ratio']:.2f} x the rate before",
-            f"`SKIP LOCKED` table {held.rows[theirs]['ratio']:.2f} x",
+            f"SKIP LOCKED table {held.rows[theirs]['ratio']:.2f} x",
         ),
     ]
     notes = [_conditions(used)]
@@ -308,8 +308,9 @@ def content(runs: Sequence[Run]) -> tuple[list[Chart], str]:
     many, one = (each.rows[_THEIRS_NAME]["ratio"] for each in (batch, single))
     lines = [
         *_wrapped(
-            f"Claim and ack run at {many:.2f} x the rate of a `SKIP LOCKED` table in batches of 100, and at {one:.2f} x"
-            " one message at a time. [Method](bench/README.md) and [all results](bench/results/README.md)."
+            f"Claim and ack run at {many:.2f} x{batch.mark} the rate of a `SKIP LOCKED` table in batches of 100,"
+            f" and at {one:.2f} x{single.mark} one message at a time."
+            " [Method](bench/README.md) and [all results](bench/results/README.md)."
         ),
         "",
         *_picture(charts[0]),
@@ -345,7 +346,8 @@ def _conditions(used: Sequence[Figures]) -> str:
     days = sorted({date.fromisoformat(each.run.at[:10]) for each in used})
     spans = " to ".join(f"{day.day} {day:%B %Y}" for day in sorted({days[0], days[-1]}))
     on = "; ".join(
-        f"{cores} shared cores, Postgres {version}, `fsync` {fsync}" for cores, version, fsync in sorted(machines)
+        f"{cores} shared cores, Postgres {version}, `fsync` {fsync}, {_PAYLOAD}-byte messages"
+        for cores, version, fsync in sorted(machines)
     )
     return f"{on}; {spans}."
 

@@ -165,7 +165,8 @@ def test_shown_output_may_leave_out_what_changes() -> None:
 def test_pages_for_newcomers_do_not_share_names() -> None:
     """README, what `up` prints, the tutorials and the webhooks page can be followed one after the other, in one database."""
     creates = re.compile(
-        r"""(?:create_topic|create_queue|topics\.ensure|queues\.ensure|App)\((?:queue=)?['"]([\w-]+)|queue create ([\w-]+)"""
+        r"""(?:(?:create|ensure)_(?:topic|queue)|(?:topics|queues)\.ensure|App)\((?:queue=)?['"]([\w-]+)"""
+        r"|queue create ([\w-]+)"
     )
     sources = [
         "README.md",
