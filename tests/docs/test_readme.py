@@ -71,7 +71,7 @@ def test_figures_of_earlier_claim_functions_are_marked() -> None:
 
 def test_figures_of_the_chaos_run_are_those_of_the_guarantees() -> None:
     [figures] = re.findall(r"last chaos run published ([\d,]+) messages through (\d+) kills of Postgres and (\d+)", prose())
-    guarantees = " ".join((ROOT / "docs" / "contract.md").read_text().split())
+    guarantees = " ".join((ROOT / "docs" / "explanation" / "guarantees.md").read_text().split())
     messages, servers, consumers = figures
     assert f"**{messages} messages**" in guarantees
     assert f"**{servers} kill -9 of Postgres, {consumers} kill -9" in guarantees
