@@ -20,7 +20,7 @@ import pytest
 from tests.docs.shells import as_url
 from tests.e2e.test_setup import Up
 from trunkline import __version__
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded.postmaster import find_processes
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
