@@ -102,10 +102,9 @@ def test_a_repeat_with_a_prefix_adds_only_what_is_missing(cli: Cli) -> None:
     assert sorted(map(str, bodies(cli))) == ["1", "2", "3"]
 
 
-def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
+def test_ctrl_c_reports_how_many_are_stored_and_a_repeat_continues(
     cli: Cli, conn: Connection, eventually: Callable[..., None]
 ) -> None:
-    """reliability 4.3 row 93."""
     lines = [b"%d\n" % n for n in range(3000)]
     publisher = cli.start("topic", "publish", "t", "--idempotency-prefix", "run")
     assert publisher.stdin is not None

@@ -127,7 +127,7 @@ def test_priorities(cli: Cli) -> None:
 def test_a_killed_consumer_loses_only_its_leases(
     cli: Cli, queue: str, clock: Clock, eventually: Callable[..., None]
 ) -> None:
-    """reliability 4.3 row 96: `claim --ack` that dies before its output is taken acks nothing."""
+    """`claim --ack` that dies before its output is taken acks nothing."""
     cli.process("queue", "enqueue", queue, input=b"\n".join(b'"' + b"x" * 1000 + b'"' for _ in range(200)))
     reader = cli.start("queue", "claim", queue, "--limit", 500, "--ack")
     assert reader.stdout is not None

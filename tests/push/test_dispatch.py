@@ -48,7 +48,6 @@ async def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
 async def test_a_delivery_carries_id_key_headers_attempt_and_signature(
     db: str, conn: Connection, receiver: Receiver
 ) -> None:
-    """T19."""
     secret = make(conn, receiver.url, headers='{"authorization": "Bearer x"}')
     conn.execute("select trunkline.create_topic('orders'), trunkline.subscribe('q', 'orders')")
     id = value(

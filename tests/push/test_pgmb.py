@@ -144,7 +144,7 @@ def test_t17_awkward_queue_names_work_or_are_refused_cleanly(pgmb: str, conn: Co
 @pytest.mark.parametrize(
     ("binding", "key", "hit"),
     [
-        ("user_created", "userXcreated", False),  # T18
+        ("user_created", "userXcreated", False),
         ("user_created", "user_created", True),
         ("a%", "abc", False),
         ("order.*", "order.created", True),

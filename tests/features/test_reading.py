@@ -1,4 +1,4 @@
-"""Features of the field, part C: reading the log. The number in a name is the row of the table."""
+"""Reading the log: groups, positions, order, replay, lag."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def topic(conn: Connection) -> None:
     call(conn, "create_topic", "t")
 
 
-def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
+def test_each_group_has_a_separate_position(conn: Connection) -> None:
     publish(conn, "t", *range(1, 6))
     fetch(conn, "t", "idle")
     assert commit(conn, "t", fetch(conn, "t", "fast"), group="fast") == "done"
@@ -43,7 +43,7 @@ def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
     assert places == {"fast": 6, "slow": 3, "idle": 1}
 
 
-def test_row_38_pull_the_next_batch(conn: Connection) -> None:
+def test_a_group_fetches_the_next_batch(conn: Connection) -> None:
     publish(conn, "t", *range(1, 8))
     seen = []
     while batch := fetch(conn, "t", p_max=3):
@@ -53,7 +53,7 @@ def test_row_38_pull_the_next_batch(conn: Connection) -> None:
     assert fetch(conn, "t") == []
 
 
-def test_row_39_pull_without_advancing(conn: Connection) -> None:
+def test_only_a_commit_moves_a_group(conn: Connection) -> None:
     """A pull moves nothing; a commit finishes everything up to an offset, not one message."""
     publish(conn, "t", *range(1, 6))
     batch = fetch(conn, "t")
@@ -64,7 +64,7 @@ def test_row_39_pull_without_advancing(conn: Connection) -> None:
     assert contents(fetch(conn, "t", p_generation=batch[0].generation)) == [4, 5]
 
 
-def test_row_40_ack_is_monotonic_and_idempotent(conn: Connection) -> None:
+def test_commits_are_monotonic_and_idempotent(conn: Connection) -> None:
     publish(conn, "t", *range(1, 6))
     batch = fetch(conn, "t")
     for place, expected in ((4, 5), (4, 5), (2, 5), (1, 5), (5, 6), (5, 6)):
@@ -74,7 +74,7 @@ def test_row_40_ack_is_monotonic_and_idempotent(conn: Connection) -> None:
         commit(conn, "t", batch, 6)
 
 
-def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_a_range_is_claimed_at_most_or_at_least_once(conn: Connection, connect: Connect, clock: Clock) -> None:
     """At most once: the position moves with the claim. At least once: with the commit. The caller chooses."""
     publish(conn, "t", *range(1, 11))
     dying = connect()
@@ -90,7 +90,7 @@ def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: 
     assert [row.c_offset for row in call(conn, "get_messages", 1, 4, "t")] == [1, 2, 3, 4]
 
 
-def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
     """Concurrently, in both forms; a dead member's messages are redelivered after its lease; its commit is refused."""
     publish(conn, "t", *range(100))
     ranges: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, 
     assert (commit(conn, "t", lost), commit(conn, "t", taken)) == ("lost", "done")
 
 
-def test_row_43_implicit_and_explicit_groups(conn: Connection) -> None:
+def test_groups_are_created_implicitly_and_explicitly(conn: Connection) -> None:
     publish(conn, "t", 1, 2)
     assert contents(fetch(conn, "t", "by-fetch")) == [1, 2]
     call(conn, "create_group", "t", "new", "latest")
@@ -123,7 +123,7 @@ def test_row_43_implicit_and_explicit_groups(conn: Connection) -> None:
         fetch(conn, "t", "nope", p_create=False)
 
 
-def test_row_44_start_replay_and_rewind(conn: Connection, clock: Clock) -> None:
+def test_a_group_starts_and_seeks_at_any_position(conn: Connection, clock: Clock) -> None:
     """Earliest, latest, an offset, a time; at creation and at any time later."""
     publish(conn, "t", 1, 2)
     clock.advance(60)
@@ -140,7 +140,7 @@ def test_row_44_start_replay_and_rewind(conn: Connection, clock: Clock) -> None:
         call(conn, "seek", "t", "g0", "6")
 
 
-def test_row_45_strict_order_per_topic(conn: Connection, connect: Connect) -> None:
+def test_all_readers_see_one_order(conn: Connection, connect: Connect) -> None:
     """For every reader the same order, and each publisher's messages in its own."""
 
     def publish_many(name: str, mine: Connection) -> None:
@@ -161,7 +161,7 @@ def test_row_45_strict_order_per_topic(conn: Connection, connect: Connect) -> No
     assert seen == log
 
 
-def test_row_46_read_any_range_again(conn: Connection) -> None:
+def test_any_range_can_be_read_again(conn: Connection) -> None:
     publish(conn, "t", *range(1, 21))
     batch = fetch(conn, "t")
     commit(conn, "t", batch)
@@ -171,7 +171,7 @@ def test_row_46_read_any_range_again(conn: Connection) -> None:
     assert [bytes(row.payload) for row in call(conn, "get_messages", 19, 40, "t")] == [b"19", b"20"]
 
 
-def test_row_47_messages_stay_after_consumption(conn: Connection, clock: Clock) -> None:
+def test_messages_stay_until_retention_removes_them(conn: Connection, clock: Clock) -> None:
     """Until retention takes them, and then only a whole prefix, said clearly."""
     call(conn, "create_topic", "short", p_segment_rows=16, p_retention="1 hour")
     for name in ("t", "short"):
@@ -188,7 +188,7 @@ def test_row_47_messages_stay_after_consumption(conn: Connection, clock: Clock) 
     assert offsets(read(conn, "short", 32)) == list(range(32, 41))
 
 
-def test_row_48_partitions_by_key(conn: Connection) -> None:
+def test_a_key_stays_in_its_partition(conn: Connection) -> None:
     """A key always goes to the same partition, in order; messages without one go anywhere; more can be added."""
     call(conn, "create_topic", "wide", 8)
     for number in range(200):
@@ -207,7 +207,7 @@ def test_row_48_partitions_by_key(conn: Connection) -> None:
     assert [read(conn, "wide", partition=number) for number in range(8)] == parts
 
 
-def test_row_49_reads_from_replicas(conn: Connection) -> None:
+def test_reads_of_existing_offsets_write_nothing(conn: Connection) -> None:
     """A range that has offsets is read without writing: so it can be read where nothing can be written.
 
     On a real standby: tests/e2e/test_faults.py.
@@ -222,7 +222,7 @@ def test_row_49_reads_from_replicas(conn: Connection) -> None:
     conn.execute("rollback")
 
 
-def test_row_50_consumer_lag(conn: Connection, clock: Clock) -> None:
+def test_lag_is_counted_in_messages_and_seconds(conn: Connection, clock: Clock) -> None:
     """In messages and in seconds, per group and partition; exact, and counted without reading messages."""
     publish(conn, "t", *range(1, 8))
     commit(conn, "t", fetch(conn, "t", p_max=3))

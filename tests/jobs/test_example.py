@@ -1,4 +1,4 @@
-"""The fifth seed document's own example, behaviour by behaviour: typed jobs, add, a worker with a map of handlers."""
+"""Typed jobs by example, behaviour by behaviour: enqueue, a worker with a map of handlers, retries, dead letters."""
 
 from __future__ import annotations
 
