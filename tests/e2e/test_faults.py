@@ -404,7 +404,7 @@ def set_scene(conn: Connection) -> Scene:
     publish(conn, "t", *range(1, 11))
     enqueue(conn, "q", *range(1, 11))
     settle(conn, "bury", claim(conn, "q", 1)[0].receipt)
-    batch = fetch(conn, "t", p_max=5, p_lease="1 hour")
+    batch = fetch(conn, "t", p_limit=5, p_lease="1 hour")
     [out] = claim(conn, "q", 1)
     head(conn, "t")
     return Scene(out.receipt, batch[0].generation)

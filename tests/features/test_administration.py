@@ -54,7 +54,7 @@ def test_topics_are_listed_and_deleted_with_their_groups(conn: Connection) -> No
     for name in ("b", "a"):
         call(conn, "create_topic", name)
     publish(conn, "a", *range(5))
-    assert commit(conn, "a", fetch(conn, "a", p_max=2)) == "done"
+    assert commit(conn, "a", fetch(conn, "a", p_limit=2)) == "done"
     assert [topic.name for topic in call(conn, "list_topics")] == ["a", "b"]
     [stats] = call(conn, "topic_stats", "a")
     assert (stats.lowest_offset, stats.head) == (1, 5)

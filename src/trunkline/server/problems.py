@@ -94,6 +94,10 @@ def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = 
     return Problem(400, error, detail, code=3, hint=hint)
 
 
+def no_route() -> Problem:
+    return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
+
+
 def message_not_found(detail: str) -> Problem:
     return Problem(404, "message_not_found", detail, code=6)
 

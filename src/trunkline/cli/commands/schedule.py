@@ -142,8 +142,8 @@ def run(session: Session, name: str, dry_run: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--cron", help="Cron expression instead of a schedule.")
 @click.option("--timezone", help="Time zone of --cron.  [default: UTC]")
-@click.option("-n", "--count", type=Count(1, 1000), default=5, show_default=True, help="Number of times.")
-def next_(session: Session, name: str | None, cron: str | None, timezone: str | None, count: int) -> None:
+@click.option("-n", "--limit", type=Count(1, 1000), default=5, show_default=True, help="Number of times.")
+def next_(session: Session, name: str | None, cron: str | None, timezone: str | None, limit: int) -> None:
     """Show the next times of a schedule or a cron expression."""
     if (name is None) == (cron is None):
         raise click.UsageError("specify the name of a schedule, or --cron")
@@ -155,6 +155,6 @@ def next_(session: Session, name: str | None, cron: str | None, timezone: str | 
         if name is not None:
             found = await _find(mq, name)
             line, zone = found.cron, found.timezone
-        return [{"at": at} for at in await mq.schedules.next_runs(line, timezone=zone, n=count)]
+        return [{"at": at} for at in await mq.schedules.next_runs(line, timezone=zone, limit=limit)]
 
     session.out.many(session.run(work), _RUNS)

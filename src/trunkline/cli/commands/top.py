@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -99,9 +100,22 @@ def command(session: Session, once: bool, every: timedelta) -> None:
 
 
 async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
+    """Show frames until a key, SIGTERM or SIGHUP ends it. Leaves the terminal as it was."""
+    await overview.look(mq)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as ending:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, ending.reschedule, 0)
+            await _show(mq, overview, every)
+    except TimeoutError:
+        if not ending.expired():
+            raise
+
+
+async def _show(mq: Client, overview: Overview, every: timedelta) -> None:
     from rich.live import Live
 
-    await overview.look(mq)
     view, screen = View(), console()
     async with keys() as pressed:
         with Live(console=screen, screen=True, auto_refresh=False, vertical_overflow="crop") as live:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ R = TypeVar("R")
 LONGEST_NAME = 40
 HELP = "q quit   up/down, j/k, space/b scroll   s sort by name or activity   / filter (Enter ends, Esc clears)   ? help"
 _KEYS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[6~": " ", "\x1b[5~": "b"}
+_KEY = re.compile(r"\x1b\[[\d;]*[A-Za-z~]|.", re.DOTALL)
+"""An arrow or page key, which sends a sequence, or one character."""
 _ESCAPE, _BACKSPACE = "\x1b", ("\x7f", "\b")
 
 
@@ -110,9 +113,13 @@ async def keys() -> AsyncIterator[asyncio.Queue[str]]:
     loop = asyncio.get_running_loop()
 
     def read() -> None:
-        text = os.read(descriptor, 64).decode("utf-8", "ignore")
-        # an arrow key arrives as one sequence, typed or pasted text character by character
-        for key in [text] if text.startswith(_ESCAPE) else text:
+        try:
+            text = os.read(descriptor, 64).decode("utf-8", "ignore")
+        except OSError:  # the terminal is gone
+            text = ""
+        if not text:
+            loop.remove_reader(descriptor)
+        for key in _KEY.findall(text):
             pressed.put_nowait(key)
 
     tty.setcbreak(descriptor)
@@ -121,4 +128,5 @@ async def keys() -> AsyncIterator[asyncio.Queue[str]]:
         yield pressed
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -47,7 +47,7 @@ def claim(
     type: Any,
     fresh: bool = True,
 ) -> Deliveries[Any]:
-    """Claim up to `max_messages` of a queue.
+    """Claim up to `limit` messages of a queue.
 
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.

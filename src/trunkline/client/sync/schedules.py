@@ -118,8 +118,8 @@ class Schedules(Noun):
         return id
 
     def next_runs(
-        self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+        self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
-        """Return the next `n` times of a cron expression."""
+        """Return the next `limit` times of a cron expression."""
         with self._reading() as conn:
-            return calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)
+            return calls.next_runs(conn, cron, timezone=timezone, limit=limit, after=after)

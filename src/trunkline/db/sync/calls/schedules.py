@@ -52,9 +52,9 @@ def run_schedule(conn: Connection, name: str) -> UUID:
 
 
 def next_runs(
-    conn: Connection, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+    conn: Connection, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
 ) -> list[datetime]:
     rows = fetch_rows(
-        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, n, after)
+        conn, "select * from trunkline.next_runs(%b, %b, %b::int, %b::timestamptz)", (cron, timezone, limit, after)
     )
     return [row[0] for row in rows]
