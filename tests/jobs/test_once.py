@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline import LeaseLost
 from trunkline.jobs import App, Context, SyncContext, Worker
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import stats, until
+from tests.jobs.conftest import stats
 from tests.jobs.worker_jobs import app as work_app
 from tests.jobs.worker_jobs import note, slow
-from tests.servers import WheelServer
+from tests.support.postgres import WheelServer
+from tests.support.waiting import until
 from trunkline import SyncClient
 from trunkline.jobs import App, Worker
 from trunkline.sql.migrate import migrate

@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.conftest import Connection
 from tests.push.dispatch import Process, dispatching
 from tests.push.receivers import Receiver, Seen, receiving
-from tests.push.test_dispatch import make, until, value
+from tests.push.test_dispatch import make, value
+from tests.support.waiting import until
 
 
 async def test_a_delayed_message_is_not_delivered_early(db: str, conn: Connection, receiver: Receiver) -> None:

@@ -7,7 +7,6 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Connection, Servers
-from tests.servers import missing
 from tests.sql.verbs import (
     call,
     claim,
@@ -22,6 +21,7 @@ from tests.sql.verbs import (
     upkeep,
     value,
 )
+from tests.support.postgres import missing
 from trunkline.sql.migrate import migrate
 
 
