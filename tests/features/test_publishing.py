@@ -348,3 +348,36 @@ def test_a_missing_payload_is_refused(conn: Connection) -> None:
         call(conn, "publish_bytes", "t", b"x" * (1024 * 1024 + 1))
     assert head(conn, "t") == 0
     assert isinstance(call(conn, "publish_bytes", "t", b"")[0].id, UUID)
+
+
+def test_publish_to_an_unknown_topic_is_an_error(conn: Connection) -> None:
+    """Publish to an unknown topic: error, not silence."""
+    with refused("TL010", "Create it with trunkline.create_topic('nope')"):
+        publish(conn, "nope", 1)
+    with refused("TL011", "Create it with trunkline.create_queue('nope')"):
+        enqueue(conn, "nope", 1)
+
+
+def test_publish_returns_the_id(conn: Connection) -> None:
+    """Publish returns the id."""
+    [id_] = publish(conn, "t", 1)
+    many = [row.id for row in call(conn, "publish_many", "t", [b"2", b"3"])]
+    assert [message.id for message in read(conn, "t")] == [id_, *many]
+
+
+@pytest.mark.parametrize("payload", [[1, [2]], "text", "", 12.5, 0, -1, None, True, {}, [], {"a": None}, "ü\u2028📬"])
+def test_any_json_value_is_a_payload(conn: Connection, payload: Any) -> None:
+    """Top-level JSON array, string, number, null as payload."""
+    publish(conn, "t", payload)
+    enqueue(conn, "q", payload)
+    call(conn, "publish_many", "t", [json.dumps(payload).encode()])
+    assert contents(read(conn, "t")) == [payload, payload]
+    assert contents(claim(conn, "q")) == [payload]
+
+
+def test_a_retried_publish_is_one_message_with_one_id(conn: Connection) -> None:
+    """Retried publish with the same key: one message, same id returned."""
+    answers = [call(conn, "publish", "t", "1", p_idempotency_key="k")[0] for _ in range(3)]
+    assert len({answer.id for answer in answers}) == 1
+    assert [answer.duplicate for answer in answers] == [False, True, True]
+    assert [message.id for message in read(conn, "t")] == [answers[0].id]

@@ -11,8 +11,10 @@ from tests.conftest import Clock, Connection
 from tests.sql.verbs import (
     Connect,
     call,
+    claim,
     commit,
     contents,
+    enqueue,
     fetch,
     head,
     now,
@@ -22,6 +24,7 @@ from tests.sql.verbs import (
     refused,
     run_together,
     seal,
+    settle,
     upkeep,
     value,
 )
@@ -235,3 +238,71 @@ def test_lag_is_counted_in_messages_and_seconds(conn: Connection, clock: Clock) 
     [stats] = call(conn, "group_stats", "t", "g")
     assert (stats.lag, stats.lag_seconds) == (0, 0)
     assert value(conn, "select sum(lag) from trunkline.group_stats()") == 0
+
+
+def test_a_late_commit_is_not_skipped(conn: Connection, connect: Connect) -> None:
+    """Two publishers, the first transaction commits last, a reader pulls and acks in between: no message skipped."""
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t")
+    first, second = connect(), connect()
+    first.execute("begin")
+    publish(first, "t", "first")
+    publish(second, "t", "second")
+    batch = fetch(conn, "t")
+    assert contents(batch) == ["second"]
+    assert commit(conn, "t", batch) == "done"
+    [delivery] = claim(conn, "q")
+    settle(conn, "ack", delivery.receipt)
+    first.execute("commit")
+    assert contents(fetch(conn, "t")) == contents(claim(conn, "q")) == ["first"]
+
+
+def test_members_of_a_group_get_disjoint_messages(conn: Connection, connect: Connect) -> None:
+    """Two members of one group pull at once: disjoint messages."""
+    call(conn, "alter_topic", "t", p_partitions=4)
+    for n in range(200):
+        publish(conn, "t", n, p_key=str(n))
+    call(conn, "create_group", "t", "g")
+    got: dict[str, list[int]] = {"a": [], "b": []}
+    start = threading.Barrier(2)
+
+    def pull(member: str, mine: Connection) -> None:
+        start.wait()
+        for _ in range(20):
+            batch = fetch(mine, "t", member=member, p_limit=10)
+            if batch:
+                got[member] += contents(batch)
+                commit(mine, "t", batch)
+
+    run_together([threading.Thread(target=pull, args=(member, connect())) for member in got])
+    while batch := fetch(conn, "t", member="a") or fetch(conn, "t", member="b"):
+        got["a"] += contents(batch)
+    assert not set(got["a"]) & set(got["b"])
+    assert sorted(got["a"] + got["b"]) == list(range(200))
+
+
+def test_a_dead_members_messages_are_redelivered(conn: Connection, connect: Connect, clock: Clock) -> None:
+    """A member dies after pull or claim: its messages are redelivered to the group."""
+    call(conn, "create_queue", "q")
+    publish(conn, "t", 1, 2)
+    enqueue(conn, "q", 1, 2)
+    dying = connect()
+    assert len(fetch(dying, "t", member="a")) == len(claim(dying, "q")) == 2
+    dying.close()
+    assert fetch(conn, "t", member="b") == claim(conn, "q") == []
+    clock.advance(31)
+    assert contents(fetch(conn, "t", member="b")) == contents(claim(conn, "q")) == [1, 2]
+
+
+def test_a_group_replays_from_an_offset_or_a_time(conn: Connection, clock: Clock) -> None:
+    """Replay a group to an offset or time."""
+    publish(conn, "t", 1, 2)
+    clock.advance(60)
+    middle = now(conn)
+    publish(conn, "t", 3, 4)
+    batch = fetch(conn, "t")
+    commit(conn, "t", batch)
+    call(conn, "seek", "t", "g", "2")
+    assert contents(fetch(conn, "t")) == [2, 3, 4]
+    call(conn, "seek", "t", "g", middle)
+    assert contents(fetch(conn, "t")) == [3, 4]

@@ -167,12 +167,3 @@ def test_a_delayed_message_has_one_key_too(conn: Connection, clock: Clock) -> No
     assert len({row.id for row in ids}) == 1
     clock.advance(61)
     assert [delivery.id for delivery in claim(conn, "q")] == [ids[0].id]
-
-
-def test_a_retried_publish_is_one_message_with_one_id(conn: Connection) -> None:
-    """Retried publish with the same key: one message, same id returned."""
-    call(conn, "create_topic", "t")
-    answers = [call(conn, "publish", "t", "1", p_idempotency_key="k")[0] for _ in range(3)]
-    assert len({answer.id for answer in answers}) == 1
-    assert [answer.duplicate for answer in answers] == [False, True, True]
-    assert [message.id for message in read(conn, "t")] == [answers[0].id]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connection
-from tests.sql.verbs import Connect, call, claim, contents, enqueue, head, publish, read, refused, value
+from tests.sql.verbs import Connect, call, claim, contents, head, publish, read, refused, value
 
 
 @pytest.fixture(autouse=True)
@@ -156,31 +154,3 @@ def test_times_that_clients_cannot_represent_are_refused(conn: Connection, at: s
             value(conn, statement, at)
     for fine in ("0001-01-01 00:00+00", "9999-12-31 23:59:59.999999+00"):
         value(conn, many, fine)
-
-
-def test_publish_to_an_unknown_topic_is_an_error(conn: Connection) -> None:
-    """Publish to an unknown topic: error, not silence."""
-    with refused("TL010", "Create it with trunkline.create_topic('nope')"):
-        publish(conn, "nope", 1)
-    with refused("TL011", "Create it with trunkline.create_queue('nope')"):
-        enqueue(conn, "nope", 1)
-
-
-def test_publish_returns_the_id(conn: Connection) -> None:
-    """Publish returns the id."""
-    call(conn, "create_topic", "t")
-    [id_] = publish(conn, "t", 1)
-    many = [row.id for row in call(conn, "publish_many", "t", [b"2", b"3"])]
-    assert [message.id for message in read(conn, "t")] == [id_, *many]
-
-
-@pytest.mark.parametrize("payload", [[1, [2]], "text", "", 12.5, 0, -1, None, True, {}, [], {"a": None}, "ü\u2028📬"])
-def test_any_json_value_is_a_payload(conn: Connection, payload: Any) -> None:
-    """Top-level JSON array, string, number, null as payload."""
-    call(conn, "create_topic", "t")
-    call(conn, "create_queue", "q")
-    publish(conn, "t", payload)
-    enqueue(conn, "q", payload)
-    call(conn, "publish_many", "t", [json.dumps(payload).encode()])
-    assert contents(read(conn, "t")) == [payload, payload]
-    assert contents(claim(conn, "q")) == [payload]
