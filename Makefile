@@ -49,7 +49,7 @@ $(CLASSES): $(SPARK)
 test: $(CLASSES) ## run all tests; ARGS="-k name"
 	$(BIN)/python tools/tests.py $(ARGS)
 
-check: $(SPARK) ## check format, lint, language, strict types, import contract, security
+check: $(SPARK) ## check format, lint, language, SQL text, strict types, import contract, security
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(CHECKS)
 
 check-types:
@@ -65,6 +65,7 @@ check-lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/sql_text.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 
 format: setup ## format the code and apply lint fixes

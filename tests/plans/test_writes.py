@@ -1,4 +1,4 @@
-"""Append-only on the normal path: no update and no delete whose number grows with the messages (DESIGN 3.3)."""
+"""Append-only on the normal path: no update and no delete whose number grows with the messages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from aiohttp import web
 from tests.conftest import Connection
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
-from tests.push.test_dispatch import make, until, value
+from tests.push.test_dispatch import make, value
+from tests.support.waiting import until
 from trunkline.push.dispatcher import PLAN_SECONDS
 from trunkline.push.outcomes import Answer, judge, judge_batch, pause_asked_for
 

@@ -93,9 +93,9 @@ def stderr_is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a message for people on stderr."""
-    click.echo(safe(words, keep="\n"), err=True)
+    click.echo(safe(text, keep="\n"), err=True)
 
 
 def write_line(text: str) -> None:
@@ -308,7 +308,7 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+def progress(text: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr, on terminals only. Call the result with the amount done and, once known, the
     total."""
     if quiet or not stderr_is_terminal():
@@ -324,5 +324,5 @@ def progress(words: str, total: int | None = None, *, quiet: bool = False) -> It
         console=console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(words, total=total)
+        task = bar.add_task(text, total=total)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)

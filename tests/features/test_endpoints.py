@@ -1,4 +1,4 @@
-"""Endpoints of the table of features; deliveries to them are shown in tests/push."""
+"""Endpoints and the queues bound to them. Deliveries to endpoints: tests/push."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.conftest import Connection
 from tests.sql.verbs import call, refused, rows
 
 
-def test_row_12_registry_of_push_endpoints(conn: Connection) -> None:
+def test_endpoints_are_managed_by_name(conn: Connection) -> None:
     """Create, list, change, disable, delete; checked, and unique by name."""
     [made] = call(conn, "create_endpoint", "e", "https://example.com/hook", 10.0)
     assert made.secret.startswith("whsec_")
@@ -25,7 +25,7 @@ def test_row_12_registry_of_push_endpoints(conn: Connection) -> None:
         call(conn, "pause_endpoint", "e")
 
 
-def test_row_13_many_queues_for_one_endpoint(conn: Connection) -> None:
+def test_many_queues_are_bound_to_one_endpoint(conn: Connection) -> None:
     for endpoint in ("e", "f"):
         call(conn, "create_endpoint", endpoint, "https://example.com/")
     for queue in ("a", "b"):

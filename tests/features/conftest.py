@@ -1,4 +1,4 @@
-"""The table of features runs on the oldest and the newest Postgres that we support."""
+"""The features are tested on the oldest and the newest Postgres that we support."""
 
 from __future__ import annotations
 

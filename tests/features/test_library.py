@@ -1,11 +1,11 @@
-"""Features of the field, part H: the library. The number in a name is the row of the table."""
+"""The library inside a program."""
 
 from __future__ import annotations
 
 from trunkline import Client
 
 
-async def test_row_88_embeddable_library(db: str) -> None:
+async def test_the_library_needs_only_a_database(db: str) -> None:
     """Inside any program, with nothing but a database URL: no server, no broker, no background process."""
     async with Client(db) as client:
         await client.queues.ensure("mail")

@@ -1,4 +1,4 @@
-"""The fifth seed document's own example, behaviour by behaviour: typed jobs, add, a worker with a map of handlers."""
+"""Typed jobs by example, behaviour by behaviour: enqueue, a worker with a map of handlers, retries, dead letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline.jobs import App, Backoff, Context, InvalidArguments, Worker
 
 

@@ -1,4 +1,4 @@
-"""Features of the field, part C: reading the log. The number in a name is the row of the table."""
+"""Reading the log: groups, positions, order, replay, lag."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tests.conftest import Clock, Connection
 from tests.sql.verbs import (
     Connect,
     call,
+    claim,
     commit,
     contents,
+    enqueue,
     fetch,
     head,
     now,
@@ -22,6 +24,7 @@ from tests.sql.verbs import (
     refused,
     run_together,
     seal,
+    settle,
     upkeep,
     value,
 )
@@ -32,7 +35,7 @@ def topic(conn: Connection) -> None:
     call(conn, "create_topic", "t")
 
 
-def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
+def test_each_group_has_a_separate_position(conn: Connection) -> None:
     publish(conn, "t", *range(1, 6))
     fetch(conn, "t", "idle")
     assert commit(conn, "t", fetch(conn, "t", "fast"), group="fast") == "done"
@@ -43,7 +46,7 @@ def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
     assert places == {"fast": 6, "slow": 3, "idle": 1}
 
 
-def test_row_38_pull_the_next_batch(conn: Connection) -> None:
+def test_a_group_fetches_the_next_batch(conn: Connection) -> None:
     publish(conn, "t", *range(1, 8))
     seen = []
     while batch := fetch(conn, "t", p_limit=3):
@@ -53,7 +56,7 @@ def test_row_38_pull_the_next_batch(conn: Connection) -> None:
     assert fetch(conn, "t") == []
 
 
-def test_row_39_pull_without_advancing(conn: Connection) -> None:
+def test_only_a_commit_moves_a_group(conn: Connection) -> None:
     """A pull moves nothing; a commit finishes everything up to an offset, not one message."""
     publish(conn, "t", *range(1, 6))
     batch = fetch(conn, "t")
@@ -64,7 +67,7 @@ def test_row_39_pull_without_advancing(conn: Connection) -> None:
     assert contents(fetch(conn, "t", p_generation=batch[0].generation)) == [4, 5]
 
 
-def test_row_40_ack_is_monotonic_and_idempotent(conn: Connection) -> None:
+def test_commits_are_monotonic_and_idempotent(conn: Connection) -> None:
     publish(conn, "t", *range(1, 6))
     batch = fetch(conn, "t")
     for place, expected in ((4, 5), (4, 5), (2, 5), (1, 5), (5, 6), (5, 6)):
@@ -74,7 +77,7 @@ def test_row_40_ack_is_monotonic_and_idempotent(conn: Connection) -> None:
         commit(conn, "t", batch, 6)
 
 
-def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_a_range_is_claimed_at_most_or_at_least_once(conn: Connection, connect: Connect, clock: Clock) -> None:
     """At most once: the position moves with the claim. At least once: with the commit. The caller chooses."""
     publish(conn, "t", *range(1, 11))
     dying = connect()
@@ -90,7 +93,7 @@ def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: 
     assert [row.c_offset for row in call(conn, "get_messages", 1, 4, "t")] == [1, 2, 3, 4]
 
 
-def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_members_get_disjoint_ranges(conn: Connection, connect: Connect, clock: Clock) -> None:
     """Concurrently, in both forms; a dead member's messages are redelivered after its lease; its commit is refused."""
     publish(conn, "t", *range(100))
     ranges: list[tuple[int, int]] = []
@@ -111,7 +114,7 @@ def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, 
     assert (commit(conn, "t", lost), commit(conn, "t", taken)) == ("lost", "done")
 
 
-def test_row_43_implicit_and_explicit_groups(conn: Connection) -> None:
+def test_groups_are_created_implicitly_and_explicitly(conn: Connection) -> None:
     publish(conn, "t", 1, 2)
     assert contents(fetch(conn, "t", "by-fetch")) == [1, 2]
     call(conn, "create_group", "t", "new", "latest")
@@ -123,7 +126,7 @@ def test_row_43_implicit_and_explicit_groups(conn: Connection) -> None:
         fetch(conn, "t", "nope", p_create=False)
 
 
-def test_row_44_start_replay_and_rewind(conn: Connection, clock: Clock) -> None:
+def test_a_group_starts_and_seeks_at_any_position(conn: Connection, clock: Clock) -> None:
     """Earliest, latest, an offset, a time; at creation and at any time later."""
     publish(conn, "t", 1, 2)
     clock.advance(60)
@@ -140,7 +143,7 @@ def test_row_44_start_replay_and_rewind(conn: Connection, clock: Clock) -> None:
         call(conn, "seek", "t", "g0", "6")
 
 
-def test_row_45_strict_order_per_topic(conn: Connection, connect: Connect) -> None:
+def test_all_readers_see_one_order(conn: Connection, connect: Connect) -> None:
     """For every reader the same order, and each publisher's messages in its own."""
 
     def publish_many(name: str, mine: Connection) -> None:
@@ -161,7 +164,7 @@ def test_row_45_strict_order_per_topic(conn: Connection, connect: Connect) -> No
     assert seen == log
 
 
-def test_row_46_read_any_range_again(conn: Connection) -> None:
+def test_any_range_can_be_read_again(conn: Connection) -> None:
     publish(conn, "t", *range(1, 21))
     batch = fetch(conn, "t")
     commit(conn, "t", batch)
@@ -171,7 +174,7 @@ def test_row_46_read_any_range_again(conn: Connection) -> None:
     assert [bytes(row.payload) for row in call(conn, "get_messages", 19, 40, "t")] == [b"19", b"20"]
 
 
-def test_row_47_messages_stay_after_consumption(conn: Connection, clock: Clock) -> None:
+def test_messages_stay_until_retention_removes_them(conn: Connection, clock: Clock) -> None:
     """Until retention takes them, and then only a whole prefix, said clearly."""
     call(conn, "create_topic", "short", p_segment_rows=16, p_retention="1 hour")
     for name in ("t", "short"):
@@ -188,7 +191,7 @@ def test_row_47_messages_stay_after_consumption(conn: Connection, clock: Clock) 
     assert offsets(read(conn, "short", 32)) == list(range(32, 41))
 
 
-def test_row_48_partitions_by_key(conn: Connection) -> None:
+def test_a_key_stays_in_its_partition(conn: Connection) -> None:
     """A key always goes to the same partition, in order; messages without one go anywhere; more can be added."""
     call(conn, "create_topic", "wide", 8)
     for number in range(200):
@@ -207,7 +210,7 @@ def test_row_48_partitions_by_key(conn: Connection) -> None:
     assert [read(conn, "wide", partition=number) for number in range(8)] == parts
 
 
-def test_row_49_reads_from_replicas(conn: Connection) -> None:
+def test_reads_of_existing_offsets_write_nothing(conn: Connection) -> None:
     """A range that has offsets is read without writing: so it can be read where nothing can be written.
 
     On a real standby: tests/e2e/test_faults.py.
@@ -222,7 +225,7 @@ def test_row_49_reads_from_replicas(conn: Connection) -> None:
     conn.execute("rollback")
 
 
-def test_row_50_consumer_lag(conn: Connection, clock: Clock) -> None:
+def test_lag_is_counted_in_messages_and_seconds(conn: Connection, clock: Clock) -> None:
     """In messages and in seconds, per group and partition; exact, and counted without reading messages."""
     publish(conn, "t", *range(1, 8))
     commit(conn, "t", fetch(conn, "t", p_limit=3))
@@ -235,3 +238,71 @@ def test_row_50_consumer_lag(conn: Connection, clock: Clock) -> None:
     [stats] = call(conn, "group_stats", "t", "g")
     assert (stats.lag, stats.lag_seconds) == (0, 0)
     assert value(conn, "select sum(lag) from trunkline.group_stats()") == 0
+
+
+def test_a_late_commit_is_not_skipped(conn: Connection, connect: Connect) -> None:
+    """Two publishers, the first transaction commits last, a reader pulls and acks in between: no message skipped."""
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t")
+    first, second = connect(), connect()
+    first.execute("begin")
+    publish(first, "t", "first")
+    publish(second, "t", "second")
+    batch = fetch(conn, "t")
+    assert contents(batch) == ["second"]
+    assert commit(conn, "t", batch) == "done"
+    [delivery] = claim(conn, "q")
+    settle(conn, "ack", delivery.receipt)
+    first.execute("commit")
+    assert contents(fetch(conn, "t")) == contents(claim(conn, "q")) == ["first"]
+
+
+def test_members_of_a_group_get_disjoint_messages(conn: Connection, connect: Connect) -> None:
+    """Two members of one group pull at once: disjoint messages."""
+    call(conn, "alter_topic", "t", p_partitions=4)
+    for n in range(200):
+        publish(conn, "t", n, p_key=str(n))
+    call(conn, "create_group", "t", "g")
+    got: dict[str, list[int]] = {"a": [], "b": []}
+    start = threading.Barrier(2)
+
+    def pull(member: str, mine: Connection) -> None:
+        start.wait()
+        for _ in range(20):
+            batch = fetch(mine, "t", member=member, p_limit=10)
+            if batch:
+                got[member] += contents(batch)
+                commit(mine, "t", batch)
+
+    run_together([threading.Thread(target=pull, args=(member, connect())) for member in got])
+    while batch := fetch(conn, "t", member="a") or fetch(conn, "t", member="b"):
+        got["a"] += contents(batch)
+    assert not set(got["a"]) & set(got["b"])
+    assert sorted(got["a"] + got["b"]) == list(range(200))
+
+
+def test_a_dead_members_messages_are_redelivered(conn: Connection, connect: Connect, clock: Clock) -> None:
+    """A member dies after pull or claim: its messages are redelivered to the group."""
+    call(conn, "create_queue", "q")
+    publish(conn, "t", 1, 2)
+    enqueue(conn, "q", 1, 2)
+    dying = connect()
+    assert len(fetch(dying, "t", member="a")) == len(claim(dying, "q")) == 2
+    dying.close()
+    assert fetch(conn, "t", member="b") == claim(conn, "q") == []
+    clock.advance(31)
+    assert contents(fetch(conn, "t", member="b")) == contents(claim(conn, "q")) == [1, 2]
+
+
+def test_a_group_replays_from_an_offset_or_a_time(conn: Connection, clock: Clock) -> None:
+    """Replay a group to an offset or time."""
+    publish(conn, "t", 1, 2)
+    clock.advance(60)
+    middle = now(conn)
+    publish(conn, "t", 3, 4)
+    batch = fetch(conn, "t")
+    commit(conn, "t", batch)
+    call(conn, "seek", "t", "g", "2")
+    assert contents(fetch(conn, "t")) == [2, 3, 4]
+    call(conn, "seek", "t", "g", middle)
+    assert contents(fetch(conn, "t")) == [3, 4]

@@ -1,4 +1,4 @@
-"""Features of the field, part G: exactly-once helpers. The number in a name is the row of the table."""
+"""Exactly-once effects: idempotent work and settling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conftest import Clock, Connection
 from tests.sql.verbs import Connect, call, claim, commit, contents, enqueue, fetch, publish, settle, value
 
 
-def test_row_85_effects_once(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_an_effect_happens_once(conn: Connection, connect: Connect, clock: Clock) -> None:
     """Key, effect, result and ack in one transaction: a repeat finds the stored result, a loser leaves nothing."""
     conn.execute("create table public.done (key text primary key, result int)")
     conn.execute("create table public.account (balance int)")
@@ -46,7 +46,7 @@ def test_row_85_effects_once(conn: Connection, connect: Connect, clock: Clock) -
     assert value(conn, "select balance from public.account") == 10
 
 
-def test_row_86_idempotent_ack(conn: Connection, clock: Clock) -> None:
+def test_a_repeated_ack_returns_the_first_result(conn: Connection, clock: Clock) -> None:
     """A repeat returns the first result, also after the deadline; the same for a group's commit."""
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
@@ -62,7 +62,7 @@ def test_row_86_idempotent_ack(conn: Connection, clock: Clock) -> None:
     assert call(conn, "queue_stats", "q")[0].acked == 1
 
 
-def test_row_87_consume_and_write_in_one_transaction(conn: Connection, connect: Connect) -> None:
+def test_an_ack_commits_with_the_callers_rows(conn: Connection, connect: Connect) -> None:
     """An ack or a commit counts if and only if the business rows do."""
     conn.execute("create table public.sums (n int)")
     call(conn, "create_topic", "t")

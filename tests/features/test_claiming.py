@@ -1,4 +1,4 @@
-"""Features of the field, part D: pulling from queues. The number in a name is the row of the table."""
+"""Claiming from queues: leases, settling, order, completed messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def queue(conn: Connection) -> None:
     call(conn, "create_queue", "q")
 
 
-def test_row_51_claims_at_the_same_time(conn: Connection, connect: Connect) -> None:
+def test_concurrent_claims_neither_wait_nor_overlap(conn: Connection, connect: Connect) -> None:
     """No consumer waits for another's open work or gets another's message."""
     call(conn, "enqueue_many", "q", [b"%d" % n for n in range(400)])
     got: list[list[int]] = [[] for _ in range(4)]
@@ -52,7 +52,7 @@ def test_row_51_claims_at_the_same_time(conn: Connection, connect: Connect) -> N
     assert assert_conserved(conn, "q").acked == 400
 
 
-def test_row_52_batch_pull_with_limit(conn: Connection) -> None:
+def test_a_claim_has_a_limit(conn: Connection) -> None:
     for size in (1000, 500):
         call(conn, "enqueue_many", "q", [b"1"] * size)
     assert [len(claim(conn, "q", n)) for n in (1, 10, 1000, 1000)] == [1, 10, 1000, 489]
@@ -60,7 +60,7 @@ def test_row_52_batch_pull_with_limit(conn: Connection) -> None:
         claim(conn, "q", 1001)
 
 
-def test_row_53_lease_of_a_queue(conn: Connection, clock: Clock) -> None:
+def test_a_lease_is_set_by_queue_or_claim(conn: Connection, clock: Clock) -> None:
     """Per queue, and per call where the caller knows better."""
     call(conn, "create_queue", "long", p_lease="1 hour")
     for queue in ("q", "long"):
@@ -75,7 +75,7 @@ def test_row_53_lease_of_a_queue(conn: Connection, clock: Clock) -> None:
     assert seen == [([1], []), ([2], []), ([], [1, 2])]
 
 
-def test_row_54_redelivery_after_the_lease(conn: Connection, connect: Connect, clock: Clock) -> None:
+def test_an_expired_lease_is_redelivered(conn: Connection, connect: Connect, clock: Clock) -> None:
     """Without anybody's help: the next claim finds it, counted as another attempt."""
     [id_] = enqueue(conn, "q", 1)
     gone = connect()
@@ -88,7 +88,7 @@ def test_row_54_redelivery_after_the_lease(conn: Connection, connect: Connect, c
     assert (again.id, again.attempt) == (id_, 2)
 
 
-def test_row_55_ack_one_message(conn: Connection) -> None:
+def test_a_receipt_acks_one_delivery(conn: Connection) -> None:
     """By a receipt that belongs to this delivery alone; others of the same claim stay out."""
     enqueue(conn, "q", 1, 2, 3)
     a, b, c = claim(conn, "q")
@@ -100,7 +100,7 @@ def test_row_55_ack_one_message(conn: Connection) -> None:
     assert (stats.acked, stats.leased) == (2, 1)
 
 
-def test_row_56_nack_with_a_delay(conn: Connection, clock: Clock) -> None:
+def test_a_nack_delays_the_next_attempt(conn: Connection, clock: Clock) -> None:
     """Of the caller's choice, zero too; and it holds against an early claim."""
     enqueue(conn, "q", "now", "later", "much later")
     now, later, much = claim(conn, "q")
@@ -117,7 +117,7 @@ def test_row_56_nack_with_a_delay(conn: Connection, clock: Clock) -> None:
         settle(conn, "nack", much.receipt, p_delay="-1 second")
 
 
-def test_row_57_attempts_are_visible(conn: Connection) -> None:
+def test_attempts_are_counted(conn: Connection) -> None:
     enqueue(conn, "q", 1)
     seen = []
     for verb in ("nack", "release", "nack", "nack"):
@@ -127,7 +127,7 @@ def test_row_57_attempts_are_visible(conn: Connection) -> None:
     assert seen == [1, 2, 2, 3], "what is released counts no attempt"
 
 
-def test_row_58_pull_by_label(conn: Connection) -> None:
+def test_a_claim_selects_labels(conn: Connection) -> None:
     """Nothing is lost or kept back by passing it over; an oldest message of another label does not block."""
     for number in range(12):
         enqueue(conn, "q", number, p_label="abc"[number % 3])
@@ -140,7 +140,7 @@ def test_row_58_pull_by_label(conn: Connection) -> None:
     assert assert_conserved(conn, "q").leased == 12
 
 
-def test_row_59_owner_of_a_lease(conn: Connection) -> None:
+def test_a_lease_names_its_consumer(conn: Connection) -> None:
     enqueue(conn, "q", 1, 2)
     for consumer in ("worker-1", "worker-2"):
         claim(conn, "q", 1, p_consumer=consumer)
@@ -148,7 +148,7 @@ def test_row_59_owner_of_a_lease(conn: Connection) -> None:
     assert rows(conn, query) == [("worker-1", None), ("worker-2", None)]
 
 
-def test_row_60_extend_a_lease(conn: Connection, clock: Clock) -> None:
+def test_a_lease_is_extended(conn: Connection, clock: Clock) -> None:
     """Again and again, some messages of a claim and not others; never shorter than it was."""
     enqueue(conn, "q", 1, 2)
     kept, left = claim(conn, "q")
@@ -164,7 +164,7 @@ def test_row_60_extend_a_lease(conn: Connection, clock: Clock) -> None:
     assert settle(conn, "ack", kept.receipt) == ["done"]
 
 
-def test_row_61_a_lost_lease_is_an_answer(conn: Connection, clock: Clock) -> None:
+def test_a_lost_lease_is_a_result(conn: Connection, clock: Clock) -> None:
     """For each receipt separately: a worker stops the job that it lost, and continues with the others."""
     enqueue(conn, "q", 1)
     [lost] = claim(conn, "q")
@@ -178,7 +178,7 @@ def test_row_61_a_lost_lease_is_an_answer(conn: Connection, clock: Clock) -> Non
     assert settle(conn, "ack", lost.receipt, taken.receipt, mine.receipt) == ["lost", "done", "done"]
 
 
-def test_row_62_oldest_first(conn: Connection, clock: Clock) -> None:
+def test_the_oldest_message_is_claimed_first(conn: Connection, clock: Clock) -> None:
     enqueue(conn, "q", *range(10))
     assert contents(claim(conn, "q", 4)) == [0, 1, 2, 3]
     clock.advance(31)
@@ -186,7 +186,7 @@ def test_row_62_oldest_first(conn: Connection, clock: Clock) -> None:
     assert contents(claim(conn, "q", 100)) == list(range(10)), "what came back goes before what is new"
 
 
-def test_row_63_claim_in_the_callers_transaction(conn: Connection, connect: Connect) -> None:
+def test_a_claim_belongs_to_the_callers_transaction(conn: Connection, connect: Connect) -> None:
     """Commit keeps claim and work together; a rollback gives the message back at once, with no attempt counted."""
     conn.execute("create table public.work (n int)")
     enqueue(conn, "q", 1)
@@ -206,7 +206,7 @@ def test_row_63_claim_in_the_callers_transaction(conn: Connection, connect: Conn
         assert (bytes(job.payload), value(conn, "select trunkline.archive_job(%s)", job.id)) == (b"2", "done")
 
 
-def test_row_64_archive_of_finished_messages(conn: Connection) -> None:
+def test_completed_messages_can_be_queried(conn: Connection) -> None:
     """Acked messages can be queried: payload, arrival and completion time."""
     [id_] = enqueue(conn, "q", {"n": 1})
     enqueue(conn, "q", "open")
@@ -217,7 +217,7 @@ def test_row_64_archive_of_finished_messages(conn: Connection) -> None:
     assert done.created_at <= done.processed_at
 
 
-def test_row_65_finished_messages_are_kept_until_cleanup(conn: Connection, clock: Clock) -> None:
+def test_completed_messages_are_kept_until_retention(conn: Connection, clock: Clock) -> None:
     """By retention on its own, or now by hand; open ones are not touched."""
     call(conn, "create_queue", "small", p_segment_rows=16, p_retention="1 day", p_lease="12 hours")
     enqueue(conn, "small", *range(40))

@@ -1,4 +1,4 @@
-"""Features of the field, part A: objects and administration. The number in a name is the row of the table."""
+"""Administration of topics, queues and subscriptions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sql.verbs import (
 ODD_NAMES = ["order", "select", "My-Queue", "x_dead_letter", "a.b", "q" * 63, "q" * 64, "q" * 200]
 
 
-def test_row_01_create_named_topic(conn: Connection) -> None:
+def test_a_topic_is_created_by_one_call(conn: Connection) -> None:
     """One call, by name; nothing else is needed to publish and read."""
     [topic] = call(conn, "create_topic", "orders")
     assert (topic.name, topic.partitions) == ("orders", 1)
@@ -36,7 +36,7 @@ def test_row_01_create_named_topic(conn: Connection) -> None:
     assert [message.id for message in read(conn, "orders")] == [id_]
 
 
-def test_row_02_topic_creation_both_ways(conn: Connection) -> None:
+def test_ensure_repeats_and_create_conflicts(conn: Connection) -> None:
     """Ensure: again and again the same topic. Create: a conflict. Neither touches what is in it."""
     [first] = call(conn, "create_topic", "t", 3)
     publish(conn, "t", 1, p_key="k")
@@ -49,7 +49,7 @@ def test_row_02_topic_creation_both_ways(conn: Connection) -> None:
     assert [topic.name for topic in call(conn, "ensure_topic", "new")] == ["new"]
 
 
-def test_row_03_get_list_delete_topic(conn: Connection) -> None:
+def test_topics_are_listed_and_deleted_with_their_groups(conn: Connection) -> None:
     """With its groups and their lag."""
     for name in ("b", "a"):
         call(conn, "create_topic", name)
@@ -70,7 +70,7 @@ def test_row_03_get_list_delete_topic(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_row_04_create_named_queue_at_run_time(conn: Connection, name: str) -> None:
+def test_a_queue_may_have_any_legal_name(conn: Connection, name: str) -> None:
     """Any legal name, reserved words too; two names that begin alike are two queues."""
     call(conn, "create_queue", name)
     other = name[:-1] + "z"
@@ -83,7 +83,7 @@ def test_row_04_create_named_queue_at_run_time(conn: Connection, name: str) -> N
     assert call(conn, "list_dead_letters", other) == []
 
 
-def test_row_05_update_queue_settings(conn: Connection, clock: Clock) -> None:
+def test_changed_settings_apply_to_existing_messages(conn: Connection, clock: Clock) -> None:
     """The given settings change at once, also for existing messages; the others stay."""
     [before] = call(conn, "create_queue", "q", p_max_attempts=7)
     enqueue(conn, "q", 1)
@@ -100,7 +100,7 @@ def test_row_05_update_queue_settings(conn: Connection, clock: Clock) -> None:
     assert call(conn, "list_queues")[0].max_attempts == 1
 
 
-def test_row_06_get_and_list_queues(conn: Connection) -> None:
+def test_queues_are_listed_in_pages_by_name(conn: Connection) -> None:
     """In the order of their names, so that pages of any size visit each once; the total is a count."""
     names = [f"q{n:02}" for n in range(25)]
     for name in reversed(names):
@@ -115,7 +115,7 @@ def test_row_06_get_and_list_queues(conn: Connection) -> None:
     assert (one.max_attempts, one.paused) == (20, False)
 
 
-def test_row_07_delete_queue_with_messages_and_routes(conn: Connection, clock: Clock) -> None:
+def test_deleting_a_queue_leaves_nothing_behind(conn: Connection, clock: Clock) -> None:
     """And nothing of it stays behind, no schedule either that fed it."""
     call(conn, "create_topic", "t")
     relations = value(conn, "select count(*) from pg_class where relnamespace = 'trunkline'::regnamespace")
@@ -155,7 +155,7 @@ def test_row_07_delete_queue_with_messages_and_routes(conn: Connection, clock: C
     assert contents(read(conn, "t")) == [5]
 
 
-def test_row_08_purge_queue(conn: Connection) -> None:
+def test_a_purge_counts_and_keeps_leased_messages(conn: Connection) -> None:
     """With the count; what is out with a consumer stays out."""
     call(conn, "create_queue", "q")
     enqueue(conn, "q", *range(30))
@@ -173,7 +173,7 @@ def test_row_08_purge_queue(conn: Connection) -> None:
     assert contents(claim(conn, "q")) == ["next"]
 
 
-def test_row_09_subscription_of_a_queue_to_a_topic(conn: Connection) -> None:
+def test_queues_and_topics_are_subscribed_many_to_many(conn: Connection) -> None:
     """One queue from several topics and its own inbox, one topic to several queues; no copy is made."""
     for topic in ("orders", "users"):
         call(conn, "create_topic", topic)
@@ -191,7 +191,7 @@ def test_row_09_subscription_of_a_queue_to_a_topic(conn: Connection) -> None:
     assert sum(row.head for row in call(conn, "topic_stats")) == 4
 
 
-def test_row_10_get_list_delete_subscription(conn: Connection) -> None:
+def test_subscriptions_are_listed_and_deleted(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")
     call(conn, "subscribe", "q", "t", "a.*", '{"x": "1"}', p_name="first")
@@ -211,7 +211,7 @@ def test_row_10_get_list_delete_subscription(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a" * 201, "a b", "a/b", "ä", "a;b", "'", "a\n", None])
-def test_row_11_rule_for_names(conn: Connection, name: str | None) -> None:
+def test_an_illegal_name_is_refused_with_the_rule(conn: Connection, name: str | None) -> None:
     """One rule for all things with a name, with a limit of length; the error says the rule."""
     call(conn, "create_topic", "t")
     call(conn, "create_queue", "q")

@@ -1,4 +1,4 @@
-"""Features of the field, part B: publishing. The number in a name is the row of the table."""
+"""Publishing: payloads, attributes, ids, delays, transactions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def places(conn: Connection) -> None:
     call(conn, "create_queue", "q")
 
 
-def test_row_14_append_to_durable_log(conn: Connection) -> None:
+def test_a_publish_is_on_disk_when_it_returns(conn: Connection) -> None:
     """The commit is on disk before it returns, even where the session asks for less."""
     conn.execute("set synchronous_commit = off")
     conn.execute("begin")
@@ -62,7 +62,7 @@ def test_row_14_append_to_durable_log(conn: Connection) -> None:
     assert contents(read(conn, "t")) == contents(read(conn, "t")) == [1]
 
 
-def test_row_15_batch_publish_in_one_statement(conn: Connection) -> None:
+def test_a_batch_is_published_as_a_whole(conn: Connection) -> None:
     """With all fields of a single message; results in input order; one bad message refuses all."""
     answers = call(
         conn,
@@ -85,7 +85,7 @@ def test_row_15_batch_publish_in_one_statement(conn: Connection) -> None:
     assert len(claim(conn, "q", 1000)) == 1000
 
 
-def test_row_16_enqueue_directly(conn: Connection) -> None:
+def test_a_message_is_enqueued_without_a_topic(conn: Connection) -> None:
     [id_] = enqueue(conn, "q", {"to": "me"})
     [delivery] = claim(conn, "q")
     assert (delivery.id, delivery.topic, contents([delivery])) == (id_, None, [{"to": "me"}])
@@ -94,7 +94,7 @@ def test_row_16_enqueue_directly(conn: Connection) -> None:
         enqueue(conn, "nope", 1)
 
 
-def test_row_17_fan_out_all_or_nothing(conn: Connection) -> None:
+def test_a_rollback_takes_a_message_from_all_queues(conn: Connection) -> None:
     """One row is written, whatever the number of queues; a rollback takes it from all of them."""
     queues = [f"fan{n}" for n in range(10)]
     for queue in queues:
@@ -109,7 +109,7 @@ def test_row_17_fan_out_all_or_nothing(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("payload", [{"a": [1]}, [1, "x", None], "text", "", 0, 1.5, True, False, None, [], {}])
-def test_row_18_json_payload(conn: Connection, payload: Any) -> None:
+def test_a_payload_is_any_json_value(conn: Connection, payload: Any) -> None:
     """Any JSON value, arrays and strings and null too."""
     publish(conn, "t", payload)
     enqueue(conn, "q", payload)
@@ -118,7 +118,7 @@ def test_row_18_json_payload(conn: Connection, payload: Any) -> None:
     assert message.content_type == delivery.content_type == "application/json"
 
 
-def test_row_19_opaque_bytes_payload(conn: Connection) -> None:
+def test_bytes_are_delivered_unchanged(conn: Connection) -> None:
     """Byte for byte, with a content type: also what is no text, and JSON with its spaces and double keys."""
     for payload in (bytes(range(256)), b"", b'{"b": 1,  "a": 2, "a": 3}', b"\0"):
         call(conn, "publish_bytes", "t", payload, "application/x-thing")
@@ -127,14 +127,14 @@ def test_row_19_opaque_bytes_payload(conn: Connection) -> None:
     assert {message.content_type for message in read(conn, "t")} == {"application/x-thing"}
 
 
-def test_row_20_string_body(conn: Connection) -> None:
+def test_a_payload_may_be_a_string(conn: Connection) -> None:
     text = "plain, not JSON: ü 📬 \u2028\n"
     call(conn, "publish_bytes", "t", text.encode(), "text/plain; charset=utf-8")
     [message] = read(conn, "t")
     assert (message.payload.decode(), message.content_type) == (text, "text/plain; charset=utf-8")
 
 
-def test_row_21_attributes_are_delivered(conn: Connection) -> None:
+def test_attributes_reach_every_kind_of_reader(conn: Connection) -> None:
     """To every kind of reader: the log, a group, a queue, and a dead letter."""
     call(conn, "subscribe", "q", "t")
     headers = {"trace": "1-2", "n": 1, "nested": {"a": [None]}, "ü": ""}
@@ -145,13 +145,13 @@ def test_row_21_attributes_are_delivered(conn: Connection) -> None:
     assert call(conn, "list_dead_letters", "q")[0].headers == headers
 
 
-def test_row_22_label(conn: Connection) -> None:
+def test_a_label_is_delivered(conn: Connection) -> None:
     enqueue(conn, "q", 1, p_label="invoice")
     enqueue(conn, "q", 2)
     assert [delivery.label for delivery in claim(conn, "q")] == ["invoice", None]
 
 
-def test_row_23_job_type(conn: Connection) -> None:
+def test_a_worker_claims_the_labels_it_can_handle(conn: Connection) -> None:
     """A job is a message whose label names its handler: a worker claims the types it can do, the others wait."""
     for number, kind in enumerate(("mail", "pdf", "mail", "sms")):
         enqueue(conn, "q", number, p_label=kind)
@@ -161,7 +161,7 @@ def test_row_23_job_type(conn: Connection) -> None:
     assert [delivery.attempt for delivery in waiting] == [1, 1], "passing over is no attempt"
 
 
-def test_row_24_routing_key(conn: Connection) -> None:
+def test_a_routing_key_selects_queues(conn: Connection) -> None:
     for name, pattern in (("one", "order.*"), ("any", "order.#"), ("exact", "order.new")):
         call(conn, "create_queue", name)
         call(conn, "subscribe", name, "t", pattern)
@@ -173,7 +173,7 @@ def test_row_24_routing_key(conn: Connection) -> None:
     assert delivery.routing_key == "order.new"
 
 
-def test_row_25_server_made_id_is_returned(conn: Connection) -> None:
+def test_a_publish_returns_the_generated_id(conn: Connection) -> None:
     """Always: from each verb, for a duplicate, for a delayed message; in the order of time."""
     ids = publish(conn, "t", 1)
     ids += [row.id for row in call(conn, "publish_many", "t", [b"2", b"3"])]
@@ -185,7 +185,7 @@ def test_row_25_server_made_id_is_returned(conn: Connection) -> None:
     assert value(conn, "select id from trunkline.delayed") == later[0]
 
 
-def test_row_26_client_made_id_and_duplicates(conn: Connection) -> None:
+def test_a_repeated_id_is_one_message(conn: Connection) -> None:
     """The id is kept as given; a repeat under it is one message, another message under it is refused."""
     mine = uuid4()
     named = {"p_id": mine, "p_idempotency_key": str(mine)}
@@ -199,7 +199,7 @@ def test_row_26_client_made_id_and_duplicates(conn: Connection) -> None:
     assert claim(conn, "q")[0].id == mine
 
 
-def test_row_27_idempotency_key(conn: Connection, clock: Clock) -> None:
+def test_an_idempotency_key_detects_duplicates(conn: Connection, clock: Clock) -> None:
     """The first id is returned with a flag; keys are per topic, and expire."""
     call(conn, "create_topic", "other")
     [first] = call(conn, "publish", "t", "1", p_idempotency_key="k")
@@ -216,7 +216,7 @@ def test_row_27_idempotency_key(conn: Connection, clock: Clock) -> None:
     assert head(conn, "t") == 2
 
 
-def test_row_28_delay_of_a_message(conn: Connection, clock: Clock) -> None:
+def test_a_message_is_delayed(conn: Connection, clock: Clock) -> None:
     enqueue(conn, "q", "later", p_delay="30 seconds")
     enqueue(conn, "q", "now")
     clock.advance(29)
@@ -227,7 +227,7 @@ def test_row_28_delay_of_a_message(conn: Connection, clock: Clock) -> None:
     assert contents(claim(conn, "q")) == ["later"]
 
 
-def test_row_29_delivery_time_of_a_message(conn: Connection, clock: Clock) -> None:
+def test_a_message_is_delivered_at_a_time(conn: Connection, clock: Clock) -> None:
     now: datetime = value(conn, "select trunkline.clock()")
     for hours in (3, 1, 2, -1):
         publish(conn, "t", hours, p_deliver_at=now + timedelta(hours=hours))
@@ -239,7 +239,7 @@ def test_row_29_delivery_time_of_a_message(conn: Connection, clock: Clock) -> No
     assert seen == [[-1], [-1, 1], [-1, 1, 2], [-1, 1, 2, 3]]
 
 
-def test_row_30_default_delay_of_a_queue(conn: Connection, clock: Clock) -> None:
+def test_a_queue_delays_its_messages(conn: Connection, clock: Clock) -> None:
     call(conn, "create_queue", "slow", p_delivery_delay="1 minute")
     enqueue(conn, "slow", 1)
     clock.advance(30)
@@ -251,7 +251,7 @@ def test_row_30_default_delay_of_a_queue(conn: Connection, clock: Clock) -> None
     assert contents(claim(conn, "slow")) == [2]
 
 
-def test_row_31_max_retries_of_a_message(conn: Connection) -> None:
+def test_a_message_carries_its_limit_of_attempts(conn: Connection) -> None:
     """A message can carry its own limit in a header: the consumer sees the attempt and buries it."""
     call(conn, "alter_queue", "q", p_max_attempts=5)
     enqueue(conn, "q", "twice", p_headers=Jsonb({"max_attempts": 2}))
@@ -267,7 +267,7 @@ def test_row_31_max_retries_of_a_message(conn: Connection) -> None:
     assert dead == {"twice": 2, "as the queue": 5}
 
 
-def test_row_32_max_retries_of_a_queue(conn: Connection) -> None:
+def test_a_queue_limits_attempts(conn: Connection) -> None:
     for queue, limit in (("q", 20), ("three", 3), ("one", 1)):
         if queue != "q":
             call(conn, "create_queue", queue, p_max_attempts=limit)
@@ -280,7 +280,7 @@ def test_row_32_max_retries_of_a_queue(conn: Connection) -> None:
         assert call(conn, "list_dead_letters", queue)[0].attempts == limit
 
 
-def test_row_33_publish_in_the_callers_transaction(conn: Connection, connect: Connect) -> None:
+def test_a_publish_commits_with_the_callers_rows(conn: Connection, connect: Connect) -> None:
     """With its own rows or not at all; other publishers do not wait for it. By a call, or by a trigger."""
     conn.execute("create table public.orders (id int primary key, customer text)")
     conn.execute(
@@ -302,7 +302,7 @@ def test_row_33_publish_in_the_callers_transaction(conn: Connection, connect: Co
     assert (contents([row, direct]), row.key) == ([{"id": 1, "customer": "c1"}, "with it"], "c1")
 
 
-def test_row_34_gapless_offsets_in_commit_order(conn: Connection, connect: Connect) -> None:
+def test_offsets_follow_commits_without_gaps(conn: Connection, connect: Connect) -> None:
     """A transaction that began first and committed last comes last; a rollback leaves no hole and no lock is held."""
     first, second = connect(), connect()
     for session in (first, second):
@@ -323,7 +323,7 @@ def test_row_34_gapless_offsets_in_commit_order(conn: Connection, connect: Conne
     assert sorted(contents(after[1:])) == ["began first", "last"]
 
 
-def test_row_35_occurred_at_and_enqueued_at(conn: Connection, clock: Clock) -> None:
+def test_a_message_has_the_times_of_its_event_and_its_publish(conn: Connection, clock: Clock) -> None:
     clock.advance(timedelta(days=1))
     happened = value(conn, "select timestamptz '2020-02-29 12:00+00'")
     publish(conn, "t", 1, p_occurred_at=happened)
@@ -336,7 +336,7 @@ def test_row_35_occurred_at_and_enqueued_at(conn: Connection, clock: Clock) -> N
     )
 
 
-def test_row_36_body_is_required(conn: Connection) -> None:
+def test_a_missing_payload_is_refused(conn: Connection) -> None:
     """A missing body is refused and named; an empty one is a body."""
     for verb, place in (("publish", "t"), ("publish_bytes", "t"), ("enqueue", "q"), ("enqueue_bytes", "q")):
         with refused("TL001", "payload must not be null"):
@@ -348,3 +348,36 @@ def test_row_36_body_is_required(conn: Connection) -> None:
         call(conn, "publish_bytes", "t", b"x" * (1024 * 1024 + 1))
     assert head(conn, "t") == 0
     assert isinstance(call(conn, "publish_bytes", "t", b"")[0].id, UUID)
+
+
+def test_publish_to_an_unknown_topic_is_an_error(conn: Connection) -> None:
+    """Publish to an unknown topic: error, not silence."""
+    with refused("TL010", "Create it with trunkline.create_topic('nope')"):
+        publish(conn, "nope", 1)
+    with refused("TL011", "Create it with trunkline.create_queue('nope')"):
+        enqueue(conn, "nope", 1)
+
+
+def test_publish_returns_the_id(conn: Connection) -> None:
+    """Publish returns the id."""
+    [id_] = publish(conn, "t", 1)
+    many = [row.id for row in call(conn, "publish_many", "t", [b"2", b"3"])]
+    assert [message.id for message in read(conn, "t")] == [id_, *many]
+
+
+@pytest.mark.parametrize("payload", [[1, [2]], "text", "", 12.5, 0, -1, None, True, {}, [], {"a": None}, "ü\u2028📬"])
+def test_any_json_value_is_a_payload(conn: Connection, payload: Any) -> None:
+    """Top-level JSON array, string, number, null as payload."""
+    publish(conn, "t", payload)
+    enqueue(conn, "q", payload)
+    call(conn, "publish_many", "t", [json.dumps(payload).encode()])
+    assert contents(read(conn, "t")) == [payload, payload]
+    assert contents(claim(conn, "q")) == [payload]
+
+
+def test_a_retried_publish_is_one_message_with_one_id(conn: Connection) -> None:
+    """Retried publish with the same key: one message, same id returned."""
+    answers = [call(conn, "publish", "t", "1", p_idempotency_key="k")[0] for _ in range(3)]
+    assert len({answer.id for answer in answers}) == 1
+    assert [answer.duplicate for answer in answers] == [False, True, True]
+    assert [message.id for message in read(conn, "t")] == [answers[0].id]

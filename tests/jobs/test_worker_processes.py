@@ -1,4 +1,4 @@
-"""Defects T20 to T24 of earlier systems, each as a test. T24 is in test_once.py."""
+"""Worker processes that are killed, paused, drained or restarted with their database. See also test_once.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import stats, until
+from tests.jobs.conftest import stats
 from tests.jobs.worker_jobs import app as work_app
 from tests.jobs.worker_jobs import note, slow
-from tests.servers import WheelServer
+from tests.support.postgres import WheelServer
+from tests.support.waiting import until
 from trunkline import SyncClient
 from trunkline.jobs import App, Worker
 from trunkline.sql.migrate import migrate
@@ -44,7 +45,7 @@ async def _ready(app: App, n: int) -> bool:
     return bool((await stats(app)).ready == n)
 
 
-async def test_t20_a_killed_workers_job_runs_again(worker_app: App, db: str, tmp_path: Path) -> None:
+async def test_a_killed_workers_job_runs_again(worker_app: App, db: str, tmp_path: Path) -> None:
     async with worker_app:
         handle = await note.enqueue(str(tmp_path), die_first=True)
         first = start_worker(db)
@@ -58,7 +59,7 @@ async def test_t20_a_killed_workers_job_runs_again(worker_app: App, db: str, tmp
     assert (tmp_path / "seen").read_text().splitlines() == [f"{handle.id} 1", f"{handle.id} 2"]
 
 
-async def test_t21_workers_of_one_host_and_pid_keep_their_leases_apart(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_of_one_host_and_pid_keep_their_leases_apart(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """J5: containers whose process id is 1 and whose host name is the same."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     monkeypatch.setattr(socket, "gethostname", lambda: "container")
@@ -70,7 +71,7 @@ async def test_t21_workers_of_one_host_and_pid_keep_their_leases_apart(app: App,
     assert one.name != two.name
 
 
-async def test_t22_a_kind_without_handler_stays_for_others(db: str, app: App) -> None:
+async def test_a_kind_without_handler_stays_for_other_workers(db: str, app: App) -> None:
     @app.job
     async def known() -> None: ...
 
@@ -96,7 +97,7 @@ async def test_t22_a_kind_without_handler_stays_for_others(db: str, app: App) ->
 
 
 @pytest.mark.timeout(600)
-async def test_t23_the_worker_goes_on_after_a_restart_of_the_database(
+async def test_a_worker_continues_after_a_restart_of_the_database(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says once that the database is away, and does not wait for it when it is to end."""
@@ -143,7 +144,7 @@ async def test_sigterm_drains_a_worker_process(worker_app: App, db: str, tmp_pat
         assert await _acked(worker_app, "work")
 
 
-async def test_a_paused_worker_that_wakes_can_do_nothing(worker_app: App, db: str, tmp_path: Path) -> None:
+async def test_a_paused_worker_can_settle_nothing_after_its_lease(worker_app: App, db: str, tmp_path: Path) -> None:
     async with worker_app:
         await slow.enqueue(str(tmp_path), 3)
         paused = start_worker(db)

@@ -1,4 +1,4 @@
-"""Features of the field, part F: failures and lifetime. The number in a name is the row of the table."""
+"""Failures and lifetime: retries, dead letters, expiry, retention, crashes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def delays(conn: Connection, clock: Clock, queue: str, attempts: int) -> list[fl
     return found
 
 
-def test_row_75_automatic_retry(conn: Connection, clock: Clock) -> None:
+def test_a_failed_message_is_retried_by_itself(conn: Connection, clock: Clock) -> None:
     """After a nack or an expired lease, until it works, without a request."""
     call(conn, "create_queue", "q")
     enqueue(conn, "q", 1)
@@ -64,7 +64,7 @@ def test_row_75_automatic_retry(conn: Connection, clock: Clock) -> None:
     assert claim(conn, "q") == []
 
 
-def test_row_76_exponential_backoff(conn: Connection, clock: Clock) -> None:
+def test_retries_back_off_exponentially(conn: Connection, clock: Clock) -> None:
     """Base, factor, cap; jitter spreads it, by no more than it says."""
     call(conn, "create_queue", "even", p_backoff_base="2 s", p_backoff_factor=3, p_backoff_cap="20 s", p_backoff_jitter=0)
     enqueue(conn, "even", 1)
@@ -77,7 +77,7 @@ def test_row_76_exponential_backoff(conn: Connection, clock: Clock) -> None:
     assert max(many) - min(many) > 20
 
 
-def test_row_77_dead_letter_after_n(conn: Connection, clock: Clock) -> None:
+def test_the_last_attempt_makes_a_dead_letter(conn: Connection, clock: Clock) -> None:
     """Attempts may be nacked or never settled; the message is never in both places."""
     call(conn, "create_queue", "q", p_max_attempts=3)
     enqueue(conn, "q", "nacked", "silent")
@@ -96,7 +96,7 @@ def test_row_77_dead_letter_after_n(conn: Connection, clock: Clock) -> None:
     assert assert_conserved(conn, "q").dead == 2
 
 
-def test_row_78_dead_letters_of_a_queue(conn: Connection) -> None:
+def test_dead_letters_are_listed_redriven_and_purged(conn: Connection) -> None:
     """List, look at one, send back (here or elsewhere), remove; per queue, in pages and bounded steps."""
     for name in ("q", "other", "repair"):
         call(conn, "create_queue", name)
@@ -120,7 +120,7 @@ def test_row_78_dead_letters_of_a_queue(conn: Connection) -> None:
     assert len(call(conn, "list_dead_letters", "other")) == 1
 
 
-def test_row_79_last_error_is_kept(conn: Connection) -> None:
+def test_a_dead_letter_has_the_last_error(conn: Connection) -> None:
     call(conn, "create_queue", "q", p_max_attempts=2)
     enqueue(conn, "q", 1)
     for error in ("first", "second: ü\nline 2"):
@@ -128,7 +128,7 @@ def test_row_79_last_error_is_kept(conn: Connection) -> None:
     assert [letter.error for letter in call(conn, "list_dead_letters", "q")] == ["second: ü\nline 2"]
 
 
-def test_row_80_retries_per_reader(conn: Connection, clock: Clock) -> None:
+def test_each_queue_counts_its_attempts(conn: Connection, clock: Clock) -> None:
     """Each queue on a topic counts its own attempts of the same message; a group delivers again until it is committed."""
     call(conn, "create_topic", "t")
     for name, limit in (("a", 2), ("b", 9)):
@@ -148,7 +148,7 @@ def test_row_80_retries_per_reader(conn: Connection, clock: Clock) -> None:
     assert commit(conn, "t", batch) == "lost"
 
 
-def test_row_81_deliver_by(conn: Connection, clock: Clock) -> None:
+def test_an_expired_message_is_not_delivered(conn: Connection, clock: Clock) -> None:
     """Expired messages are not delivered, also not after a return; they are counted, not lost."""
     call(conn, "create_queue", "q", p_ttl="1 minute", p_lease="5 minutes")
     enqueue(conn, "q", "retried", "unread")
@@ -164,7 +164,7 @@ def test_row_81_deliver_by(conn: Connection, clock: Clock) -> None:
     assert (audit.expired, audit.acked) == (2, 1)
 
 
-def test_row_82_cleanup_on_demand_and_by_itself(conn: Connection, clock: Clock) -> None:
+def test_completed_messages_are_removed_on_demand_and_by_upkeep(conn: Connection, clock: Clock) -> None:
     for name in ("by-hand", "by-itself"):
         call(conn, "create_queue", name, p_segment_rows=16, p_retention="1 hour")
         enqueue(conn, name, *range(32))
@@ -185,7 +185,7 @@ def test_row_82_cleanup_on_demand_and_by_itself(conn: Connection, clock: Clock) 
         assert contents(claim(conn, queue.name)) == ["next"]
 
 
-def test_row_83_retention_by_time_or_size(conn: Connection, clock: Clock) -> None:
+def test_retention_limits_time_and_size(conn: Connection, clock: Clock) -> None:
     """Never of what a reader still needs, unless the topic has a hard limit; and then it says so."""
     call(conn, "create_topic", "time", p_segment_rows=16, p_retention="1 hour")
     call(conn, "create_topic", "size", p_segment_rows=16, p_retention_bytes=100_000)
@@ -209,7 +209,7 @@ def test_row_83_retention_by_time_or_size(conn: Connection, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("when", ["claimed", "settling"])
-def test_row_84_a_worker_that_crashes_is_safe(conn: Connection, db: str, clock: Clock, when: str) -> None:
+def test_a_killed_worker_loses_nothing(conn: Connection, db: str, clock: Clock, when: str) -> None:
     """kill -9 of the worker's process, after the claim and in the middle of its transaction. More: tests/chaos."""
     call(conn, "create_queue", "q")
     ids = enqueue(conn, "q", *range(5))
