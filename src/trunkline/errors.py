@@ -69,6 +69,14 @@ class InvalidArgument(TrunklineError):
     code, status, exit_code = "invalid_argument", 400, 2
 
 
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has the wrong type. Raised before anything is sent."""
+
+
+class InvalidValue(InvalidArgument, ValueError):
+    """An argument has an unusable value. Raised before anything is sent."""
+
+
 class InvalidName(InvalidArgument):
     """A name is empty, too long, or has a character outside letters, digits, `-`, `.` and `_`."""
 

@@ -21,7 +21,7 @@ from trunkline.client.settling import Settler
 from trunkline.db import calls
 from trunkline.db.tasks import Bell, log
 from trunkline.db.wakeup import Watch
-from trunkline.errors import PermissionDenied, Unavailable
+from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -198,7 +198,7 @@ class Claims(Generic[T]):
         type: Any,
     ) -> None:
         if slots < 1:
-            raise ValueError(f"slots must be at least 1, got {slots}")
+            raise InvalidValue(f"slots must be at least 1, got {slots}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
         self._runtime = runtime

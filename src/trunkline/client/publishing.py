@@ -14,7 +14,7 @@ from trunkline.db.codec import Encoded, encode_message
 from trunkline.db.copying import fits
 from trunkline.db.pool import Connection
 from trunkline.db.tasks import Coalescer
-from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable
+from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
 
 B = TypeVar("B")
@@ -84,7 +84,7 @@ class Publisher:
     async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
         encoded = encode_message(message)
         if encoded.priority is not None and kind == "topic":
-            raise TypeError("priority is only supported by queues, not by topics")
+            raise InvalidType("priority is only supported by queues, not by topics")
         coalescer = self._coalescers.get((kind, name))
         if coalescer is None:
             # setdefault is atomic, also between threads: all callers use the same one

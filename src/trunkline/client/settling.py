@@ -10,6 +10,7 @@ from trunkline.db import calls
 from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
 from trunkline.db.tasks import Coalescer
+from trunkline.errors import InvalidType
 from trunkline.types import Duration, Result
 
 MAX_RECEIPTS = 10_000
@@ -52,7 +53,7 @@ class Settler:
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
         if span is None:
-            raise TypeError("lease must be a duration such as '30s', got None")
+            raise InvalidType("lease must be a duration such as '30s', got None")
         return await self._settle(receipts, partial(calls.extend, lease=span), ends=False)
 
     async def _settle(
@@ -80,5 +81,5 @@ class Settler:
 
 def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:
     if isinstance(receipts, str):
-        raise TypeError("receipts must be a list of strings, got one string")
+        raise InvalidType("receipts must be a list of strings, got one string")
     return [receipts[start : start + MAX_RECEIPTS] for start in range(0, len(receipts), MAX_RECEIPTS)]

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.db.calls import message_fields
-from trunkline.db.codec import decoder, error_text
+from trunkline.db.codec import decoder, error_text, headers_json
 from trunkline.db.pool import Connection
 from trunkline.db.querying import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
@@ -32,7 +32,7 @@ _SETTINGS = {
 def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
     values = {name: value for name, value in settings.items() if value is not None}
     if "headers" in values:
-        values["headers"] = msgspec.json.encode(values["headers"]).decode()
+        values["headers"] = headers_json(values["headers"])
     return "".join(f", p_{name} => %b::{_SETTINGS[name]}" for name in values), list(values.values())
 
 

@@ -22,7 +22,7 @@ from trunkline.db.pool import Connection
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
-from trunkline.jobs.arguments import from_json, result_to_json, to_json
+from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
 from trunkline.jobs.refusals import EffectUnknown
 from trunkline.types import Duration, Headers, Result
 
@@ -35,7 +35,7 @@ OnUnknown = Literal["raise", "skip", "rerun"]
 _log = logging.getLogger("trunkline.jobs")
 
 
-class ProcessContext(msgspec.Struct, frozen=True):
+class ProcessContext(msgspec.Struct, JobContext, frozen=True):
     """Facts about the job for a handler in another process. It has no methods."""
 
     id: UUID
@@ -44,7 +44,7 @@ class ProcessContext(msgspec.Struct, frozen=True):
     headers: Headers
 
 
-class _About:
+class _About(JobContext):
     """Facts about the job, shared by both contexts."""
 
     __slots__ = ("_item", "_worker")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from types import FrameType
+from typing import Any
 
 from trunkline.client import SyncClient
 from trunkline.db.tasks import log
@@ -33,17 +33,15 @@ class Heartbeat:
     def __init__(
         self,
         client: SyncClient,
-        call_on_loop: Callable[..., object],
+        loop: asyncio.AbstractEventLoop,
         *,
         on_lost: Callable[[Item], None],
         on_stall: Callable[[Item, float], None],
-        loop_thread: int,
     ) -> None:
         self._client = client
-        self._call_on_loop = call_on_loop
+        self._loop = loop
         self._on_lost = on_lost
         self._on_stall = on_stall
-        self._loop_thread = loop_thread
         self._leases: dict[str, Lease] = {}
         self._stopped = threading.Event()
         self._asked_at: float | None = None
@@ -101,6 +99,12 @@ class Heartbeat:
 
     # The loop
 
+    def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed")
+
     def _watch_loop(self) -> None:
         now = monotonic()
         if self._asked_at is None:
@@ -116,10 +120,8 @@ class Heartbeat:
 
     def _blocking(self) -> Item | None:
         """Return the job whose handler currently runs on the event loop."""
-        frame: FrameType | None = sys._current_frames().get(self._loop_thread)
-        while frame is not None:
-            if frame.f_code.co_name == "_call_async" and frame.f_globals.get("__name__") == "trunkline.jobs.running_calls":
-                item = frame.f_locals.get("item")
-                return item if isinstance(item, Item) else None
-            frame = frame.f_back
-        return None
+        task = asyncio.current_task(self._loop)
+        if task is None:
+            return None
+        items = (item for lease in self.leases() for item in list(lease.open.values()))
+        return next((item for item in items if item.calling and item.slot is task), None)

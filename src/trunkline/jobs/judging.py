@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 from datetime import timedelta
 from types import TracebackType
@@ -20,6 +21,8 @@ from trunkline.jobs.settling import Verdict
 
 if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 class Judge:
@@ -129,6 +132,6 @@ class Judge:
 def _of_the_handler(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that starts outside this package, or all of it if none does."""
     frame = trace
-    while frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith("trunkline."):
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next
     return frame or trace

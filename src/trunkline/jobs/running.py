@@ -41,6 +41,7 @@ class Item:
         "_once",
         "abandoned",
         "began",
+        "calling",
         "cut_at",
         "delivery",
         "job",
@@ -64,6 +65,8 @@ class Item:
         self.lost = False
         self.settled = False
         self.abandoned = False
+        self.calling = False
+        """True while its async handler is called: if its task blocks the loop, the handler does."""
         self.reason: str | None = None
         """The reason for the cancellation."""
         self.result: bytes | None = None

@@ -44,12 +44,14 @@ async def _call(worker: Worker, item: Item, args: tuple[Any, ...], kwargs: dict[
 async def _call_async(worker: Worker, item: Item, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     job = item.job
     assert job.function is not None  # noqa: S101
+    item.calling = True
     try:
         if not job.wants_context:
             return await job.function(*args, **kwargs)
         context = Context(worker, item)
         return await (job.function(*args, context) if job.context_last else job.function(context, *args, **kwargs))
     finally:
+        item.calling = False
         worker.leave_if_forked()
 
 

@@ -21,7 +21,7 @@ from trunkline.db.codec import duration
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync import jobs as sync_jobs
 from trunkline.db.tasks import Background, Bell, log
-from trunkline.errors import TrunklineError
+from trunkline.errors import InvalidValue, TrunklineError
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import Arguments
 from trunkline.jobs.heartbeat import Heartbeat, raise_in_thread
@@ -77,7 +77,7 @@ class Worker:
         self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
         for queue, count in self.queues.items():
             if count < 1:
-                raise ValueError(f"the concurrency of queue {queue!r} must be at least 1, got {count}")
+                raise InvalidValue(f"the concurrency of queue {queue!r} must be at least 1, got {count}")
         if not self.queues:
             raise UnknownKind("the app has no queues", hint="Define a job, or pass queues to the worker.")
         self._prefetch = prefetch
@@ -108,6 +108,7 @@ class Worker:
     async def start(self) -> None:
         """Create or update queues, limits and schedules, then start to claim jobs."""
         self.loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         await self.app.setup()
         for queue in self.queues:
             if queue not in self.app.queues:
@@ -122,10 +123,9 @@ class Worker:
         self.settler = Settler(self.runtime)
         self.heartbeat = Heartbeat(
             self._beats,
-            self._call_on_loop,
+            self.loop,
             on_lost=self._lost,
             on_stall=self._stalled,
-            loop_thread=threading.get_ident(),
         )
         self._lanes = [Lane(self, queue, count, self._prefetch) for queue, count in self.queues.items()]
         try:
@@ -230,12 +230,6 @@ class Worker:
 
     # Running jobs
 
-    def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
-        try:
-            self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            log.debug("the event loop is closed")
-
     def _lost(self, item: Item) -> None:
         item.lost = True
         log.warning("job lease lost job=%s id=%s", item.job.name, item.delivery.id)
@@ -277,7 +271,7 @@ class Worker:
                     sync_calls.nack(conn, [item.receipt], delay=pause, error=error)
             item.lease.open.pop(item.position, None)
         finally:
-            raise_in_thread(self.heartbeat._loop_thread, HandlerStalled)
+            raise_in_thread(self._loop_thread, HandlerStalled)
 
     def settled_by_handler(self, item: Item) -> None:
         item.settled = True

@@ -30,7 +30,7 @@ from trunkline.client.sync.topics import Topics
 from trunkline.db.codec import duration, place
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.errors import SettingsError
+from trunkline.errors import InvalidValue, SettingsError
 from trunkline.settings import Settings
 from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
 
@@ -424,7 +424,7 @@ class SyncClient(Lender):
     def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
-            raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
+            raise InvalidValue(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return batch.commit(offset)
 
     def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = _LEASE) -> int:

@@ -11,6 +11,7 @@ from trunkline.db.codec import duration
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.db.threads import Coalescer
+from trunkline.errors import InvalidType
 from trunkline.types import Duration, Result
 
 MAX_RECEIPTS = 10_000
@@ -51,7 +52,7 @@ class Settler:
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         span = duration(lease)
         if span is None:
-            raise TypeError("lease must be a duration such as '30s', got None")
+            raise InvalidType("lease must be a duration such as '30s', got None")
         return self._settle(receipts, partial(calls.extend, lease=span), ends=False)
 
     def _settle(
@@ -79,5 +80,5 @@ class Settler:
 
 def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:
     if isinstance(receipts, str):
-        raise TypeError("receipts must be a list of strings, got one string")
+        raise InvalidType("receipts must be a list of strings, got one string")
     return [receipts[start : start + MAX_RECEIPTS] for start in range(0, len(receipts), MAX_RECEIPTS)]

@@ -26,6 +26,7 @@ from trunkline.db.copying import COLUMNS, new_ids
 from trunkline.db.copying import rows as copy_rows
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.querying import Row, fetch_records, fetch_rows, fetch_value
+from trunkline.errors import InvalidType
 from trunkline.types import (
     DeadLetter,
     Explanation,
@@ -170,7 +171,7 @@ def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Enco
     kinds = {message.content_type for message in messages}
     priorities = column("priority")
     if priorities is not None and kind == "topic":
-        raise TypeError("priority is only supported by queues, not by topics")
+        raise InvalidType("priority is only supported by queues, not by topics")
     priority_argument = "" if priorities is None else ", p_priorities => %b::int[]"
     rows = fetch_rows(
         conn,
