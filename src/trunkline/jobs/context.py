@@ -23,11 +23,11 @@ from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
+from trunkline.jobs.attempt import ACK, Attempt, Stop
 from trunkline.jobs.refusals import EffectUnknown
 from trunkline.types import Duration, Headers, Result
 
 if TYPE_CHECKING:
-    from trunkline.jobs.running import Item
     from trunkline.jobs.worker import Worker
 
 T = TypeVar("T")
@@ -47,42 +47,42 @@ class ProcessContext(msgspec.Struct, JobContext, frozen=True):
 class _About(JobContext):
     """Facts about the job, shared by both contexts."""
 
-    __slots__ = ("_item", "_worker")
+    __slots__ = ("_attempt", "_worker")
 
-    def __init__(self, worker: Worker, item: Item) -> None:
+    def __init__(self, worker: Worker, attempt: Attempt) -> None:
         self._worker = worker
-        self._item = item
+        self._attempt = attempt
 
     @property
     def id(self) -> UUID:
         """The job id, the same in every attempt."""
-        return self._item.delivery.id
+        return self._attempt.delivery.id
 
     @property
     def kind(self) -> str:
-        return self._item.job.name
+        return self._attempt.job.name
 
     @property
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
-        return self._item.delivery.attempt
+        return self._attempt.delivery.attempt
 
     @property
     def headers(self) -> Headers:
-        return self._item.delivery.headers or {}
+        return self._attempt.delivery.headers or {}
 
     @property
     def key(self) -> str | None:
-        return self._item.delivery.key
+        return self._attempt.delivery.key
 
     @property
     def max_attempts(self) -> int:
-        return self._item.max_attempts
+        return self._attempt.max_attempts
 
     @property
     def time_left(self) -> timedelta | None:
         """Time until the timeout of this attempt, or None without a timeout."""
-        cut = self._item.cut_at
+        cut = self._attempt.deadline
         return None if cut is None else timedelta(seconds=max(0.0, cut - monotonic()))
 
     @property
@@ -92,12 +92,12 @@ class _About(JobContext):
         return None if left is None else datetime.now(UTC) + left
 
     @property
-    def stopping(self) -> str | None:
-        """The reason for which the handler must end now (timeout, lost lease, cancellation or stop), or None.
+    def stopping(self) -> Stop | None:
+        """Why the handler must end now, or None: a `Stop` with a `reason` and a `detail`.
 
         For handlers that poll it.
         """
-        return self._item.reason
+        return self._attempt.stop
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -121,13 +121,13 @@ class Context(_About):
     async def extend(self, span: Duration) -> Result:
         """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
         lease = duration(span) or timedelta(0)
-        self._worker.give_time(self._item, lease.total_seconds())
+        self._worker.start_timeout(self._attempt, lease.total_seconds())
         async with self._worker.runtime.connection(writing=True) as conn:
-            return (await calls.extend(conn, [self._item.receipt], lease=max(lease, timedelta(seconds=1))))[0]
+            return (await calls.extend(conn, [self._attempt.receipt], lease=max(lease, timedelta(seconds=1))))[0]
 
     def set_result(self, value: Any) -> None:
         """Set the job's result, for a handler that ends with `transaction()`: it is stored in the same transaction."""
-        self._item.result = result_to_json(value)
+        self._attempt.result = result_to_json(value)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -136,15 +136,15 @@ class Context(_About):
         Raises `LeaseLost` if another worker may have the job; everything is then rolled back. Enqueue more jobs in the
         transaction with `job.on(conn)`.
         """
-        item = self._item
+        attempt = self._attempt
 
         async def settle(conn: Connection) -> tuple[Result, str]:
-            result = (await db.finish_jobs(conn, "ack", [item.ending()]))[0]
+            result = (await db.finish_jobs(conn, "ack", [attempt.ending()]))[0]
             return result, await calls.transaction_number(conn)
 
-        async with settled(self._worker.runtime, settle, once=[item.once]) as conn:
+        async with settled(self._worker.runtime, settle, once=[attempt.once]) as conn:
             yield conn
-        self._worker.settled_by_handler(item)
+        self._worker.settled_by_handler(attempt)
 
     @overload
     async def run_once(
@@ -236,27 +236,27 @@ class SyncContext(_About):
 
     def extend(self, span: Duration) -> Result:
         """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
-        return self._wait(Context(self._worker, self._item).extend(span))
+        return self._wait(Context(self._worker, self._attempt).extend(span))
 
     def set_result(self, value: Any) -> None:
         """Set the job's result, for a handler that ends with `transaction()`."""
-        self._item.result = result_to_json(value)
+        self._attempt.result = result_to_json(value)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncConnection]:
         """Complete the job in a transaction with your own writes on the connection. See `Context.transaction`."""
-        item = self._item
+        attempt = self._attempt
 
         def settle(conn: SyncConnection) -> tuple[Result, str]:
-            result = sync_db.finish_jobs(conn, "ack", [item.ending()])[0]
+            result = sync_db.finish_jobs(conn, "ack", [attempt.ending()])[0]
             return result, sync_calls.transaction_number(conn)
 
         runtime = self._worker.sync_client._runtime()
         # the async twin of `Once` has the same field, and an attempt has one `Once`
-        with sync_transactions.settled(runtime, settle, once=[item.once]) as conn:  # type: ignore[list-item]
+        with sync_transactions.settled(runtime, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
             yield conn
-        self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, item)
-        item.settled = True
+        self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, attempt)
+        attempt.settled = ACK
 
     @overload
     def run_once(

@@ -13,7 +13,8 @@ from typing import Any
 from trunkline.client import SyncClient
 from trunkline.db.tasks import log
 from trunkline.errors import TrunklineError
-from trunkline.jobs.running import Item, Lease
+from trunkline.jobs.attempt import Attempt, Lease
+from trunkline.jobs.refusals import HandlerStalled
 
 _LOOK = 0.25
 
@@ -27,7 +28,8 @@ class Heartbeat:
     """Extends the leases of unsettled jobs when a third of the lease has passed.
 
     `on_lost` is called on the event loop for jobs whose lease has ended, or could not be extended in time. `on_stall`
-    is called in this thread for a job whose handler blocks the event loop.
+    is called in this thread for a job whose handler blocks the event loop. If it returns true, the handler is
+    interrupted with `HandlerStalled`.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class Heartbeat:
         client: SyncClient,
         loop: asyncio.AbstractEventLoop,
         *,
-        on_lost: Callable[[Item], None],
-        on_stall: Callable[[Item, float], None],
+        on_lost: Callable[[Attempt], None],
+        on_stall: Callable[[Attempt, float], bool],
     ) -> None:
         self._client = client
         self._loop = loop
+        self._loop_thread = threading.get_ident()
         self._on_lost = on_lost
         self._on_stall = on_stall
         self._leases: dict[str, Lease] = {}
@@ -93,9 +96,9 @@ class Heartbeat:
 
     def _lose(self, lease: Lease, positions: list[int]) -> None:
         for position in positions:
-            item = lease.open.get(position)
-            if item is not None:
-                self._call_on_loop(self._on_lost, item)
+            attempt = lease.open.get(position)
+            if attempt is not None:
+                self._call_on_loop(self._on_lost, attempt)
 
     # The loop
 
@@ -111,17 +114,17 @@ class Heartbeat:
             self._asked_at = now
             self._call_on_loop(self._turned)
             return
-        item = self._blocking()
-        if item is not None:
-            self._on_stall(item, now - self._asked_at)
+        attempt = self._blocking()
+        if attempt is not None and self._on_stall(attempt, now - self._asked_at) and self._blocks(attempt):
+            raise_in_thread(self._loop_thread, HandlerStalled)
 
     def _turned(self) -> None:
         self._asked_at = None
 
-    def _blocking(self) -> Item | None:
+    def _blocking(self) -> Attempt | None:
         """Return the job whose handler currently runs on the event loop."""
-        task = asyncio.current_task(self._loop)
-        if task is None:
-            return None
-        items = (item for lease in self.leases() for item in list(lease.open.values()))
-        return next((item for item in items if item.calling and item.slot is task), None)
+        attempts = (attempt for lease in self.leases() for attempt in list(lease.open.values()))
+        return next((attempt for attempt in attempts if self._blocks(attempt)), None)
+
+    def _blocks(self, attempt: Attempt) -> bool:
+        return attempt.calling and attempt.task is asyncio.current_task(self._loop)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import NamedTuple
 
 from trunkline.client.runtime import Runtime
 from trunkline.db import calls, jobs
 from trunkline.db.tasks import Background, Bell, log
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
-from trunkline.jobs.running import Item
+from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
 from trunkline.types import Result
 
 _PAUSE = 0.2
 _BATCH = 1000
-
-
-class Verdict(NamedTuple):
-    """The settlement of a job: ack, nack, bury, snooze or release."""
-
-    verb: str
-    delay: timedelta | None = None
-    error: str | None = None
 
 
 class Settler:
@@ -30,8 +21,8 @@ class Settler:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._acks: list[Item] = []
-        self._others: list[tuple[Item, Verdict]] = []
+        self._acks: list[Attempt] = []
+        self._others: list[tuple[Attempt, Settlement]] = []
         self._bell = Bell()
         self._idle = Bell()
         self._idle.ring()
@@ -39,30 +30,30 @@ class Settler:
         self._loop = Background(self._run, "trunkline settler")
         self.lost = 0
 
-    def ack(self, item: Item) -> None:
-        self._acks.append(item)
+    def ack(self, attempt: Attempt) -> None:
+        self._acks.append(attempt)
         self._wake()
 
-    def settle(self, item: Item, verdict: Verdict) -> None:
-        self._others.append((item, verdict))
+    def settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        self._others.append((attempt, settlement))
         self._wake()
 
-    async def ack_now(self, item: Item) -> Result:
+    async def ack_now(self, attempt: Attempt) -> Result:
         """Ack a job and wait for the result."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiters[id(item)] = future
-        self.ack(item)
+        self._waiters[id(attempt)] = future
+        self.ack(attempt)
         return await future
 
-    async def release_now(self, items: list[Item]) -> None:
+    async def release_now(self, attempts: list[Attempt]) -> None:
         """Release jobs without counting an attempt, before this returns or once the database is available again."""
-        for item in items:
-            item.settled = True
+        for attempt in attempts:
+            attempt.settled = RELEASE
         try:
-            await self._release(items)
+            await self._release(attempts)
         except TrunklineError:
-            for item in items:
-                self.settle(item, Verdict("release"))
+            for attempt in attempts:
+                self.settle(attempt, RELEASE)
 
     async def drain(self, timeout: float) -> bool:
         """Wait until all jobs are settled, at most `timeout` seconds. Returns whether they are."""
@@ -90,9 +81,9 @@ class Settler:
                     if acks:
                         await self._flush_acks(acks)
                         acks = []
-                    if returned := [item for item, verdict in others if verdict.verb == "release"]:
+                    if returned := [attempt for attempt, settlement in others if settlement.verb == "release"]:
                         await self._release(returned)
-                        others = [(item, verdict) for item, verdict in others if verdict.verb != "release"]
+                        others = [(attempt, settlement) for attempt, settlement in others if settlement.verb != "release"]
                     while others:
                         await self._flush_other(*others[0])
                         others.pop(0)
@@ -109,55 +100,55 @@ class Settler:
                         type(exc).__name__,
                         exc,
                     )
-                    for item in [*acks, *(item for item, _ in others[:1])]:
-                        self._close(item, "unknown")
+                    for attempt in [*acks, *(attempt for attempt, _ in others[:1])]:
+                        self._close(attempt, "unknown")
                     self._others[:0] = others[1:]
             self._idle.ring()
 
-    async def _flush_acks(self, items: list[Item]) -> None:
+    async def _flush_acks(self, attempts: list[Attempt]) -> None:
         """Ack with one statement per lease. Jobs with a result or unique key share a separate statement."""
-        leases: dict[str, list[Item]] = {}
-        rich: list[Item] = []
-        for item in items:
-            if item.plain:
-                leases.setdefault(item.lease.text, []).append(item)
+        leases: dict[str, list[Attempt]] = {}
+        rich: list[Attempt] = []
+        for attempt in attempts:
+            if attempt.plain:
+                leases.setdefault(attempt.lease.text, []).append(attempt)
             else:
-                rich.append(item)
+                rich.append(attempt)
         async with self._runtime.connection(writing=True) as conn:
             for text, group in leases.items():
-                results = await jobs.ack_lease(conn, text, [item.position for item in group])
-                for item, result in zip(group, results, strict=True):
-                    self._close(item, result)
+                results = await jobs.ack_lease(conn, text, [attempt.position for attempt in group])
+                for attempt, result in zip(group, results, strict=True):
+                    self._close(attempt, result)
             if rich:
-                results = await jobs.finish_jobs(conn, "ack", [item.ending() for item in rich])
-                for item, result in zip(rich, results, strict=True):
-                    self._close(item, result)
+                results = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])
+                for attempt, result in zip(rich, results, strict=True):
+                    self._close(attempt, result)
                 # jobs that waited for these may be ready now
                 self._runtime.wakeup.poke()
 
-    async def _release(self, items: list[Item]) -> None:
+    async def _release(self, attempts: list[Attempt]) -> None:
         async with self._runtime.connection(writing=True) as conn:
-            results = await calls.release(conn, [item.receipt for item in items])
-        for item, result in zip(items, results, strict=True):
-            self._close(item, result)
+            results = await calls.release(conn, [attempt.receipt for attempt in attempts])
+        for attempt, result in zip(attempts, results, strict=True):
+            self._close(attempt, result)
 
-    async def _flush_other(self, item: Item, verdict: Verdict) -> None:
-        receipts = [item.receipt]
+    async def _flush_other(self, attempt: Attempt, settlement: Settlement) -> None:
+        receipts = [attempt.receipt]
         async with self._runtime.connection(writing=True) as conn:
-            if verdict.verb == "snooze":
-                results = await jobs.snooze(conn, receipts, delay=verdict.delay or timedelta(0))
-            elif verdict.verb == "nack":
-                results = await calls.nack(conn, receipts, delay=verdict.delay, error=verdict.error)
+            if settlement.verb == "snooze":
+                results = await jobs.snooze(conn, receipts, delay=settlement.delay or timedelta(0))
+            elif settlement.verb == "nack":
+                results = await calls.nack(conn, receipts, delay=settlement.delay, error=settlement.error)
             else:
-                results = await jobs.finish_jobs(conn, verdict.verb, [item.ending()], error=verdict.error)
-        self._close(item, results[0])
+                results = await jobs.finish_jobs(conn, settlement.verb, [attempt.ending()], error=settlement.error)
+        self._close(attempt, results[0])
 
-    def _close(self, item: Item, result: Result) -> None:
-        item.lease.close(item)
+    def _close(self, attempt: Attempt, result: Result) -> None:
+        attempt.lease.close(attempt)
         if result != "done":
             self.lost += 1
-            item.lost = True
-            log.warning("lease ended before the job was settled job=%s id=%s", item.job.name, item.delivery.id)
-        waiter = self._waiters.pop(id(item), None) if self._waiters else None
+            attempt.lost = True
+            log.warning("lease ended before the job was settled job=%s id=%s", attempt.job.name, attempt.delivery.id)
+        waiter = self._waiters.pop(id(attempt), None) if self._waiters else None
         if waiter is not None and not waiter.done():
             waiter.set_result(result)

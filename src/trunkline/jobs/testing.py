@@ -20,10 +20,9 @@ from trunkline.db.sync import jobs as sync_calls
 from trunkline.errors import Timeout
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import from_json
+from trunkline.jobs.attempt import Attempt, Settlement
 from trunkline.jobs.handle import Handle
 from trunkline.jobs.job import Call, Job
-from trunkline.jobs.running import Item
-from trunkline.jobs.settling import Verdict
 from trunkline.jobs.worker import Worker
 from trunkline.types import Duration
 
@@ -117,12 +116,11 @@ class Jobs:
     async def _work(self, *, seconds: float, until: UUID | None = None, settings: dict[str, Any] | None = None) -> list[Ran]:
         done: list[Ran] = []
 
-        def note(item: Item, verdict: Verdict | None) -> None:
-            verb = "ack" if verdict is None and item.settled else None if verdict is None else verdict.verb
-            delay = None if verdict is None or verdict.delay is None else verdict.delay.total_seconds()
-            error = None if verdict is None else verdict.error
-            outcome = "lost" if verb is None else _OUTCOMES[verb]
-            done.append(Ran(item.job.name, item.delivery.id, item.delivery.attempt, outcome, error, delay))
+        def note(attempt: Attempt, settlement: Settlement | None) -> None:
+            delay = None if settlement is None or settlement.delay is None else settlement.delay.total_seconds()
+            error = None if settlement is None else settlement.error
+            outcome = "lost" if settlement is None else _OUTCOMES[settlement.verb]
+            done.append(Ran(attempt.job.name, attempt.delivery.id, attempt.delivery.attempt, outcome, error, delay))
 
         end = monotonic() + seconds
         async with Worker(self.app, on_finished=note, **(settings or {})) as worker:

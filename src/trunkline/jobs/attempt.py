@@ -1,10 +1,12 @@
-"""Claimed jobs, running or not, until they are settled."""
+"""One delivery of a job, from its claim until it is settled."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Literal, NamedTuple
 
 from trunkline.client.transactions import Once
 from trunkline.db.job_records import Ending
@@ -12,8 +14,44 @@ from trunkline.jobs.job import TRACK, UNIQUE, Job
 from trunkline.types import Delivery
 
 
+class StopReason(Enum):
+    """Why a running handler must end."""
+
+    TIMEOUT = "timeout"
+    LEASE_LOST = "lease lost"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+
+
+class Stop(NamedTuple):
+    """A request to end a handler. Only the first one for an attempt counts."""
+
+    reason: StopReason
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.reason.value}: {self.detail}"
+
+
+class Settlement(NamedTuple):
+    """How to settle an attempt."""
+
+    verb: Literal["ack", "nack", "bury", "snooze", "release"]
+    delay: timedelta | None = None
+    error: str | None = None
+
+    @property
+    def redelivers(self) -> bool:
+        """True if the message will be delivered again."""
+        return self.verb in ("nack", "snooze", "release")
+
+
+ACK = Settlement("ack")
+RELEASE = Settlement("release")
+
+
 class Lease:
-    """The lease of one claim. `open` holds unsettled items by position.
+    """The lease of one claim. `open` holds unsettled attempts by position.
 
     `since` and `until` are by this process's clock.
     """
@@ -25,34 +63,33 @@ class Lease:
         self.span = span
         self.since = since
         self.until = since + span
-        self.open: dict[int, Item] = {}
+        self.open: dict[int, Attempt] = {}
         self._on_close = on_close
 
-    def close(self, item: Item) -> None:
-        """Remove an item that was settled or lost."""
-        self.open.pop(item.position, None)
+    def close(self, attempt: Attempt) -> None:
+        """Remove an attempt that was settled or lost."""
+        self.open.pop(attempt.position, None)
         self._on_close()
 
 
-class Item:
+class Attempt:
     """A delivery with its job and processing state."""
 
     __slots__ = (
         "_once",
         "abandoned",
-        "began",
         "calling",
-        "cut_at",
+        "deadline",
         "delivery",
         "job",
         "lease",
         "lost",
         "max_attempts",
-        "reason",
         "result",
         "settled",
-        "slot",
+        "started_at",
         "stop",
+        "task",
         "timer",
         "unique",
     )
@@ -62,21 +99,20 @@ class Item:
         self.job = job
         self.lease = lease
         self.max_attempts = max_attempts
+        self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
+        self.result: bytes | None = None
         self.lost = False
-        self.settled = False
+        self.settled: Settlement | None = None
+        """The settlement that is written or being written."""
         self.abandoned = False
         self.calling = False
         """True while its async handler is called: if its task blocks the loop, the handler does."""
-        self.reason: str | None = None
-        """The reason for the cancellation."""
-        self.result: bytes | None = None
-        self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
-        self.began = 0.0
-        self.cut_at: float | None = None
+        self.stop: Stop | None = None
+        self.started_at = 0.0
+        self.deadline: float | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.slot: asyncio.Task[None] | None = None
-        self.stop: Callable[[], None] | None = None
-        """Stops a handler that runs in a thread or process."""
+        self.task: asyncio.Task[None] | None = None
+        """The worker task that runs the handler."""
         self._once: Once | None = None
 
     @property
@@ -96,6 +132,7 @@ class Item:
 
     @property
     def tracked(self) -> bool:
+        """True if the result is stored."""
         headers = self.delivery.headers
         return self.job.definition.result if headers is None else bool(headers.get(TRACK, self.job.definition.result))
 
