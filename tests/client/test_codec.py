@@ -17,7 +17,7 @@ import pytest
 
 import trunkline
 from trunkline import Client
-from trunkline.db.codec import InvalidBody, decoder, encode, encode_message
+from trunkline.codec import InvalidBody, decoder, encode, encode_message
 from trunkline.errors import InvalidValue
 from trunkline.types import NewMessage
 

@@ -169,7 +169,7 @@ def test_pages_for_newcomers_do_not_share_names() -> None:
     )
     sources = [
         "README.md",
-        "src/trunkline/cli/up.py",
+        "src/trunkline/cli/commands/up.py",
         "docs/tutorial.md",
         "docs/jobs/tutorial.md",
         "docs/jobs/guide.md",

@@ -15,8 +15,8 @@ except ModuleNotFoundError:
 import msgspec
 
 from trunkline import __version__
-from trunkline.cli.command import Noun
-from trunkline.cli.output import ClosedOutput, say
+from trunkline.cli.framework.command import Noun
+from trunkline.cli.framework.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
 # Commands are imported on use: `trunkline --help` must not wait for psycopg.
@@ -43,6 +43,8 @@ COMMANDS = {
     "bench": "Run the benchmarks (needs a checkout).",
     "completion": "Print a shell completion script.",
 }
+# Modules whose name is not that of the command.
+_MODULES = {"dead": "dead_letter"}
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -54,7 +56,9 @@ class _Lazy(Noun):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"trunkline.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(
+            f"trunkline.cli.commands.{_MODULES.get(cmd_name, cmd_name)}"
+        ).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,7 +15,7 @@ from trunkline.types import Delivery
 
 
 class StopReason(Enum):
-    """Why a running handler must end."""
+    """Reasons for which a running handler must end."""
 
     TIMEOUT = "timeout"
     LEASE_LOST = "lease lost"

@@ -15,12 +15,12 @@ import msgspec
 
 from trunkline.client.sync import transactions as sync_transactions
 from trunkline.client.transactions import settled
+from trunkline.codec import duration
 from trunkline.db import calls
-from trunkline.db import jobs as db
-from trunkline.db.codec import duration
+from trunkline.db.calls import jobs as db
 from trunkline.db.pool import Connection
 from trunkline.db.sync import calls as sync_calls
-from trunkline.db.sync import jobs as sync_db
+from trunkline.db.sync.calls import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
 from trunkline.jobs.attempt import ACK, Attempt, Stop
@@ -93,7 +93,7 @@ class _About(JobContext):
 
     @property
     def stopping(self) -> Stop | None:
-        """Why the handler must end now, or None: a `Stop` with a `reason` and a `detail`.
+        """A `Stop` with `reason` and `detail` if the handler must end now, or None.
 
         For handlers that poll it.
         """

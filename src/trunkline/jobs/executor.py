@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, assert_never
 from uuid import UUID
 
-from trunkline.db.codec import duration
-from trunkline.db.tasks import log
+from trunkline.codec import duration
+from trunkline.concurrency.aio import log
 from trunkline.jobs.arguments import result_to_json
 from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement, Stop, StopReason
 from trunkline.jobs.backoff import Backoff

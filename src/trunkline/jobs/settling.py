@@ -6,8 +6,9 @@ import asyncio
 from datetime import timedelta
 
 from trunkline.client.runtime import Runtime
-from trunkline.db import calls, jobs
-from trunkline.db.tasks import Background, Bell, log
+from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.db import calls
+from trunkline.db.calls import jobs
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
 from trunkline.types import Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trunkline import errors
-from trunkline.remedies import Words, reword
+from trunkline.hints import Words, reword
 
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
@@ -90,6 +90,10 @@ def malformed(detail: str, error: str = "malformed_body") -> Problem:
 def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = None) -> Problem:
     """The body is well-formed but has an invalid value."""
     return Problem(400, error, detail, code=3, hint=hint)
+
+
+def no_route() -> Problem:
+    return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
 
 
 def message_not_found(detail: str) -> Problem:
