@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline import telemetry
 from trunkline.client import consuming
 from trunkline.client.batches import Batch
 from trunkline.client.consuming import Claims, GroupReader
@@ -155,7 +154,7 @@ class Client(Lender):
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return await self._publish("topic", topic, message)
+        return await self._living().publisher.publish("topic", topic, message)
 
     async def enqueue(
         self,
@@ -192,7 +191,7 @@ class Client(Lender):
             content_type=content_type,
             priority=priority,
         )
-        return await self._publish("inbox", queue, message)
+        return await self._living().publisher.publish("inbox", queue, message)
 
     async def publish_many(
         self,
@@ -215,7 +214,7 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._publish_many("topic", topic, messages)
+        return await self._living().publisher.publish_many("topic", topic, messages)
 
     async def enqueue_many(
         self,
@@ -232,21 +231,7 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._publish_many("inbox", queue, messages)
-
-    async def _publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return await publisher.publish(kind, name, message)
-        with telemetry.publishing(tracer, name, [message]) as traced:
-            return await publisher.publish(kind, name, next(traced))
-
-    async def _publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return await publisher.publish_many(kind, name, messages)
-        with telemetry.publishing(tracer, name, messages) as traced:
-            return await publisher.publish_many(kind, name, traced)
+        return await self._living().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
         """Wake all consumers, in every process.

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from trunkline import telemetry
 from trunkline.client import Client, SyncClient
 from trunkline.client.borrowed import async_driver, sync_driver
 from trunkline.client.publishing import send
@@ -48,11 +49,14 @@ async def enqueue_on(conn: Connection, todo: Sequence[Call]) -> list[Published]:
             results += await send(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
-            message = encode_message(call.message)
-            if call.after:
-                results.append(await calls.enqueue_after(conn, queue, message, after=call.after))
-            else:
-                results.append(await calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+            with telemetry.publishing(queue, (call.message,)) as (traced,):
+                message = encode_message(traced)
+                if call.after:
+                    published = await calls.enqueue_after(conn, queue, message, after=call.after)
+                else:
+                    unique = call.unique or ""
+                    published = await calls.enqueue_unique(conn, queue, message, unique=unique, hold=call.hold)
+            results.append(published)
     return results
 
 
@@ -71,11 +75,14 @@ def enqueue_on_sync(conn: SyncConnection, todo: Sequence[Call]) -> list[Publishe
             results += send_sync(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
-            message = encode_message(call.message)
-            if call.after:
-                results.append(sync_calls.enqueue_after(conn, queue, message, after=call.after))
-            else:
-                results.append(sync_calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+            with telemetry.publishing(queue, (call.message,)) as (traced,):
+                message = encode_message(traced)
+                if call.after:
+                    published = sync_calls.enqueue_after(conn, queue, message, after=call.after)
+                else:
+                    unique = call.unique or ""
+                    published = sync_calls.enqueue_unique(conn, queue, message, unique=unique, hold=call.hold)
+            results.append(published)
     return results
 
 

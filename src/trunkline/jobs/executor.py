@@ -9,12 +9,14 @@ import asyncio
 import os
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, assert_never
 from uuid import UUID
 
+from trunkline import telemetry
 from trunkline.codec import duration
 from trunkline.concurrency.aio import log
 from trunkline.jobs.arguments import result_to_json
@@ -81,12 +83,14 @@ class Executor:
         self,
         host: Host,
         *,
+        queue: str,
         middlewares: Sequence[Middleware],
         backoff: Backoff,
         queue_max_attempts: int,
         ordered: bool,
     ) -> None:
         self._host = host
+        self._queue = queue
         self._middlewares = middlewares
         self._backoff = backoff
         self._queue_max_attempts = queue_max_attempts
@@ -146,15 +150,15 @@ class Executor:
     # The handler
 
     async def _call(self, attempt: Attempt) -> Any:
-        """Call the handler inside the middlewares. The first middleware is the outermost."""
+        """Call the handler inside the middlewares, in a span. The first middleware is the outermost."""
         args, kwargs = attempt.job.arguments.decode(attempt.delivery.payload)
-        if not self._middlewares:
-            return await self._call_handler(attempt, args, kwargs)
         step: Callable[[], Awaitable[Any]] = partial(self._call_handler, attempt, args, kwargs)
-        context = self._host.context(attempt)
-        for middleware in reversed(self._middlewares):
-            step = partial(middleware, context, step)
-        return await step()
+        if self._middlewares:
+            context = self._host.context(attempt)
+            for middleware in reversed(self._middlewares):
+                step = partial(middleware, context, step)
+        with telemetry.handling(attempt.delivery, self._queue):
+            return await step()
 
     async def _call_handler(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an async handler on the event loop, a plain one in a thread or a process."""
@@ -167,7 +171,9 @@ class Executor:
                 attempt.calling = False
                 self._host.exit_if_forked()
         if not job.definition.process:
-            return await _interruptible(*self._host.threads.start(partial(self._call_plain, attempt, args, kwargs)))
+            # in a copy of the context, which has the span
+            call = partial(copy_context().run, self._call_plain, attempt, args, kwargs)
+            return await _interruptible(*self._host.threads.start(call))
         assert job.function is not None  # noqa: S101
         delivery = attempt.delivery
         about = ProcessContext(delivery.id, job.name, delivery.attempt, delivery.headers or {})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
+from trunkline import telemetry
 from trunkline.concurrency.aio import Background, log
 from trunkline.db import calls
 from trunkline.db.calls import jobs
@@ -75,6 +76,7 @@ class Lane:
             self._lease = self._worker.lease
         self.executor = Executor(
             self._worker,
+            queue=self.queue,
             middlewares=self._worker.app.middlewares,
             backoff=self._worker.app.backoff,
             queue_max_attempts=self._max_attempts,
@@ -203,6 +205,7 @@ class Lane:
 
     async def _fetch(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
         runtime = self._worker.runtime
+        tracer, began = telemetry.tracer(), time_ns()
         # concurrently, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
         async with runtime.connection() as conn:
@@ -215,6 +218,8 @@ class Lane:
                 labels=labels,
                 consumer=self._worker.name,
             )
+        if tracer is not None and deliveries:
+            telemetry.claimed(tracer, self.queue, deliveries, began)
         if cancels is not None:
             await cancels
         return deliveries

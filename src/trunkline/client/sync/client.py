@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline import telemetry
 from trunkline.client.lending import Lender
 from trunkline.client.sync import consuming
 from trunkline.client.sync.batches import Batch
@@ -156,7 +155,7 @@ class SyncClient(Lender):
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return self._publish("topic", topic, message)
+        return self._living().publisher.publish("topic", topic, message)
 
     def enqueue(
         self,
@@ -193,7 +192,7 @@ class SyncClient(Lender):
             content_type=content_type,
             priority=priority,
         )
-        return self._publish("inbox", queue, message)
+        return self._living().publisher.publish("inbox", queue, message)
 
     def publish_many(
         self,
@@ -216,7 +215,7 @@ class SyncClient(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return self._publish_many("topic", topic, messages)
+        return self._living().publisher.publish_many("topic", topic, messages)
 
     def enqueue_many(
         self,
@@ -233,21 +232,7 @@ class SyncClient(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return self._publish_many("inbox", queue, messages)
-
-    def _publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return publisher.publish(kind, name, message)
-        with telemetry.publishing(tracer, name, [message]) as traced:
-            return publisher.publish(kind, name, next(traced))
-
-    def _publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return publisher.publish_many(kind, name, messages)
-        with telemetry.publishing(tracer, name, messages) as traced:
-            return publisher.publish_many(kind, name, traced)
+        return self._living().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
         """Wake all consumers, in every process.

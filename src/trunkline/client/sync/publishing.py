@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+from trunkline import telemetry
 from trunkline.client.sync.runtime import Runtime
 from trunkline.codec import Encoded, encode_message
 from trunkline.concurrency.threads import Coalescer
@@ -70,8 +71,9 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
 def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
     """Publish all batches in the transaction that the caller has opened."""
     published: list[Published] = []
-    for batch in batches(messages):
-        published += calls.publish_many(conn, kind, name, batch)
+    with telemetry.publishing(name, messages) as traced:
+        for batch in batches(traced):
+            published += calls.publish_many(conn, kind, name, batch)
     return published
 
 
@@ -83,7 +85,10 @@ class Publisher:
         self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
 
     def publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        encoded = encode_message(message)
+        with telemetry.publishing(name, (message,)) as (traced,):
+            return self._submit(kind, name, encode_message(traced))
+
+    def _submit(self, kind: str, name: str, encoded: Encoded) -> Published:
         if encoded.priority is not None and kind == "topic":
             raise InvalidType("priority is only supported by queues, not by topics")
         coalescer = self._coalescers.get((kind, name))
@@ -101,7 +106,10 @@ class Publisher:
             raise
 
     def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        remaining = batches(messages)
+        with telemetry.publishing(name, messages) as traced:
+            return self._publish_batches(kind, name, batches(traced))
+
+    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
