@@ -412,10 +412,7 @@ class Lane:
         gate.leave()
         if settlement is not None and attempt.settled is None:
             attempt.settled = settlement
-            if settlement.verb == "ack":
-                self._worker.settler.ack(attempt)
-            else:
-                self._worker.settler.settle(attempt, settlement)
+            self._worker.settler.settle(attempt, settlement)
         if attempt.settled is not None:
             self.done += attempt.settled.verb == "ack"
             self.failed += attempt.settled.verb in ("nack", "bury")

@@ -32,7 +32,7 @@ from trunkline.jobs.lane import Lane
 from trunkline.jobs.limits import Holder, Limit
 from trunkline.jobs.processes import Processes
 from trunkline.jobs.refusals import UnknownKind
-from trunkline.jobs.settling import Settler
+from trunkline.jobs.settling import AttemptSettler
 from trunkline.jobs.threads import Threads
 from trunkline.types import Duration, Result
 
@@ -119,7 +119,7 @@ class Worker:
         self._beats = SyncClient(url, max_connections=1)
         self.threads = Threads()
         self.processes = Processes()
-        self.settler = Settler(self.runtime)
+        self.settler = AttemptSettler(self.runtime)
         self.heartbeat = Heartbeat(
             self._beats,
             self.loop,
