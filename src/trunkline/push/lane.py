@@ -339,8 +339,8 @@ class Lane:
     def _settle(self, source: Source, items: list[Settlement]) -> None:
         self._post.settlements.add(items, partial(self._settled, source))
 
-    def _settled(self, source: Source, count: int) -> None:
-        self._drop(source, count)
+    def _settled(self, source: Source) -> None:
+        self._drop(source, 1)
         self._feed.go_on()
 
     def _drop(self, source: Source, count: int) -> None:

@@ -14,7 +14,7 @@ from trunkline.codec import decoder, error_text, headers_json
 from trunkline.db.sync.calls.statements import message_fields
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
-from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
+from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint, Result
 
 S = TypeVar("S")
 _SETTINGS = {
@@ -250,7 +250,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
