@@ -50,28 +50,6 @@ ACK = Settlement("ack")
 RELEASE = Settlement("release")
 
 
-class Lease:
-    """The lease of one claim. `open` holds unsettled attempts by position.
-
-    `since` and `until` are by this process's clock.
-    """
-
-    __slots__ = ("_on_close", "open", "since", "span", "text", "until")
-
-    def __init__(self, text: str, span: float, since: float, on_close: Callable[[], None]) -> None:
-        self.text = text
-        self.span = span
-        self.since = since
-        self.until = since + span
-        self.open: dict[int, Attempt] = {}
-        self._on_close = on_close
-
-    def close(self, attempt: Attempt) -> None:
-        """Remove an attempt that was settled or lost."""
-        self.open.pop(attempt.position, None)
-        self._on_close()
-
-
 class Attempt:
     """A delivery with its job and processing state."""
 
@@ -79,12 +57,13 @@ class Attempt:
         "_once",
         "abandoned",
         "calling",
+        "claimed_at",
         "deadline",
         "delivery",
         "job",
-        "lease",
         "lost",
         "max_attempts",
+        "on_close",
         "result",
         "settled",
         "started_at",
@@ -94,11 +73,21 @@ class Attempt:
         "unique",
     )
 
-    def __init__(self, delivery: Delivery[Any], job: Job[..., Any], lease: Lease, max_attempts: int) -> None:
+    def __init__(
+        self,
+        delivery: Delivery[Any],
+        job: Job[..., Any],
+        *,
+        claimed_at: float,
+        max_attempts: int,
+        on_close: Callable[[], None],
+    ) -> None:
         self.delivery = delivery
         self.job = job
-        self.lease = lease
+        self.claimed_at = claimed_at
         self.max_attempts = max_attempts
+        self.on_close = on_close
+        """Called when it is settled or lost."""
         self.unique: str | None = None if delivery.headers is None else delivery.headers.get(UNIQUE)
         self.result: bytes | None = None
         self.lost = False
@@ -123,6 +112,11 @@ class Attempt:
     def position(self) -> int:
         """The first part of the receipt, which identifies the message within its lease."""
         return int(self.delivery.receipt.partition(".")[0])
+
+    @property
+    def lease(self) -> str:
+        """The rest of the receipt, the same for all messages of a claim."""
+        return self.delivery.receipt.partition(".")[2]
 
     @property
     def once(self) -> Once:

@@ -14,7 +14,7 @@ from trunkline.db import calls
 from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
-from trunkline.jobs.attempt import RELEASE, Attempt, Lease, Settlement
+from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
 from trunkline.jobs.executor import Executor
 from trunkline.jobs.gates import Gate
 from trunkline.jobs.job import MAX_ATTEMPTS
@@ -144,7 +144,7 @@ class Lane:
 
         No attempt is counted.
         """
-        if self._ordered or not self._ready or monotonic() - self._ready[0].lease.since < _KEEP_SECONDS:
+        if self._ordered or not self._ready or monotonic() - self._ready[0].claimed_at < _KEEP_SECONDS:
             return
         for attempt in self._ready:
             self._release(attempt)
@@ -231,19 +231,18 @@ class Lane:
             log.warning("could not read cancellations error=%s", exc)
 
     async def _receive(self, deliveries: list[Delivery[Any]], began: float, *, alone: bool) -> None:
-        span = self._lease.total_seconds()
-        leases: dict[str, Lease] = {}
-        attempts: list[Attempt] = []
-        for delivery in deliveries:
-            text = delivery.receipt.partition(".")[2]
-            lease = leases.get(text)
-            if lease is None:
-                lease = leases[text] = Lease(text, span, began, self._closed)
-                self._worker.heartbeat.add(lease)
-            job = self._kinds.get(delivery.label or "")
-            attempt = Attempt(delivery, job or self._worker.nobody, lease, self._limit(delivery))
-            lease.open[attempt.position] = attempt
-            attempts.append(attempt)
+        on_close = self._closed
+        attempts = [
+            Attempt(
+                delivery,
+                self._kinds.get(delivery.label or "") or self._worker.nobody,
+                claimed_at=began,
+                max_attempts=self._limit(delivery),
+                on_close=on_close,
+            )
+            for delivery in deliveries
+        ]
+        self._worker.heartbeat.add(attempts, span=self._lease.total_seconds(), now=began)
         if not alone:
             attempts = await self._set_apart(attempts)
         foreign: list[Attempt] = []
@@ -363,7 +362,7 @@ class Lane:
         """Return the next job that may start now. Jobs at a limit are set aside."""
         while self._ready:
             attempt = self._ready.popleft()
-            if attempt.lease.until < monotonic():
+            if self._worker.heartbeat.end(attempt) < monotonic():
                 # the process was suspended longer than the lease: another worker may own the job
                 attempt.lost = True
             if attempt.lost:
@@ -427,7 +426,7 @@ class Lane:
 
     def _forget(self, attempt: Attempt, *, returned: bool = False) -> None:
         if attempt.lost:
-            attempt.lease.open.pop(attempt.position, None)
+            self._worker.heartbeat.drop(attempt)
         if not self._ordered:
             return
         partition = self._partitions.get(attempt.delivery.partition)
@@ -437,7 +436,7 @@ class Lane:
         if returned or attempt.lost:
             # the database returned all later jobs of the partition too
             for behind in partition:
-                behind.lease.open.pop(behind.position, None)
+                self._worker.heartbeat.drop(behind)
             partition.clear()
         if partition:
             self._ready.append(partition[0])
@@ -460,12 +459,7 @@ class Lane:
         return unused
 
     def active(self) -> list[Attempt]:
-        return [
-            attempt
-            for lease in self._worker.heartbeat.leases()
-            for attempt in list(lease.open.values())
-            if self.runs(attempt)
-        ]
+        return [attempt for attempt in self._worker.heartbeat.attempts() if self.runs(attempt)]
 
     def runs(self, attempt: Attempt) -> bool:
         return attempt.task in self._slots

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from trunkline.client.runtime import Runtime
@@ -22,8 +22,9 @@ _BATCH = 1000
 class AttemptSettler:
     """Settles attempts in the background. While the database is unavailable, it keeps them and retries."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, on_close: Callable[[Attempt], None]) -> None:
         self._runtime = runtime
+        self._on_close = on_close
         # acks, releases, and one by one what has its own delay or error
         self._buffer = SettleBuffer(self._flush, self._close, name="jobs", group=_group, limits=(_BATCH, _BATCH, 1))
         self._waiters: dict[int, asyncio.Future[Result]] = {}
@@ -73,7 +74,7 @@ class AttemptSettler:
         rich: list[Attempt] = []
         for attempt in attempts:
             if attempt.plain:
-                leases.setdefault(attempt.lease.text, []).append(attempt)
+                leases.setdefault(attempt.lease, []).append(attempt)
             else:
                 rich.append(attempt)
         results: dict[str, Result] = {}
@@ -105,7 +106,7 @@ class AttemptSettler:
 
     def _close(self, entry: _Entry, result: Result) -> None:
         attempt, _ = entry
-        attempt.lease.close(attempt)
+        self._on_close(attempt)
         if result != "done":
             attempt.lost = True
             log.warning("lease ended before the job was settled job=%s id=%s", attempt.job.name, attempt.delivery.id)

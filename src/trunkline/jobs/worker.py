@@ -119,7 +119,7 @@ class Worker:
         self._beats = SyncClient(url, max_connections=1)
         self.threads = Threads()
         self.processes = Processes()
-        self.settler = AttemptSettler(self.runtime)
+        self.settler = AttemptSettler(self.runtime, self._close)
         self.heartbeat = Heartbeat(
             self._beats,
             self.loop,
@@ -284,12 +284,16 @@ class Worker:
             # the loop retries it until the database is available again
             self.loop.call_soon_threadsafe(self.settler.settle, attempt, settlement)
         else:
-            attempt.lease.open.pop(attempt.position, None)
+            self.heartbeat.drop(attempt)
         return True
 
     def settled_by_handler(self, attempt: Attempt) -> None:
         attempt.settled = ACK
-        attempt.lease.close(attempt)
+        self._close(attempt)
+
+    def _close(self, attempt: Attempt) -> None:
+        self.heartbeat.drop(attempt)
+        attempt.on_close()
 
     def store_result(self, attempt: Attempt, result: bytes) -> None:
         """Store the result of a job that its handler has already settled."""
@@ -321,11 +325,10 @@ class Worker:
             self.cancels = {id: reason for _, id, reason in await jobs.list_cancels(conn, 0)}
         if not self.cancels:
             return
-        for lease in self.heartbeat.leases():
-            for attempt in list(lease.open.values()):
-                reason = self.cancels.get(attempt.delivery.id)
-                if reason is not None:
-                    self._interrupt(attempt, Stop(StopReason.CANCELLED, reason))
+        for attempt in self.heartbeat.attempts():
+            reason = self.cancels.get(attempt.delivery.id)
+            if reason is not None:
+                self._interrupt(attempt, Stop(StopReason.CANCELLED, reason))
 
     async def cancel_reason(self, id: UUID) -> str | None:
         """Return why a job must not start, or None. Reads again first: the job may just have been retried."""
