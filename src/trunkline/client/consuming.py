@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from trunkline.concurrency.aio import Bell, log
 from trunkline.db import calls
 from trunkline.db.wakeup import Watch
 from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
+from trunkline.runtime.leases import HeldLeases
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -208,7 +210,7 @@ class Claims(Generic[T]):
         self._type = type
         self._settler = Settler(runtime, self._settled)
         self._ready: deque[Delivery[T]] = deque()
-        self._held: dict[str, None] = {}
+        self._held = HeldLeases()
         self._free = Bell()
         self._watch: Watch | None = None
         self._renewal: Renewal | None = None
@@ -276,6 +278,7 @@ class Claims(Generic[T]):
                         "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
                     )
                 continue
+            claimed_at = monotonic()
             try:
                 deliveries = await claim(
                     self._runtime,
@@ -292,7 +295,7 @@ class Claims(Generic[T]):
                 log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 await self._watch.wait(_RETRY_SECONDS)
                 continue
-            self._held.update(dict.fromkeys(deliveries.receipts))
+            self._held.add(deliveries.receipts, span=self._span.total_seconds(), now=claimed_at)
             self._ready.extend(deliveries)
             if deliveries:
                 self._watch.found()
@@ -300,14 +303,14 @@ class Claims(Generic[T]):
                 await self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:
-        for receipt in receipts:
-            self._held.pop(receipt, None)
+        self._held.drop(receipts)
         self._free.ring()
 
     async def _renew(self) -> None:
-        receipts = list(self._held)
-        if not receipts:
-            return
-        results = await self._settler.extend(receipts, lease=self._span)
-        # lost deliveries can no longer be settled and must not occupy a slot
-        self._settled([receipt for receipt, result in zip(receipts, results, strict=True) if result != "done"])
+        now = monotonic()
+        # a sixth: what is not due yet is next checked when at most half of its lease has passed
+        for receipts, span in self._held.due(now, part=1 / 6):
+            results = await self._settler.extend(receipts, lease=self._span)
+            # lost deliveries can no longer be settled and must not occupy a slot
+            if self._held.renewed(receipts, results, span=span, now=now):
+                self._free.ring()

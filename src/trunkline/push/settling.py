@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from trunkline.client.settling import Settler
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
 from trunkline.db.calls.push import Settlement
+from trunkline.runtime.leases import HeldLeases
 from trunkline.runtime.settle_buffer import SettleBuffer
 from trunkline.types import Result
 
@@ -22,28 +22,27 @@ _MOST = 1000
 
 
 class Held:
-    """The receipts of this dispatcher. Renews them until they are settled, together per lease duration."""
+    """The receipts of this dispatcher. Renews their leases until they are settled."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._settler = Settler(runtime)
-        self._receipts: dict[float, dict[str, None]] = {}
+        self._leases = HeldLeases()
+        self._spans: set[float] = set()
+        self.drop = self._leases.drop
 
     def add(self, receipts: Sequence[str], lease: float) -> None:
-        if lease not in self._receipts:
-            self._receipts[lease] = {}
-            self._runtime.renewals.add(lease / 3, partial(self._renew, lease))
-        self._receipts[lease].update(dict.fromkeys(receipts))
+        if lease not in self._spans:
+            self._spans.add(lease)
+            self._runtime.renewals.add(lease / 3, self._renew)
+        self._leases.add(receipts, span=lease, now=monotonic())
 
-    def drop(self, receipts: Sequence[str]) -> None:
-        for held in self._receipts.values():
-            for receipt in receipts:
-                held.pop(receipt, None)
-
-    async def _renew(self, lease: float) -> None:
-        held = list(self._receipts[lease])
-        if held:
-            await self._settler.extend(held, lease=timedelta(seconds=lease))
+    async def _renew(self) -> None:
+        now = monotonic()
+        # a sixth: what is not due yet is next checked when at most half of its lease has passed
+        for receipts, span in self._leases.due(now, part=1 / 6):
+            results = await self._settler.extend(receipts, lease=timedelta(seconds=span))
+            self._leases.renewed(receipts, results, span=span, now=now)
 
 
 class Settlements:

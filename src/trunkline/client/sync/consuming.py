@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from trunkline.concurrency.threads import Bell, log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
 from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
+from trunkline.runtime.leases import HeldLeases
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -209,7 +211,7 @@ class Claims(Generic[T]):
         self._type = type
         self._settler = Settler(runtime, self._settled)
         self._ready: deque[Delivery[T]] = deque()
-        self._held: dict[str, None] = {}
+        self._held = HeldLeases()
         self._free = Bell()
         self._watch: Watch | None = None
         self._renewal: Renewal | None = None
@@ -277,6 +279,7 @@ class Claims(Generic[T]):
                         "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
                     )
                 continue
+            claimed_at = monotonic()
             try:
                 deliveries = claim(
                     self._runtime,
@@ -293,7 +296,7 @@ class Claims(Generic[T]):
                 log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 self._watch.wait(_RETRY_SECONDS)
                 continue
-            self._held.update(dict.fromkeys(deliveries.receipts))
+            self._held.add(deliveries.receipts, span=self._span.total_seconds(), now=claimed_at)
             self._ready.extend(deliveries)
             if deliveries:
                 self._watch.found()
@@ -301,14 +304,14 @@ class Claims(Generic[T]):
                 self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:
-        for receipt in receipts:
-            self._held.pop(receipt, None)
+        self._held.drop(receipts)
         self._free.ring()
 
     def _renew(self) -> None:
-        receipts = list(self._held)
-        if not receipts:
-            return
-        results = self._settler.extend(receipts, lease=self._span)
-        # lost deliveries can no longer be settled and must not occupy a slot
-        self._settled([receipt for receipt, result in zip(receipts, results, strict=True) if result != "done"])
+        now = monotonic()
+        # a sixth: what is not due yet is next checked when at most half of its lease has passed
+        for receipts, span in self._held.due(now, part=1 / 6):
+            results = self._settler.extend(receipts, lease=self._span)
+            # lost deliveries can no longer be settled and must not occupy a slot
+            if self._held.renewed(receipts, results, span=span, now=now):
+                self._free.ring()
