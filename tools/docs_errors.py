@@ -27,8 +27,8 @@ returns `lost`.
 """
 OUTRO = """
 Errors form a class hierarchy: `except NotFound` catches `TopicNotFound`, and `except Unavailable` catches all
-errors that a retry may resolve. The classes are in `trunkline.errors`, except `LeaseLost`, `TransactionMisuse` and
-`InvalidBody` in `trunkline.client`, and those of jobs in `trunkline.jobs`. An argument that the library itself
+errors that a retry may resolve. The classes are in `trunkline.errors`, except `InvalidBody` in `trunkline.client`
+and those of jobs in `trunkline.jobs`. An argument that the library itself
 rejects, before anything is sent, raises `InvalidType` or `InvalidValue`. Both have the code `invalid_argument`;
 `InvalidType` is also a `TypeError`, and `InvalidValue` a `ValueError`.
 

@@ -245,6 +245,18 @@ class StageLost(Conflict):
     code = "stage_lost"
 
 
+class LeaseLost(Conflict):
+    """The lease ended or was replaced before the transaction committed, so the transaction was rolled back."""
+
+    code = "lease_lost"
+
+
+class TransactionMisuse(Conflict):
+    """A transaction with an ack or commit was ended inside its block or used outside it; nothing was settled."""
+
+    code = "transaction_misuse"
+
+
 class RetryableConflict(Conflict):
     """The transaction conflicted with another one (serialization failure, deadlock); run it again."""
 

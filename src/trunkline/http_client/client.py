@@ -9,7 +9,6 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client.publishing import PerBody, new_messages
 from trunkline.errors import InvalidArgument, InvalidValue, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
@@ -17,6 +16,7 @@ from trunkline.http_client.publishing import batches, envelope
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
 from trunkline.http_client.transport import Transport, quoted
+from trunkline.runtime.publisher import PerBody, new_messages
 from trunkline.types import (
     Duration,
     Explanation,

@@ -267,7 +267,7 @@ class App:
         for name in self.queues:
             await self.setup_queue(name)
         try:
-            async with self.client._runtime().connection(writing=True) as conn:
+            async with self.client.session.connection(writing=True) as conn:
                 for limit in self._limits().values():
                     await calls.ensure_limit(conn, limit.name, max_running=limit.running, rate=limit.rate, burst=limit.burst)
             for schedule in self.schedules.values():
@@ -397,12 +397,12 @@ class App:
         once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
         `JobNotFound` for an unknown id.
         """
-        async with self.client._runtime().connection(writing=True) as conn:
+        async with self.client.session.connection(writing=True) as conn:
             return await calls.cancel_job(conn, id, reason)
 
     async def retry(self, id: UUID) -> str:
         """Move a dead job back to its queue. Attempts start again from 1. Returns the queue name."""
-        async with self.client._runtime().connection(writing=True) as conn:
+        async with self.client.session.connection(writing=True) as conn:
             queue = await calls.retry_job(conn, id)
         self.client.wake()
         return queue

@@ -8,9 +8,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from trunkline.client.transactions import Once
 from trunkline.db.job_records import Ending
 from trunkline.jobs.job import TRACK, UNIQUE, Job
+from trunkline.runtime.transactions import Once
 from trunkline.types import Delivery
 
 

@@ -13,8 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client.sync import transactions as sync_transactions
-from trunkline.client.transactions import settled
 from trunkline.codec import duration
 from trunkline.db import calls
 from trunkline.db.calls import jobs as db
@@ -25,6 +23,8 @@ from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
 from trunkline.jobs.attempt import ACK, Attempt, Stop
 from trunkline.jobs.refusals import EffectUnknown
+from trunkline.runtime.sync import transactions as sync_transactions
+from trunkline.runtime.transactions import settled
 from trunkline.types import Duration, Headers, Result
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Context(_About):
         """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
         lease = duration(span) or timedelta(0)
         self._worker.start_timeout(self._attempt, lease.total_seconds())
-        async with self._worker.runtime.connection(writing=True) as conn:
+        async with self._worker.session.connection(writing=True) as conn:
             return (await calls.extend(conn, [self._attempt.receipt], lease=max(lease, timedelta(seconds=1))))[0]
 
     def set_result(self, value: Any) -> None:
@@ -142,7 +142,7 @@ class Context(_About):
             result = (await db.finish_jobs(conn, "ack", [attempt.ending()]))[0]
             return result, await calls.transaction_number(conn)
 
-        async with settled(self._worker.runtime, settle, once=[attempt.once]) as conn:
+        async with settled(self._worker.session, settle, once=[attempt.once]) as conn:
             yield conn
         self._worker.settled_by_handler(attempt)
 
@@ -187,8 +187,8 @@ class Context(_About):
         where = scope or str(self.id)
         if on is not None:
             return await _once_in(on, where, key, effect, type)
-        runtime = self._worker.runtime
-        async with runtime.connection(writing=True) as conn:
+        session = self._worker.session
+        async with session.connection(writing=True) as conn:
             state, stored = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
         if state != "start":
             return _instead(key, state, stored, type, skip=on_unknown == "skip")
@@ -196,10 +196,10 @@ class Context(_About):
             value = await effect()
             result = to_json(value)
         except Exception:
-            async with runtime.connection(writing=True) as conn:
+            async with session.connection(writing=True) as conn:
                 await db.end_once(conn, where, key, done=False)
             raise
-        async with runtime.connection(writing=True) as conn:
+        async with session.connection(writing=True) as conn:
             await db.end_once(conn, where, key, done=True, result=result)
         return value
 
@@ -251,9 +251,9 @@ class SyncContext(_About):
             result = sync_db.finish_jobs(conn, "ack", [attempt.ending()])[0]
             return result, sync_calls.transaction_number(conn)
 
-        runtime = self._worker.sync_client._runtime()
+        session = self._worker.sync_client.session
         # the async twin of `Once` has the same field, and an attempt has one `Once`
-        with sync_transactions.settled(runtime, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
+        with sync_transactions.settled(session, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
             yield conn
         self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, attempt)
         attempt.settled = ACK
@@ -298,8 +298,8 @@ class SyncContext(_About):
             sync_db.end_once(on, where, key, done=True, result=to_json(value))
             return value
 
-        runtime = self._worker.sync_client._runtime()
-        with runtime.connection(writing=True) as conn:
+        session = self._worker.sync_client.session
+        with session.connection(writing=True) as conn:
             state, stored = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
         if state != "start":
             return _instead(key, state, stored, type, skip=on_unknown == "skip")
@@ -307,9 +307,9 @@ class SyncContext(_About):
             value = effect()
             result = to_json(value)
         except Exception:
-            with runtime.connection(writing=True) as conn:
+            with session.connection(writing=True) as conn:
                 sync_db.end_once(conn, where, key, done=False)
             raise
-        with runtime.connection(writing=True) as conn:
+        with session.connection(writing=True) as conn:
             sync_db.end_once(conn, where, key, done=True, result=result)
         return value

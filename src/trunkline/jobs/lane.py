@@ -65,9 +65,9 @@ class Lane:
         self._restless = False
 
     async def start(self) -> None:
-        runtime = self._worker.runtime
+        session = self._worker.session
         try:
-            async with runtime.connection() as conn:
+            async with session.connection() as conn:
                 settings = await calls.get_queue(conn, self.queue)
             self._lease, self._max_attempts, self._ordered = settings.lease, settings.max_attempts, settings.ordered
         except PermissionDenied:
@@ -82,7 +82,7 @@ class Lane:
             queue_max_attempts=self._max_attempts,
             ordered=self._ordered,
         )
-        self._watch = runtime.wakeup.watch("queue", self.queue)
+        self._watch = session.wakeup.watch("queue", self.queue)
         for _ in range(self.concurrency):
             self._add_slot()
         self._claimer = Background(self._claim_for_ever, f"trunkline claims of {self.queue}")
@@ -168,7 +168,7 @@ class Lane:
         if not claimed and not self._stopping:
             # Released jobs are claimable after the next sequencer pass. Run one here, or workers would pass the job
             # around forever.
-            async with self._worker.runtime.connection(writing=True) as conn:
+            async with self._worker.session.connection(writing=True) as conn:
                 await calls.sequence(conn, queues=[self.queue])
             claimed = await self._claim(1, self._labels() or None, alone=True)
         if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in claimed):
@@ -204,11 +204,11 @@ class Lane:
         return claimed
 
     async def _fetch(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
-        runtime = self._worker.runtime
+        session = self._worker.session
         tracer, began = telemetry.tracer(), time_ns()
         # concurrently, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
-        async with runtime.connection() as conn:
+        async with session.connection() as conn:
             deliveries: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,
@@ -269,7 +269,7 @@ class Lane:
         if not doubtful:
             return attempts
         try:
-            async with self._worker.runtime.connection() as conn:
+            async with self._worker.session.connection() as conn:
                 lost = await jobs.lost_before(conn, [attempt.receipt for attempt in doubtful])
         except TrunklineError as exc:
             log.warning("could not check whether jobs lost their worker queue=%s error=%s", self.queue, exc)
@@ -483,7 +483,7 @@ class Lane:
         if self._claimer is not None:
             await self._claimer.end()
         if self._watch is not None:
-            self._worker.runtime.wakeup.unwatch(self._watch)
+            self._worker.session.wakeup.unwatch(self._watch)
         for task in list(self._slots):
             task.cancel()
         if self._slots:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from trunkline.client.runtime import Runtime
 from trunkline.concurrency.aio import log
 from trunkline.db import calls
 from trunkline.db.calls import jobs
 from trunkline.errors import TrunklineError
 from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement
+from trunkline.runtime.session import Session
 from trunkline.runtime.settle_buffer import SettleBuffer
 from trunkline.types import Result
 
@@ -22,8 +22,8 @@ _BATCH = 1000
 class AttemptSettler:
     """Settles attempts in the background. While the database is unavailable, it keeps them and retries."""
 
-    def __init__(self, runtime: Runtime, on_close: Callable[[Attempt], None]) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session, on_close: Callable[[Attempt], None]) -> None:
+        self._session = session
         self._on_close = on_close
         # acks, releases, and one by one what has its own delay or error
         self._buffer = SettleBuffer(self._flush, self._close, name="jobs", group=_group, limits=(_BATCH, _BATCH, 1))
@@ -78,7 +78,7 @@ class AttemptSettler:
             else:
                 rich.append(attempt)
         results: dict[str, Result] = {}
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             for text, group in leases.items():
                 acked = await jobs.ack_lease(conn, text, [attempt.position for attempt in group])
                 results.update(zip((attempt.receipt for attempt in group), acked, strict=True))
@@ -86,16 +86,16 @@ class AttemptSettler:
                 acked = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])
                 results.update(zip((attempt.receipt for attempt in rich), acked, strict=True))
                 # jobs that waited for these may be ready now
-                self._runtime.wakeup.poke()
+                self._session.wakeup.poke()
         return [results[attempt.receipt] for attempt in attempts]
 
     async def _release(self, attempts: list[Attempt]) -> Sequence[Result]:
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             return await calls.release(conn, [attempt.receipt for attempt in attempts])
 
     async def _settle_one(self, attempt: Attempt, settlement: Settlement) -> Sequence[Result]:
         receipts = [attempt.receipt]
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             match settlement.verb:
                 case "snooze":
                     return await jobs.snooze(conn, receipts, delay=settlement.delay or timedelta(0))

@@ -59,19 +59,19 @@ class FakeClock:
 
     def advance(self, by: Duration) -> None:
         """Move the clock of the database forward, for all its clients."""
-        with self._open()._runtime().connection(writing=True) as conn:
+        with self._open().session.connection(writing=True) as conn:
             sync_calls.move_clock(conn, duration(by))  # type: ignore[arg-type]
 
     def _open(self) -> SyncClient:
         if self._client is None:
-            self._client = SyncClient(self._app.client._url)
-            with self._client._runtime().connection(writing=True) as conn:
+            self._client = SyncClient(self._app.client.url)
+            with self._client.session.connection(writing=True) as conn:
                 sync_calls.fake_clock(conn, fake=True)
         return self._client
 
     def close(self) -> None:
         if self._client is not None:
-            with self._client._runtime().connection(writing=True) as conn:
+            with self._client.session.connection(writing=True) as conn:
                 sync_calls.fake_clock(conn, fake=False)
             self._client.close()
 
@@ -141,7 +141,7 @@ class Jobs:
 
         Jobs without a function in this app and jobs of paused queues do not count.
         """
-        async with self.app.client._runtime().connection(writing=True) as conn:
+        async with self.app.client.session.connection(writing=True) as conn:
             await calls.start_waiting(conn)
             # include jobs that were enqueued or became due just now
             await kernel.sequence(conn, queues=list(worker.queues))

@@ -14,7 +14,6 @@ from uuid import UUID
 
 from trunkline.client import SyncClient
 from trunkline.client.consuming import consumer_name
-from trunkline.client.runtime import Runtime
 from trunkline.codec import duration
 from trunkline.concurrency.aio import Background, Bell, log
 from trunkline.db.calls import jobs
@@ -34,6 +33,7 @@ from trunkline.jobs.processes import Processes
 from trunkline.jobs.refusals import UnknownKind
 from trunkline.jobs.settling import AttemptSettler
 from trunkline.jobs.threads import Threads
+from trunkline.runtime.session import Session
 from trunkline.types import Duration, Result
 
 Finished = Callable[[Attempt, Settlement | None], None]
@@ -112,14 +112,14 @@ class Worker:
         for queue in self.queues:
             if queue not in self.app.queues:
                 await self.app.client.queues.get(queue)
-        self.runtime: Runtime = self.app.client._runtime()
-        url = self.app.client._url
+        self.session: Session = self.app.client.session
+        url = self.app.client.url
         self.sync_client = SyncClient(url, max_connections=max(4, *self.queues.values()))
         """For plain handlers. The heartbeat uses a separate client, so that it never waits for them."""
         self._beats = SyncClient(url, max_connections=1)
         self.threads = Threads()
         self.processes = Processes()
-        self.settler = AttemptSettler(self.runtime, self._close)
+        self.settler = AttemptSettler(self.session, self._close)
         self.heartbeat = Heartbeat(
             self._beats,
             self.loop,
@@ -190,7 +190,7 @@ class Worker:
         self.processes.end()
         try:
             # best effort: an unavailable database must not delay the stop
-            async with asyncio.timeout(LEAVE_SECONDS), self.runtime.connection(writing=True) as conn:
+            async with asyncio.timeout(LEAVE_SECONDS), self.session.connection(writing=True) as conn:
                 await jobs.forget_worker(conn, self.name)
         except (TrunklineError, TimeoutError) as exc:
             log.warning(
@@ -275,7 +275,7 @@ class Worker:
         log.error("handler stalled job=%s id=%s error=%s", attempt.job.name, attempt.delivery.id, error)
         settlement = attempt.settled = self._lane_of(attempt).executor.settle_stall(attempt, error)
         try:
-            with self._beats._runtime().connection(writing=True) as conn:
+            with self._beats.session.connection(writing=True) as conn:
                 if settlement.verb == "nack":
                     sync_calls.nack(conn, [attempt.receipt], delay=settlement.delay, error=error)
                 else:
@@ -299,7 +299,7 @@ class Worker:
         """Store the result of a job that its handler has already settled."""
 
         async def store() -> None:
-            async with self.runtime.connection(writing=True) as conn:
+            async with self.session.connection(writing=True) as conn:
                 await jobs.store_result(conn, attempt.delivery.id, result)
 
         task = asyncio.create_task(store())
@@ -321,7 +321,7 @@ class Worker:
         if not force and not self.cancels_due:
             return
         self._cancels_at = monotonic()
-        async with self.runtime.connection() as conn:
+        async with self.session.connection() as conn:
             self.cancels = {id: reason for _, id, reason in await jobs.list_cancels(conn, 0)}
         if not self.cancels:
             return
@@ -364,7 +364,7 @@ class Worker:
         pause = 1.0
         capacity = sum(self.queues.values())
         holders = [holder for holder in self._holders.values() if holder.limit.running is not None]
-        async with self.runtime.connection(writing=True) as conn:
+        async with self.session.connection(writing=True) as conn:
             if holders:
                 wants = [capacity if holder.waiting or holder.used else holder.running for holder in holders]
                 grants = await jobs.hold_slots(
@@ -415,5 +415,5 @@ class Worker:
             "done": sum(lane.done for lane in self._lanes),
             "failed": sum(lane.failed for lane in self._lanes),
         }
-        async with self.runtime.connection(writing=True) as conn:
+        async with self.session.connection(writing=True) as conn:
             await jobs.register_worker(conn, self.name, info)

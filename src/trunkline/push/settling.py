@@ -7,13 +7,13 @@ from datetime import timedelta
 from time import monotonic
 from typing import NamedTuple
 
-from trunkline.client.runtime import Runtime
-from trunkline.client.settling import Settler
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
 from trunkline.db.calls.push import Settlement
 from trunkline.runtime.leases import HeldLeases
+from trunkline.runtime.session import Session
 from trunkline.runtime.settle_buffer import SettleBuffer
+from trunkline.runtime.settler import Settler
 from trunkline.types import Result
 
 _RETRY_SECONDS = 0.5
@@ -24,9 +24,9 @@ _MOST = 1000
 class Held:
     """The receipts of this dispatcher. Renews their leases until they are settled."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._settler = Settler(runtime)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._settler = Settler(session)
         self._leases = HeldLeases()
         self._spans: set[float] = set()
         self.drop = self._leases.drop
@@ -34,7 +34,7 @@ class Held:
     def add(self, receipts: Sequence[str], lease: float) -> None:
         if lease not in self._spans:
             self._spans.add(lease)
-            self._runtime.renewals.add(lease / 3, self._renew)
+            self._session.renewals.add(lease / 3, self._renew)
         self._leases.add(receipts, span=lease, now=monotonic())
 
     async def _renew(self) -> None:
@@ -48,8 +48,8 @@ class Held:
 class Settlements:
     """Settles in the background. Callers do not wait, except in `drain`."""
 
-    def __init__(self, runtime: Runtime, dispatcher: str, held: Held) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session, dispatcher: str, held: Held) -> None:
+        self._session = session
         self._dispatcher = dispatcher
         self._held = held
         self._buffer = SettleBuffer(
@@ -69,7 +69,7 @@ class Settlements:
 
     async def _flush(self, entries: list[_Entry]) -> Sequence[Result]:
         items = [entry.item for entry in entries]
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             results = await push.settle_attempts(conn, self._dispatcher, items, now=monotonic())
         lost = len(results) - results.count("done")
         if lost:

@@ -17,14 +17,14 @@ from uuid import uuid4
 from trunkline import telemetry
 from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.deliveries import Deliveries, Delivery
-from trunkline.client.sync.renewals import Renewal
-from trunkline.client.sync.runtime import Runtime
-from trunkline.client.sync.settling import Settler
 from trunkline.concurrency.threads import Bell, log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
 from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
 from trunkline.runtime.leases import HeldLeases
+from trunkline.runtime.sync.renewals import Renewal
+from trunkline.runtime.sync.session import Session
+from trunkline.runtime.sync.settler import Settler
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -38,7 +38,7 @@ def consumer_name() -> str:
 
 
 def claim(
-    runtime: Runtime,
+    session: Session,
     settler: Settler,
     queue: str,
     *,
@@ -55,7 +55,7 @@ def claim(
     wait.
     """
     tracer, began = telemetry.tracer(), time.time_ns()
-    with runtime.connection() as conn:
+    with session.connection() as conn:
         attempt = partial(
             calls.claim,
             conn,
@@ -69,7 +69,7 @@ def claim(
         )
         rows = attempt()
         if fresh and not rows:
-            runtime.wakeup.sequence("queue", queue)
+            session.wakeup.sequence("queue", queue)
             rows = attempt()
         deliveries = Deliveries.of(rows, settler)
     if tracer is not None and deliveries:
@@ -86,7 +86,7 @@ class GroupReader(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -99,7 +99,7 @@ class GroupReader(Generic[T]):
         self.topic = topic
         self.group = group
         self.member = member or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._start = start
         self._size = batch
         self._lease = lease
@@ -110,18 +110,18 @@ class GroupReader(Generic[T]):
         self._stopped = False
 
     def __enter__(self) -> Self:
-        with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             calls.create_group(conn, self.topic, self.group, start=self._start, ensure=True)
-        self._watch = self._runtime.wakeup.watch("group", self.topic, group=self.group, member=self.member)
+        self._watch = self._session.wakeup.watch("group", self.topic, group=self.group, member=self.member)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._put_down()
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         try:
-            with self._runtime.connection(writing=True) as conn:
+            with self._session.connection(writing=True) as conn:
                 calls.leave(conn, self.topic, self.group, member=self.member)
         except Unavailable as exc:
             log.warning("could not leave group group=%s member=%s error=%s", self.group, self.member, exc)
@@ -144,10 +144,10 @@ class GroupReader(Generic[T]):
             if self._stopped:
                 raise StopIteration
             try:
-                with self._runtime.connection() as conn:
+                with self._session.connection() as conn:
                     batch = calls.fetch(
                         conn,
-                        partial(Batch, self._runtime, self.topic, self.group, lease=self._lease),
+                        partial(Batch, self._session, self.topic, self.group, lease=self._lease),
                         self.topic,
                         self.group,
                         member=self.member,
@@ -165,19 +165,19 @@ class GroupReader(Generic[T]):
             if batch is not None:
                 self._watch.found()
                 self._batch = batch
-                self._renewal = self._runtime.renewals.add(self._lease.total_seconds() / 3, self._renew)
+                self._renewal = self._session.renewals.add(self._lease.total_seconds() / 3, self._renew)
                 return batch
             self._watch.wait()
 
     def _put_down(self) -> Batch[T] | None:
         """Stop renewing the current batch. Return it if it was not committed."""
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         batch, self._batch, self._renewal = self._batch, None, None
         return batch if batch is not None and not batch.committed else None
 
     def _renew(self) -> None:
-        with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             calls.heartbeat(conn, self.topic, self.group, member=self.member, lease=self._lease)
 
 
@@ -191,7 +191,7 @@ class Claims(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         queue: str,
         *,
         slots: int,
@@ -204,12 +204,12 @@ class Claims(Generic[T]):
             raise InvalidValue(f"slots must be at least 1, got {slots}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._slots = slots
         self._lease = lease
         self._labels = labels
         self._type = type
-        self._settler = Settler(runtime, self._settled)
+        self._settler = Settler(session, self._settled)
         self._ready: deque[Delivery[T]] = deque()
         self._held = HeldLeases()
         self._free = Bell()
@@ -221,23 +221,23 @@ class Claims(Generic[T]):
     def __enter__(self) -> Self:
         sources: frozenset[str] | None = None
         try:
-            with self._runtime.connection() as conn:
+            with self._session.connection() as conn:
                 self._span = self._lease or (calls.get_queue(conn, self.queue)).lease
                 sources = frozenset(row.topic for row in calls.list_subscriptions(conn, self.queue, None))
         except PermissionDenied:
             # this role may only claim and cannot read the queue's own lease
             self._span = self._lease = self._lease or _LEASE
-        self._watch = self._runtime.wakeup.watch("queue", self.queue)
+        self._watch = self._session.wakeup.watch("queue", self.queue)
         self._watch.sources = sources
-        self._renewal = self._runtime.renewals.add(self._span.total_seconds() / 3, self._renew)
+        self._renewal = self._session.renewals.add(self._span.total_seconds() / 3, self._renew)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         unused = [delivery.receipt for delivery in self._ready]
         self._ready.clear()
         try:
@@ -282,7 +282,7 @@ class Claims(Generic[T]):
             claimed_at = monotonic()
             try:
                 deliveries = claim(
-                    self._runtime,
+                    self._session,
                     self._settler,
                     self.queue,
                     limit=min(free, 1000),

@@ -1,4 +1,3 @@
-# Written by tools/unasync.py from src/trunkline/client/publishing.py; change that file, not this one.
 """Publishing through the pool: concurrent calls share a statement, and long lists are split into batches."""
 
 from __future__ import annotations
@@ -7,17 +6,19 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trunkline import telemetry
-from trunkline.client.sync.runtime import Runtime
 from trunkline.codec import Encoded, encode_message
-from trunkline.concurrency.threads import Coalescer
+from trunkline.concurrency.aio import Coalescer
+from trunkline.db import calls
 from trunkline.db.binary_copy import fits
-from trunkline.db.sync import calls
-from trunkline.db.sync.pool import Connection
+from trunkline.db.pool import Connection
 from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
+
+if TYPE_CHECKING:
+    from trunkline.runtime.session import Session
 
 B = TypeVar("B")
 PerBody = str | Callable[[Any], str | None] | None
@@ -68,103 +69,99 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
         yield batch
 
 
-def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
+async def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
     """Publish all batches in the transaction that the caller has opened."""
     published: list[Published] = []
     with telemetry.publishing(name, messages) as traced:
         for batch in batches(traced):
-            published += calls.publish_many(conn, kind, name, batch)
+            published += await calls.publish_many(conn, kind, name, batch)
     return published
 
 
 class Publisher:
     """Publishes to topics and queues. Each target has one flush in progress at a time; targets flush in parallel."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._numbers: dict[str, int] = {}
+        """Numbers of topics, by name."""
 
-    def publish(self, kind: str, name: str, message: NewMessage) -> Published:
+    async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
         with telemetry.publishing(name, (message,)) as (traced,):
-            return self._submit(kind, name, encode_message(traced))
+            encoded = encode_message(traced)
+            if encoded.priority is not None and kind == "topic":
+                raise InvalidType("priority is only supported by queues, not by topics")
+            coalescer = self._coalescers.get((kind, name))
+            if coalescer is None:
+                # setdefault is atomic, also between threads: all callers use the same one
+                coalescer = self._coalescers.setdefault(
+                    (kind, name),
+                    Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
+                )
+            try:
+                return await coalescer.submit(encoded, len(encoded.payload))
+            except NotFound:
+                # drop it, or unknown names would accumulate
+                self._coalescers.pop((kind, name), None)
+                raise
 
-    def _submit(self, kind: str, name: str, encoded: Encoded) -> Published:
-        if encoded.priority is not None and kind == "topic":
-            raise InvalidType("priority is only supported by queues, not by topics")
-        coalescer = self._coalescers.get((kind, name))
-        if coalescer is None:
-            # setdefault is atomic, also between threads: all callers use the same one
-            coalescer = self._coalescers.setdefault(
-                (kind, name),
-                Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
-            )
-        try:
-            return coalescer.submit(encoded, len(encoded.payload))
-        except NotFound:
-            # drop it, or unknown names would accumulate
-            self._coalescers.pop((kind, name), None)
-            raise
-
-    def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
+    async def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
         with telemetry.publishing(name, messages) as traced:
-            return self._publish_batches(kind, name, batches(traced))
+            return await self._publish_batches(kind, name, batches(traced))
 
-    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
+    async def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
         second = next(remaining, None)
-        with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             if second is None and len(first) < COPY_FROM:
-                published = calls.publish_many(conn, kind, name, first)
+                published = await calls.publish_many(conn, kind, name, first)
             else:
-                with conn.transaction():
-                    target = calls.copy_target(conn, kind, name)
-                    published = self._one_of_many(conn, kind, name, target, first)
+                async with conn.transaction():
+                    target = await calls.copy_target(conn, kind, name)
+                    published = await self._one_of_many(conn, kind, name, target, first)
                     for batch in chain(() if second is None else (second,), remaining):
-                        published += self._one_of_many(conn, kind, name, target, batch)
-        self._runtime.wakeup.published(kind, name)
+                        published += await self._one_of_many(conn, kind, name, target, batch)
+        self._session.wakeup.published(kind, name)
         return published
 
     @staticmethod
-    def _one_of_many(
+    async def _one_of_many(
         conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[Encoded]
     ) -> list[Published]:
         """Publish a batch with COPY if possible: it costs the server a third of what a statement does."""
         if target is not None and all(message.plain and fits(message, target.max_payload) for message in batch):
-            return calls.copy_many(conn, target, batch)
-        return calls.publish_many(conn, kind, name, batch)
+            return await calls.copy_many(conn, target, batch)
+        return await calls.publish_many(conn, kind, name, batch)
 
-    def drain(self) -> None:
+    async def drain(self) -> None:
         """Wait until all publishes in progress have finished."""
         for coalescer in tuple(self._coalescers.values()):
-            coalescer.drain()
+            await coalescer.drain()
 
-    def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
+    async def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
         """Publish a batch in one statement.
 
         If it is rejected, nothing was stored: bisect to isolate the invalid message.
         """
         try:
-            results: list[Published | BaseException] = list(self._send(kind, name, batch))
+            async with self._session.connection(writing=True) as conn:
+                results: list[Published | BaseException]
+                if len(batch) == 1 and batch[0].plain:
+                    results = [await calls.publish_one(conn, kind, name, batch[0], self._numbers)]
+                else:
+                    results = list(await calls.publish_many(conn, kind, name, batch))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
             return [_own(exc) for _ in batch]
         except Exception as exc:
             if len(batch) == 1:
                 return [exc]
             middle = len(batch) // 2
-            return self._flush(kind, name, batch[:middle]) + self._flush(kind, name, batch[middle:])
-        self._runtime.wakeup.published(kind, name)
+            return await self._flush(kind, name, batch[:middle]) + await self._flush(kind, name, batch[middle:])
+        self._session.wakeup.published(kind, name)
         return results
-
-    def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
-        with self._runtime.connection(writing=True) as conn:
-            if len(batch) == 1 and batch[0].plain:
-                if kind == "inbox":
-                    return [calls.enqueue_one(conn, name, batch[0])]
-                function = partial(calls.publish_one, conn, message=batch[0])
-                return [self._runtime.own_function(conn, kind, name, function)]
-            return calls.publish_many(conn, kind, name, batch)
 
 
 def _own(exc: Exception) -> Exception:

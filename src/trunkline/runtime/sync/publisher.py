@@ -1,3 +1,4 @@
+# Written by tools/unasync.py from src/trunkline/runtime/publisher.py; change that file, not this one.
 """Publishing through the pool: concurrent calls share a statement, and long lists are split into batches."""
 
 from __future__ import annotations
@@ -6,17 +7,19 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trunkline import telemetry
-from trunkline.client.runtime import Runtime
 from trunkline.codec import Encoded, encode_message
-from trunkline.concurrency.aio import Coalescer
-from trunkline.db import calls
+from trunkline.concurrency.threads import Coalescer
 from trunkline.db.binary_copy import fits
-from trunkline.db.pool import Connection
+from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
+
+if TYPE_CHECKING:
+    from trunkline.runtime.sync.session import Session
 
 B = TypeVar("B")
 PerBody = str | Callable[[Any], str | None] | None
@@ -67,103 +70,99 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
         yield batch
 
 
-async def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
+def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
     """Publish all batches in the transaction that the caller has opened."""
     published: list[Published] = []
     with telemetry.publishing(name, messages) as traced:
         for batch in batches(traced):
-            published += await calls.publish_many(conn, kind, name, batch)
+            published += calls.publish_many(conn, kind, name, batch)
     return published
 
 
 class Publisher:
     """Publishes to topics and queues. Each target has one flush in progress at a time; targets flush in parallel."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._numbers: dict[str, int] = {}
+        """Numbers of topics, by name."""
 
-    async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
+    def publish(self, kind: str, name: str, message: NewMessage) -> Published:
         with telemetry.publishing(name, (message,)) as (traced,):
-            return await self._submit(kind, name, encode_message(traced))
+            encoded = encode_message(traced)
+            if encoded.priority is not None and kind == "topic":
+                raise InvalidType("priority is only supported by queues, not by topics")
+            coalescer = self._coalescers.get((kind, name))
+            if coalescer is None:
+                # setdefault is atomic, also between threads: all callers use the same one
+                coalescer = self._coalescers.setdefault(
+                    (kind, name),
+                    Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
+                )
+            try:
+                return coalescer.submit(encoded, len(encoded.payload))
+            except NotFound:
+                # drop it, or unknown names would accumulate
+                self._coalescers.pop((kind, name), None)
+                raise
 
-    async def _submit(self, kind: str, name: str, encoded: Encoded) -> Published:
-        if encoded.priority is not None and kind == "topic":
-            raise InvalidType("priority is only supported by queues, not by topics")
-        coalescer = self._coalescers.get((kind, name))
-        if coalescer is None:
-            # setdefault is atomic, also between threads: all callers use the same one
-            coalescer = self._coalescers.setdefault(
-                (kind, name),
-                Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
-            )
-        try:
-            return await coalescer.submit(encoded, len(encoded.payload))
-        except NotFound:
-            # drop it, or unknown names would accumulate
-            self._coalescers.pop((kind, name), None)
-            raise
-
-    async def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
+    def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
         with telemetry.publishing(name, messages) as traced:
-            return await self._publish_batches(kind, name, batches(traced))
+            return self._publish_batches(kind, name, batches(traced))
 
-    async def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
+    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
         second = next(remaining, None)
-        async with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             if second is None and len(first) < COPY_FROM:
-                published = await calls.publish_many(conn, kind, name, first)
+                published = calls.publish_many(conn, kind, name, first)
             else:
-                async with conn.transaction():
-                    target = await calls.copy_target(conn, kind, name)
-                    published = await self._one_of_many(conn, kind, name, target, first)
+                with conn.transaction():
+                    target = calls.copy_target(conn, kind, name)
+                    published = self._one_of_many(conn, kind, name, target, first)
                     for batch in chain(() if second is None else (second,), remaining):
-                        published += await self._one_of_many(conn, kind, name, target, batch)
-        self._runtime.wakeup.published(kind, name)
+                        published += self._one_of_many(conn, kind, name, target, batch)
+        self._session.wakeup.published(kind, name)
         return published
 
     @staticmethod
-    async def _one_of_many(
+    def _one_of_many(
         conn: Connection, kind: str, name: str, target: calls.CopyTarget | None, batch: list[Encoded]
     ) -> list[Published]:
         """Publish a batch with COPY if possible: it costs the server a third of what a statement does."""
         if target is not None and all(message.plain and fits(message, target.max_payload) for message in batch):
-            return await calls.copy_many(conn, target, batch)
-        return await calls.publish_many(conn, kind, name, batch)
+            return calls.copy_many(conn, target, batch)
+        return calls.publish_many(conn, kind, name, batch)
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Wait until all publishes in progress have finished."""
         for coalescer in tuple(self._coalescers.values()):
-            await coalescer.drain()
+            coalescer.drain()
 
-    async def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
+    def _flush(self, kind: str, name: str, batch: list[Encoded]) -> list[Published | BaseException]:
         """Publish a batch in one statement.
 
         If it is rejected, nothing was stored: bisect to isolate the invalid message.
         """
         try:
-            results: list[Published | BaseException] = list(await self._send(kind, name, batch))
+            with self._session.connection(writing=True) as conn:
+                results: list[Published | BaseException]
+                if len(batch) == 1 and batch[0].plain:
+                    results = [calls.publish_one(conn, kind, name, batch[0], self._numbers)]
+                else:
+                    results = list(calls.publish_many(conn, kind, name, batch))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
             return [_own(exc) for _ in batch]
         except Exception as exc:
             if len(batch) == 1:
                 return [exc]
             middle = len(batch) // 2
-            return await self._flush(kind, name, batch[:middle]) + await self._flush(kind, name, batch[middle:])
-        self._runtime.wakeup.published(kind, name)
+            return self._flush(kind, name, batch[:middle]) + self._flush(kind, name, batch[middle:])
+        self._session.wakeup.published(kind, name)
         return results
-
-    async def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
-        async with self._runtime.connection(writing=True) as conn:
-            if len(batch) == 1 and batch[0].plain:
-                if kind == "inbox":
-                    return [await calls.enqueue_one(conn, name, batch[0])]
-                function = partial(calls.publish_one, conn, message=batch[0])
-                return [await self._runtime.own_function(conn, kind, name, function)]
-            return await calls.publish_many(conn, kind, name, batch)
 
 
 def _own(exc: Exception) -> Exception:
