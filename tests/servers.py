@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier, Literal
 
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 ROOM = 8 * 2**30  # bytes that must be free in /dev/shm for data to live there

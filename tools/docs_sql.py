@@ -16,7 +16,7 @@ INTRO = """\
 <!-- Written by tools/docs_sql.py from src/trunkline/sql; change those files, not this one. -->
 
 All functions are in schema `trunkline`. Pass all but the first arguments by name: `p_key => 'ann'`. *May call*
-lists the [roles](../howto/roles.md) besides `trunkline_owner`, which can call every function. Names that begin
+lists the [roles](../operations/roles.md) besides `trunkline_owner`, which can call every function. Names that begin
 with `_` are internal. Errors have a SQLSTATE of class `TL`, and most a hint: see [errors](errors.md).
 
 Row types that functions return:

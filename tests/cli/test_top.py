@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from trunkline.cli.top_view import HELP, LONGEST_NAME, View, short
+from trunkline.cli.commands.top_view import HELP, LONGEST_NAME, View, short
 
 COMMAND = [str(Path(sys.executable).parent / "trunkline"), "top", "--every", "100ms"]
 

@@ -24,7 +24,7 @@ NOT_RUN = {
     "trunkline serve": "runs until Ctrl-C",
     "trunkline up": "runs until Ctrl-C",
     "trunkline dispatch": "runs until Ctrl-C",
-    "trunkline endpoint test": "needs a dispatcher; docs/push/index.md runs it",
+    "trunkline endpoint test": "needs a dispatcher; docs/how-to/webhooks.md runs it",
     "trunkline worker run": "runs until Ctrl-C",
     "trunkline bench": "needs a checkout and measures for minutes",
     "trunkline completion": "writes into the home directory",

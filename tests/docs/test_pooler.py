@@ -1,4 +1,4 @@
-"""docs/howto/pooler.md with a real PgBouncer in transaction mode, where one is installed."""
+"""docs/operations/pooler.md with a real PgBouncer in transaction mode, where one is installed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_page_behind_a_pooler(pooler: str, tmp_path: Path) -> None:
         pytest.skip("this PgBouncer does not follow prepared statements")
     shells = Shells(environment(pooler), tmp_path)
     try:
-        for block in blocks("docs/howto/pooler.md"):
+        for block in blocks("docs/operations/pooler.md"):
             if block.language == "python":
                 shells.run(block)
     finally:

@@ -13,13 +13,13 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
 from trunkline import Client, SyncClient
-from trunkline.db.pginstall import psql
+from trunkline.embedded.install import psql
 from trunkline.errors import OffsetOutOfRange, WrongIsolation
 from trunkline.sql.migrate import migrate
 
 
 async def test_upgrade_publishers_and_consumers_go_on(db: str) -> None:
-    """docs/howto/upgrade.md: every function is replaced four times, under traffic; no call fails and nothing is missing."""
+    """docs/operations/upgrade.md: functions are replaced four times under traffic; no call fails, nothing is missing."""
     sent = got = 0
     more = True
 
@@ -64,7 +64,7 @@ def _forget_functions(db: str) -> None:
 
 
 def test_backup_traffic_goes_on_during_a_dump(db: str, connect: Callable[[], Connection]) -> None:
-    """docs/howto/backup.md: a dump holds a snapshot and a lock on every table, in the weakest mode."""
+    """docs/operations/backup.md: a dump holds a snapshot and a lock on every table, in the weakest mode."""
     with SyncClient(db) as mq, psycopg.connect(db) as dump:
         mq.topics.ensure("t")
         mq.queues.ensure("q")
@@ -85,7 +85,7 @@ def test_backup_traffic_goes_on_during_a_dump(db: str, connect: Callable[[], Con
 
 
 def test_backup_the_schema_alone_can_be_restored(db: str, empty_db: str, tmp_path: Any) -> None:
-    """docs/howto/backup.md, its last line."""
+    """docs/operations/backup.md, its last line."""
     with SyncClient(db) as mq:
         mq.topics.ensure("t")
         mq.publish_many("t", range(3))
@@ -106,7 +106,7 @@ def _run(*command: str) -> None:
 
 
 def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock: Clock) -> None:
-    """docs/howto/retention.md: the group gets an error, the queue continues, both leave a notice."""
+    """docs/how-to/retention.md: the group gets an error, the queue continues, both leave a notice."""
     with SyncClient(db) as mq:
         conn.execute(
             "select trunkline.create_topic('t', p_retention => '0', p_hard_retention => '1 hour', p_segment_rows => 16)"
@@ -134,7 +134,7 @@ def test_retention_a_reader_that_was_overtaken(db: str, conn: Connection, clock:
 
 
 def test_exactly_once_needs_read_committed(db: str) -> None:
-    """docs/howto/exactly-once.md: another isolation level is refused in words."""
+    """docs/how-to/exactly-once.md: another isolation level is refused in words."""
     with SyncClient(db) as mq, psycopg.connect(make_conninfo(db)) as conn:
         mq.queues.ensure("q")
         mq.enqueue("q", 1)

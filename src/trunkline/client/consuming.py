@@ -18,8 +18,8 @@ from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.renewals import Renewal
 from trunkline.client.runtime import Runtime
 from trunkline.client.settling import Settler
+from trunkline.concurrency.aio import Bell, log
 from trunkline.db import calls
-from trunkline.db.tasks import Bell, log
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, Unavailable
 

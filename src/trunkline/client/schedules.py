@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.client.noun import Noun
+from trunkline.codec import headers_json, to_json
 from trunkline.db import calls
-from trunkline.db.codec import headers_json, to_json
 from trunkline.types import CatchUp, Headers, Schedule
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db.codec import place, to_json
+from trunkline.codec import place, to_json
 from trunkline.errors import InvalidArgument
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
 from trunkline.http_client.transport import Transport, given, quoted

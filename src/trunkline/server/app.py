@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from litestar.utils import normalize_path
 
 from trunkline import telemetry
-from trunkline.remedies import Words
+from trunkline.hints import Words
 from trunkline.server import engine, limits, logs
 from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone

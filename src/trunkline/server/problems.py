@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from trunkline import errors
-from trunkline.remedies import Words, reword
+from trunkline.hints import Words, reword
 
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
@@ -143,4 +143,4 @@ def _from_client(exc: BaseException) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.db"))
+    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))

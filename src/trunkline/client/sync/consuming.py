@@ -19,9 +19,9 @@ from trunkline.client.sync.deliveries import Deliveries, Delivery
 from trunkline.client.sync.renewals import Renewal
 from trunkline.client.sync.runtime import Runtime
 from trunkline.client.sync.settling import Settler
+from trunkline.concurrency.threads import Bell, log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
-from trunkline.db.threads import Bell, log
 from trunkline.errors import PermissionDenied, Unavailable
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.client.sync.noun import Noun
-from trunkline.db.codec import headers_json, to_json
+from trunkline.codec import headers_json, to_json
 from trunkline.db.sync import calls
 from trunkline.types import CatchUp, Headers, Schedule
 

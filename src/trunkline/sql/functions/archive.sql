@@ -346,7 +346,7 @@ as $$
 begin
     if coalesce(length(p_name), 0) not between 1 and 300 or jsonb_typeof(p_plan) is distinct from 'object' then
         perform trunkline._fail('TL001', 'pipeline plan must be a JSON object with a name of 1 to 300 characters',
-                                'See docs/spark/pipelines.md for the form of a plan.');
+                                'See docs/how-to/spark-pipelines.md for the form of a plan.');
     end if;
     insert into trunkline.pipeline_plans (name, plan) values (p_name, p_plan) on conflict (name) do nothing;
     return (select plan from trunkline.pipeline_plans where name = p_name);
