@@ -34,7 +34,7 @@ async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> 
     """Publish one plain message through the topic's generated function, whose insert has a cached plan."""
     value = await fetch_value(
         conn,
-        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
+        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)",
         (
             message.payload,
             message.key,
@@ -42,7 +42,6 @@ async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> 
             message.label,
             message.headers,
             message.content_type,
-            message.id,
             message.occurred_at,
         ),
     )
@@ -53,7 +52,7 @@ async def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Publish
     """Publish one plain message to a queue, the fast path."""
     value = await fetch_value(
         conn,
-        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, null, %b)",
         (
             queue,
             message.payload,
@@ -62,7 +61,6 @@ async def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Publish
             message.routing_key,
             message.label,
             message.headers,
-            message.id,
             message.occurred_at,
         ),
     )
@@ -134,8 +132,7 @@ async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Enc
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    generated = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(generated) if message.id is None else message.id for message in messages]
+    ids = new_ids(len(messages), at)
     cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     async with cursor.copy(statement.encode()) as copy:

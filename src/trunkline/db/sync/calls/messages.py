@@ -35,7 +35,7 @@ def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Publis
     """Publish one plain message through the topic's generated function, whose insert has a cached plan."""
     value = fetch_value(
         conn,
-        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
+        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)",
         (
             message.payload,
             message.key,
@@ -43,7 +43,6 @@ def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Publis
             message.label,
             message.headers,
             message.content_type,
-            message.id,
             message.occurred_at,
         ),
     )
@@ -54,7 +53,7 @@ def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
     """Publish one plain message to a queue, the fast path."""
     value = fetch_value(
         conn,
-        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, null, %b)",
         (
             queue,
             message.payload,
@@ -63,7 +62,6 @@ def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
             message.routing_key,
             message.label,
             message.headers,
-            message.id,
             message.occurred_at,
         ),
     )
@@ -133,8 +131,7 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    generated = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(generated) if message.id is None else message.id for message in messages]
+    ids = new_ids(len(messages), at)
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     with cursor.copy(statement.encode()) as copy:
