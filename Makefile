@@ -45,7 +45,7 @@ up: setup ## start everything in .trunkline; ARGS="--port 8080 --pg-port 5433"
 
 # Class-data sharing halves the start time of Spark's JVMs. Without Java, no archive is written.
 $(CLASSES): $(SPARK)
-	-XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/python -m trunkline.spark.warm
+	-XDG_CACHE_HOME=$(CURDIR)/.cache $(BIN)/python -m trunkline.spark.session.class_cache
 	@mkdir -p $(@D) && touch $@
 
 test: $(CLASSES) ## run all tests; ARGS="-k name"

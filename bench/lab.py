@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 from trunkline import upkeep
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from trunkline.db import pginstall
+from trunkline.embedded import install
 
 _RATE = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
 _COUNT = re.compile(r"^number of transactions actually processed: ([0-9]+)", re.MULTILINE)
@@ -28,7 +28,7 @@ def rate(url: str, script: str, *, clients: int, seconds: float, payload: int = 
         file = Path(folder) / "script.sql"
         file.write_text(script)
         command = [
-            str(pginstall.psql().with_name("pgbench")),
+            str(install.psql().with_name("pgbench")),
             *("-h", str(target.hostname), "-p", str(target.port), "-U", str(target.username)),
             *("-n", "-M", "prepared", "-f", str(file), "-c", str(clients), "-j", str(min(clients, os.cpu_count() or 1))),
             *("-T", str(1 + max(1, round(seconds))), "-P", "1"),

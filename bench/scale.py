@@ -26,8 +26,8 @@ import psycopg
 from bench import machine, report
 from bench.rounds import say
 from bench.rows import Goal, Row, at_most, figure
-from trunkline.db import pginstall
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded import install
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 _RUNS = 7
@@ -110,7 +110,7 @@ def _bed() -> Iterator[Bed]:
     try:
         # Postgres's defaults: the size of the lock table depends on them.
         default = {"max_connections": "100", "max_prepared_transactions": "0", "shared_buffers": "128MB"}
-        with patch.dict("trunkline.db.embedded._STATIC", default), EmbeddedServer(home / "data") as server:
+        with patch.dict("trunkline.embedded.server._STATIC", default), EmbeddedServer(home / "data") as server:
             migrate(server.url)
             with psycopg.connect(server.superuser_url, autocommit=True) as admin:
                 admin.execute("grant pg_checkpoint to trunkline")
@@ -440,7 +440,7 @@ def _read_many(bed: Bed, add: Callable[..., None]) -> None:
 
 
 def _dump(bed: Bed, add: Callable[..., None]) -> None:
-    programs = pginstall.programs(18, pginstall.choose_account(bed.server.pgdata))
+    programs = install.programs(18, install.choose_account(bed.server.pgdata))
     restored = urlsplit(bed.server.superuser_url)._replace(path="/restored").geturl()
     path = bed.directory / "dump"
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier, Literal
 
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 DEBIAN = Path("/usr/lib/postgresql")
 _IN_THE_WHEEL = (18, 16)

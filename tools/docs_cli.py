@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from trunkline import errors
-from trunkline.cli import command as commands
-from trunkline.cli import main, payloads
-from trunkline.cli.command import Command
+from trunkline.cli import main
+from trunkline.cli.framework import command as commands
+from trunkline.cli.framework import input as command_input
+from trunkline.cli.framework.command import Command
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 SHARED = ("database_url", "data", "output", "timeout", "quiet")
@@ -76,7 +77,7 @@ def main_page() -> str:
 
 def _errors() -> Iterator[type[errors.TrunklineError]]:
     seen = set()
-    for module in (errors, payloads, commands):
+    for module in (errors, command_input, commands):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, errors.TrunklineError) and kind.code not in seen:
                 seen.add(kind.code)

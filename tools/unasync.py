@@ -1,7 +1,8 @@
 """Generate the sync versions of the async modules: `python tools/unasync.py`; `--check` only verifies them.
 
 The async files are the source. The generator rewrites tokens, which preserves comments, and formats the result with
-ruff. Code that differs between tasks and threads is in `db/tasks.py` and `db/threads.py`, which define the same names.
+ruff. Code that differs between tasks and threads is in `concurrency/aio.py` and `concurrency/threads.py`, which define
+the same names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trunkline"
 TWINS = {
-    "db": ("pool", "querying", "calls", "push", "jobs", "wakeup"),
+    "db": (
+        "pool",
+        "query",
+        "wakeup",
+        "calls.__init__",
+        "calls.statements",
+        "calls.topics",
+        "calls.messages",
+        "calls.groups",
+        "calls.queues",
+        "calls.subscriptions",
+        "calls.dead_letters",
+        "calls.schedules",
+        "calls.stats",
+        "calls.wakeups",
+        "calls.procedures",
+        "calls.transactions",
+        "calls.push",
+        "calls.jobs",
+    ),
     "client": (
         "runtime",
         "renewals",
@@ -74,7 +94,7 @@ def main(arguments: list[str]) -> int:
             stale.append(str(target.relative_to(ROOT)))
             sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), text.splitlines(True), "there", "should be"))
         else:
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
     if stale:
         print(f"out of date, run python tools/unasync.py: {', '.join(stale)}", file=sys.stderr)
@@ -88,8 +108,8 @@ def generate() -> dict[Path, str]:
         folder = PACKAGE / layer / "sync"
         files[folder / "__init__.py"] = f'"""The sync twins of `trunkline.{layer}`, written by tools/unasync.py."""\n'
         for module in modules:
-            source = PACKAGE / layer / f"{module}.py"
-            target = folder / f"{module}.py"
+            path = f"{module.replace('.', '/')}.py"
+            source, target = PACKAGE / layer / path, folder / path
             header = _HEADER.format(source=source.relative_to(ROOT))
             files[target] = formatted(header + rewritten(source.read_text()), target)
     return files
@@ -137,11 +157,15 @@ def rewritten(source: str) -> str:
 
 
 def with_twin_modules(source: str) -> str:
-    source = re.sub(r"\btrunkline\.db\.tasks\b", "trunkline.db.threads", source)
+    source = re.sub(r"\btrunkline\.concurrency\.aio\b", "trunkline.concurrency.threads", source)
     for layer, modules in TWINS.items():
-        names = "|".join(modules)
-        source = re.sub(rf"\btrunkline\.{layer}\.({names})\b", rf"trunkline.{layer}.sync.\1", source)
-        source = re.sub(rf"\bfrom trunkline\.{layer} import ({names})\b", rf"from trunkline.{layer}.sync import \1", source)
+        for module in modules:
+            name = module.removesuffix(".__init__")
+            package, _, last = f"trunkline.{layer}.{name}".rpartition(".")
+            twin = package.replace(f".{layer}", f".{layer}.sync", 1)
+            # A package has modules without a twin: replace only its own name.
+            source = re.sub(rf"\bfrom {re.escape(package)} import {last}\b", f"from {twin} import {last}", source)
+            source = re.sub(rf"\b{re.escape(package)}\.{last}\b(?!\.)", f"{twin}.{last}", source)
     return source
 
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from bench.lab import Lab
 from bench.pgbench import text
 from bench.session import Session, bytea_array, column, int4, int8_array, text_array
-from trunkline.db.codec import Encoded
-from trunkline.db.copying import COLUMNS, new_ids
-from trunkline.db.copying import rows as copy_rows
+from trunkline.codec import Encoded
+from trunkline.db.binary_copy import COLUMNS, new_ids
+from trunkline.db.binary_copy import rows as copy_rows
 
 NAME = "trunkline"
 RECEIPTS = "trunkline, receipts"

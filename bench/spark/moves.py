@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.spark.bed import CORES, Bed
-from trunkline.spark.ranges import Head
+from trunkline.spark.source.ranges import Head
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.lab import Lab
 from trunkline.spark.options import URL_VARIABLE
-from trunkline.spark.warm import KEEP_VARIABLE
+from trunkline.spark.session.class_cache import KEEP_VARIABLE
 
 _LONGEST = 120
 
@@ -31,7 +31,7 @@ class Starts:
 
     def prepare(self) -> str | None:
         """Create the class archive, as the first start does at exit. Return the error output if it failed."""
-        command = [sys.executable, "-m", "trunkline.spark.warm"]
+        command = [sys.executable, "-m", "trunkline.spark.session.class_cache"]
         done = subprocess.run(command, env=self._warm, check=False, capture_output=True, text=True)
         return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no error output"])[-1]
 

@@ -7,7 +7,7 @@ from bench.lab import Lab
 from bench.peers import ours
 from bench.pgbench import text
 from bench.spark.bed import PAYLOAD
-from trunkline.spark.ranges import Head
+from trunkline.spark.source.ranges import Head
 
 _CALL = 10_000
 _KEYS = 1_000
@@ -42,6 +42,6 @@ def fill_by_many(lab: Lab, number: int, *, publishers: int, seconds: float) -> i
 
 def ends(url: str, name: str) -> list[Head]:
     """Return the first and next offset of each partition."""
-    from trunkline.spark.reading import heads
+    from trunkline.spark.source.log_reader import heads
 
     return heads(url, [name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trunkline.cli.serve import command
+from trunkline.cli.commands.serve import command
 from trunkline.server import app
 from trunkline.server.call import Answer, Call, nothing
 from trunkline.server.routing import Doc, route

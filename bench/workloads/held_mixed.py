@@ -125,9 +125,11 @@ def _open_publisher(url: str) -> Iterator[None]:
 
 def _phase(lab: Lab, traffic: _Traffic, name: str, seconds: float) -> dict[str, float]:
     traffic.reset()
+    rotations: set[tuple[Any, ...]] = set()
     start = time.monotonic()
     while (left := start + seconds - time.monotonic()) > 0 and not traffic.failed:
         time.sleep(min(left, 1))
+        rotations.add(lab.conn.execute("select current, emptied from trunkline.rotation").fetchone() or ())
     acked, claims = traffic.reset()
     lab.conn.execute("select pg_stat_force_next_flush()")
     figures = {
@@ -145,7 +147,17 @@ def _phase(lab: Lab, traffic: _Traffic, name: str, seconds: float) -> dict[str, 
         "pass ms": _pass(lab),
     }
     say(f"  held_mixed, {name}: " + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()))
+    say(f"    partitions of leases used and emptied: {sorted(rotations)}; dead rows: {_dead_rows(lab)}")
     return figures
+
+
+def _dead_rows(lab: Lab) -> str:
+    """The tables with the most dead rows. Each publish that is rolled back leaves one in a table of messages."""
+    rows = lab.conn.execute(
+        "select relname, n_dead_tup from pg_stat_user_tables where schemaname = 'trunkline' and n_dead_tup > 0"
+        " order by n_dead_tup desc limit 6"
+    )
+    return ", ".join(f"{table} {count:,}" for table, count in rows.fetchall()) or "none"
 
 
 def _pass(lab: Lab) -> float:

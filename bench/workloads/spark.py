@@ -17,8 +17,8 @@ from bench.spark.bed import JAR, PAYLOAD, Bed, open_bed
 from bench.spark.cpu import middle
 from bench.spark.start import Starts
 from trunkline.errors import SparkUnavailable
-from trunkline.spark.ranges import Head
-from trunkline.spark.session import check_java, check_pyspark
+from trunkline.spark.session.session import check_java, check_pyspark
+from trunkline.spark.source.ranges import Head
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -198,7 +198,7 @@ def _ten_times(measured: Mapping[str, Sequence[float]], rows: int, tenth_rows: i
 
 def _archive(bed: Bed, plan: Plan, number: int, sizes: Sizes) -> list[Row]:
     """Measure archiving. Each round adds messages, which one side archives and the other writes with DataFrames."""
-    from trunkline.spark.pipelines.archive import archive
+    from trunkline.spark.archive.writer import archive
 
     title, frames = "spark, archive", "through DataFrames"
     location = bed.place()
@@ -313,7 +313,7 @@ def _start(starts: Starts, plan: Plan) -> list[Row]:
     first, later, default = "session helper, first start", "session helper", "default session"
     contestants = {first: starts.cold, default: starts.default}
     if failure := starts.prepare():
-        say(f"  spark: skipping the start with a class archive: python -m trunkline.spark.warm failed: {failure}")
+        say(f"  spark: skipping the start with a class archive: trunkline.spark.session.class_cache failed: {failure}")
     else:
         contestants = {later: starts.warmed, **contestants}
     measured = interleave(title, "s", contestants, rounds=min(plan.rounds, _STARTS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trunkline.remedies import Words, reword
+from trunkline.hints import Words, reword
 
 
 class TrunklineError(Exception):

@@ -18,7 +18,7 @@ from tests.chaos.nemesis import Faults
 from tests.chaos.report import Report
 from tests.chaos.run import Plan, run
 from tests.chaos.workloads import WORKLOADS
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 # What two cores do with everything recorded; more only makes the queues longer.
 _MESSAGES_PER_SECOND = 700

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tests.chaos.actors import Actor, Stage
 from tests.chaos.history import Recorder
 from tests.chaos.services import Services
-from trunkline.db.embedded import EmbeddedServer
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded.postmaster import find_processes
+from trunkline.embedded.server import EmbeddedServer
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tests.chaos.report import Report
 from tests.chaos.services import Services
 from tests.chaos.session import Session
 from tests.chaos.workloads import MAX_ATTEMPTS, SEGMENT_ROWS, Queue, Workload
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 _DRAIN_SECONDS = 300.0

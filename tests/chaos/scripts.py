@@ -23,7 +23,7 @@ from tests.chaos.planted import (
 from tests.chaos.redrives import redrive
 from tests.chaos.session import Session
 from tests.chaos.workloads import SEGMENT_ROWS
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 
 def late_transaction_id(world: World) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.nemesis import Faults
 from tests.chaos.run import Plan, run
 from tests.chaos.workloads import WORKLOADS
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 # The first three together: 100,000 accepted messages, 15 crashes of Postgres, 30 kills and 20 pauses of consumers.
 SHARES = {

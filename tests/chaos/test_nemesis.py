@@ -15,7 +15,7 @@ from tests.chaos.actors import Actor, Stage
 from tests.chaos.consumers import QueueConsumerSpec
 from tests.chaos.history import Recorder
 from tests.chaos.nemesis import Nemesis
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 
 @pytest.fixture

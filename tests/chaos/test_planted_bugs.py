@@ -16,7 +16,7 @@ from tests.chaos import scripts
 from tests.chaos.planted import BRIEF, FILTERED, ORDERED, QUEUE, SUBSCRIBED, TOPIC, Change, World
 from tests.chaos.workloads import Workload
 from tests.conftest import Clock
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 

@@ -233,7 +233,7 @@ def test_unexpected_errors_have_no_traceback(cli: Cli, monkeypatch: pytest.Monke
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("trunkline.cli.target.conninfo", broken)
+    monkeypatch.setattr("trunkline.cli.framework.database.conninfo", broken)
     failed = cli("topic", "list", "-o", "json", code=1)
     assert failed.error == {
         "code": "error",

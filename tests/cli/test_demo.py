@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import COMMAND, Cli
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded.postmaster import find_processes
 
 SECONDS = "100"
 

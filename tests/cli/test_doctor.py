@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
 from tests.conftest import Clock, Connection
-from trunkline.cli import checks_schema, checks_server
+from trunkline import doctor
 from trunkline.sql.migrate import latest_version
 
 
@@ -78,7 +78,7 @@ def test_who_holds_xmin(cli: Cli, connect: Callable[[], Connection], monkeypatch
     holder.execute("select 1 from trunkline.topics")
     pid = holder.info.backend_pid
     for name in ("_LONG_TRANSACTION", "_IDLE_TRANSACTION"):
-        monkeypatch.setattr(checks_server, name, timedelta(0))
+        monkeypatch.setattr(doctor, name, timedelta(0))
     found = cli("doctor").json
     assert any(
         row["check"] == "oldest transaction" and f"process {pid} " in row["message"] and "since" in row["message"]
@@ -128,7 +128,7 @@ def test_advisory_locks_held_for_long(cli: Cli, connect: Callable[[], Connection
     holder.execute("begin")
     holder.execute("select pg_advisory_xact_lock(778001, 64)")
     assert level(cli, "advisory locks")[0] == "ok"
-    monkeypatch.setattr(checks_schema, "_LONG_LOCK", timedelta(0))
+    monkeypatch.setattr(doctor, "_LONG_LOCK", timedelta(0))
     found, message = level(cli, "advisory locks")
     assert found == "warn" and f"process {holder.info.backend_pid} " in message
     holder.execute("rollback")
@@ -148,7 +148,7 @@ def test_dead_rows_upkeep_and_alerts(cli: Cli, conn: Connection, monkeypatch: py
     assert level(cli, "upkeep") == ("warn", "upkeep never ran")
     conn.execute("insert into trunkline.alerts (at, kind, detail) values (now(), 'retention', '{}')")
     assert level(cli, "alerts")[0] == "warn"
-    monkeypatch.setattr(checks_schema, "_MANY_DEAD_ROWS", -1)
+    monkeypatch.setattr(doctor, "_MANY_DEAD_ROWS", -1)
     assert level(cli, "dead rows")[0] == "warn"
 
 
@@ -203,7 +203,7 @@ def test_a_schema_of_an_older_version(cli: Cli, conn: Connection) -> None:
 
 
 def test_clock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_server, "_CLOCK_DIFFERENCE", timedelta(hours=-1))
+    monkeypatch.setattr(doctor, "_CLOCK_DIFFERENCE", timedelta(hours=-1))
     assert level(cli, "clock")[0] == "warn"
 
 

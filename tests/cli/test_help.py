@@ -13,7 +13,7 @@ import click
 import pytest
 
 from tests.cli.conftest import Cli
-from trunkline.cli.command import Command
+from trunkline.cli.framework.command import Command
 from trunkline.cli.main import app
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.cli.output import body, duration_text, safe, show, size_text, to_json
+from trunkline.cli.framework.output import body, duration_text, safe, show, size_text, to_json
 from trunkline.settings import parse_duration
 
 

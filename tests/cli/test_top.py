@@ -8,8 +8,9 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,7 +18,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from trunkline.cli.top_view import LONGEST_NAME, View, short
+from trunkline.cli.commands.top_view import LONGEST_NAME, View, short
 
 COMMAND = [str(Path(sys.executable).parent / "trunkline"), "top", "--every", "100ms"]
 
@@ -66,38 +67,109 @@ def test_long_names_are_cut() -> None:
     assert len(short("x" * 200)) == LONGEST_NAME and short("x" * 200).endswith("…")
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [lambda fd, process: os.write(fd, b"q"), lambda fd, process: process.send_signal(signal.SIGINT)],
-    ids=["q", "Ctrl-C"],
-)
-def test_leaving_is_no_failure(db: str, leave: Callable[[int, subprocess.Popen[bytes]], object]) -> None:
+class Screen:
+    """`trunkline top` in a terminal of 12 lines."""
+
+    def __init__(self, db: str) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.before = termios.tcgetattr(self.theirs)
+        self.seen = b""
+        self.deadline = time.monotonic() + 60
+        environment = {**os.environ, "TRUNKLINE_DATABASE_URL": db, "TERM": "xterm", "COLUMNS": "100", "LINES": "12"}
+        self.process = subprocess.Popen(
+            COMMAND, stdin=self.theirs, stdout=self.theirs, stderr=subprocess.PIPE, env=environment
+        )
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def frame(self) -> bytes:
+        """The last frame that was drawn to its end. Each begins at the upper left corner."""
+        return self.seen.split(b"\x1b[H")[-2] if self.seen.count(b"\x1b[H") > 1 else b""
+
+    def shows(self, *parts: bytes, not_: bytes | None = None) -> bool:
+        """Wait for a frame with these parts."""
+        while not all(part in self.frame() for part in parts) or (not_ is not None and not_ in self.frame()):
+            assert time.monotonic() < self.deadline, (parts, self.frame())
+            self._read(0.2)
+        return True
+
+    def _read(self, seconds: float) -> bool:
+        if select.select([self.ours], [], [], seconds)[0]:
+            self.seen += os.read(self.ours, 65536)
+            return True
+        return False
+
+    def end(self) -> tuple[int, bytes]:
+        """Wait for the end. Returns the exit code and what was written to stderr."""
+        while self.process.poll() is None:
+            assert time.monotonic() < self.deadline, self.frame()
+            self._read(0.1)
+        while self._read(0):
+            pass
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def screen(db: str) -> Iterator[Screen]:
     with psycopg.connect(db, autocommit=True) as conn:
-        conn.execute("select trunkline.create_topic('orders', 2)")
-        conn.execute("select trunkline.publish('orders', '1', p_delay => '1 hour')")
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TRUNKLINE_DATABASE_URL": db, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen(COMMAND, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment)
-    os.close(theirs)
+        for n in range(20):
+            conn.execute("select trunkline.create_topic(%s)", [f"topic-{n:02}"])
+        conn.execute("select trunkline.publish('topic-17', '1')")
+    screen = Screen(db)
     try:
-        seen, deadline = b"", time.monotonic() + 60
-        while b"orders" not in seen or b"q quit" not in seen:
-            assert time.monotonic() < deadline, seen
-            if select.select([ours], [], [], 0.2)[0]:
-                seen += os.read(ours, 65536)
-        leave(ours, process)
-        while process.poll() is None and time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.1)[0]:
-                try:
-                    os.read(ours, 65536)
-                except OSError:
-                    break
-        _, errors = process.communicate(timeout=30)
+        yield screen
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    assert (process.returncode, errors) == (0, b"")
+        screen.process.kill()
+        screen.process.wait()
+        os.close(screen.ours)
+        os.close(screen.theirs)
+
+
+@pytest.mark.parametrize("way", [b"q", signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_leaving_is_no_failure_and_restores_the_terminal(screen: Screen, way: bytes | signal.Signals) -> None:
+    screen.shows(b"topic-00", b"q quit")
+    assert termios.tcgetattr(screen.theirs) != screen.before and b"\x1b[?1049h" in screen.seen
+    if isinstance(way, bytes):
+        screen.press(way)
+    else:
+        screen.process.send_signal(way)
+    assert screen.end() == (0, b"")
+    # back on the normal screen, with a cursor, lines and echo
+    assert screen.seen.rindex(b"\x1b[?1049l") > screen.seen.rindex(b"\x1b[?1049h")
+    assert screen.seen.rindex(b"\x1b[?25h") > screen.seen.rindex(b"\x1b[?25l")
+    assert termios.tcgetattr(screen.theirs) == screen.before
+
+
+def test_keys(screen: Screen) -> None:
+    screen.shows(b"topic-00", b"lines 1-11 of", b"sorted by name", not_=b"topic-17")
+    screen.press(b"j")
+    screen.shows(b"lines 2-12 of")
+    screen.press(b"\x1b[B")
+    screen.shows(b"lines 3-13 of")
+    screen.press(b" ")
+    screen.shows(b"topic-17", b"lines 14-24 of", not_=b"topic-00")
+    screen.press(b"b\x1b[A")
+    screen.shows(b"lines 2-12 of")
+    screen.press(b"k")
+    screen.shows(b"lines 1-11 of", b"topic-00")
+    screen.press(b"s")
+    screen.shows(b"sorted by activity", b"topic-17")
+    screen.press(b"s")
+    screen.shows(b"sorted by name", not_=b"topic-17")
+    screen.press(b"/17")
+    screen.shows(b"topic-17", b"filter: 17_", not_=b"topic-00")
+    screen.press(b"q")
+    screen.shows(b"filter: 17q_", not_=b"topic-")
+    screen.press(b"\x7f\r")
+    screen.shows(b"topic-17", b"filter: 17", not_=b"17_")
+    screen.press(b"\x1b")
+    screen.shows(b"topic-00", not_=b"filter")
+    screen.press(b"?")
+    screen.shows(b"Esc clears")
+    screen.press(b"q")
+    assert screen.end() == (0, b"")
 
 
 def test_delayed_messages_of_a_topic_are_counted_once(db: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.client import twins
 from trunkline import Client, NewMessage
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
 from trunkline.sql.migrate import migrate
 

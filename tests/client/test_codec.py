@@ -17,7 +17,7 @@ import pytest
 
 import trunkline
 from trunkline import Client
-from trunkline.db.codec import InvalidBody, decoder, encode, encode_message
+from trunkline.codec import InvalidBody, decoder, encode, encode_message
 from trunkline.types import NewMessage
 
 NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)

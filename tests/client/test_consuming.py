@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Clock
 from trunkline import LeaseLost
 from trunkline.client import TransactionMisuse
-from trunkline.db.codec import InvalidBody
+from trunkline.codec import InvalidBody
 from trunkline.errors import OffsetAhead, TrunklineError
 
 

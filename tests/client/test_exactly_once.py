@@ -26,7 +26,7 @@ import pytest
 from tests.chaos.history import Recorder
 from tests.chaos.nemesis import crash
 from trunkline import SyncClient
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 # The processes that consume in each form; two of each, so that one takes over what the other left.

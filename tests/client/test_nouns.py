@@ -228,7 +228,7 @@ async def test_schedules(mq: Any) -> None:
     assert [(s.name, s.paused) for s in await mq.schedules.list()] == [("nightly", True)]
     await mq.schedules.resume("nightly")
     after = datetime(2026, 1, 1, tzinfo=UTC)
-    assert await mq.schedules.next_runs("0 3 * * *", n=2, after=after) == [
+    assert await mq.schedules.next_runs("0 3 * * *", limit=2, after=after) == [
         datetime(2026, 1, 1, 3, tzinfo=UTC),
         datetime(2026, 1, 2, 3, tzinfo=UTC),
     ]

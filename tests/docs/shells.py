@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.docs.pages import Block, agree
-from trunkline.db.pginstall import psql
+from trunkline.embedded.install import psql
 
 _MARK = "-- end of block --"
 

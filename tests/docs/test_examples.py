@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.docs.shells import environment
-from trunkline.db.pginstall import psql
+from trunkline.embedded.install import psql
 
 SAYS = {
     "orders.py": ["{'ann': 37, 'bob': 12}"],

@@ -170,7 +170,7 @@ def test_pages_for_newcomers_do_not_share_names() -> None:
     )
     sources = [
         "README.md",
-        "src/trunkline/cli/up.py",
+        "src/trunkline/cli/commands/up.py",
         "docs/tutorial/first-hour.md",
         "docs/tutorial/jobs.md",
         "docs/how-to/jobs.md",

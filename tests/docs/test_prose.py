@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
 from trunkline import Client, SyncClient
-from trunkline.db.pginstall import psql
+from trunkline.embedded.install import psql
 from trunkline.errors import OffsetOutOfRange, WrongIsolation
 from trunkline.sql.migrate import migrate
 

@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from trunkline.db import ownership
-from trunkline.db.embedded import EmbeddedServer
-from trunkline.db.pginstall import psql
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded import ownership
+from trunkline.embedded.install import psql
+from trunkline.embedded.postmaster import find_processes
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import EmbeddedServerError
 from trunkline.sql.migrate import migrate
 
@@ -236,7 +236,7 @@ def test_second_start_attaches_and_does_not_stop_it(data: Path) -> None:
 
 def test_two_first_starts_at_once_make_one_cluster(tmp_path: Path) -> None:
     code = (
-        "import sys; from trunkline.db.embedded import EmbeddedServer;"
+        "import sys; from trunkline.embedded.server import EmbeddedServer;"
         "s = EmbeddedServer(sys.argv[1]); print(s.start(), s.owned, flush=True); sys.stdin.read(); s.stop()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "data")]
@@ -275,7 +275,7 @@ def test_a_stopped_orphan_backend_does_not_block_the_next_start(data: Path) -> N
 
 def test_kill_9_of_the_owner_leaves_a_server_to_adopt(data: Path) -> None:
     code = (
-        "import sys, time; from trunkline.db.embedded import EmbeddedServer;"
+        "import sys, time; from trunkline.embedded.server import EmbeddedServer;"
         "s = EmbeddedServer(sys.argv[1]); s.start(); print(s.postmaster_pid, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code, str(data)], stdout=subprocess.PIPE, text=True)

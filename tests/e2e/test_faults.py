@@ -39,9 +39,9 @@ from tests.sql.verbs import (
     settle_all,
     value,
 )
-from trunkline.db import pginstall
-from trunkline.db.embedded import EmbeddedServer
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded import install
+from trunkline.embedded.postmaster import find_processes
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import DiskFull, OutcomeUnknown, TrunklineError, from_psycopg
 from trunkline.sql.migrate import migrate
 
@@ -109,7 +109,7 @@ def small_disk(home: Path) -> Iterator[SmallDisk]:
 def tight_url(home: Path, small_disk: SmallDisk) -> Iterator[str]:
     """A migrated database whose tables are on the small disk; the server's own files are not."""
     with EmbeddedServer(home / "data") as server:
-        account = pginstall.choose_account(server.pgdata)
+        account = install.choose_account(server.pgdata)
         place = small_disk.path / "tables"
         place.mkdir()
         os.chown(place, account.uid, account.gid)
@@ -261,8 +261,8 @@ def pair(home: Path) -> Iterator[Pair]:
 
 
 def copy_cluster(primary: EmbeddedServer, data: Path) -> None:
-    account = pginstall.choose_account(primary.pgdata)
-    program = pginstall.programs(primary.version, account) / "pg_basebackup"
+    account = install.choose_account(primary.pgdata)
+    program = install.programs(primary.version, account) / "pg_basebackup"
     if not program.exists():
         pytest.skip("the wheel has no pg_basebackup")
     data.mkdir(mode=0o711)
@@ -404,7 +404,7 @@ def set_scene(conn: Connection) -> Scene:
     publish(conn, "t", *range(1, 11))
     enqueue(conn, "q", *range(1, 11))
     settle(conn, "bury", claim(conn, "q", 1)[0].receipt)
-    batch = fetch(conn, "t", p_max=5, p_lease="1 hour")
+    batch = fetch(conn, "t", p_limit=5, p_lease="1 hour")
     [out] = claim(conn, "q", 1)
     head(conn, "t")
     return Scene(out.receipt, batch[0].generation)

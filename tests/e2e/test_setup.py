@@ -23,9 +23,9 @@ import psutil
 import psycopg
 import pytest
 
-from trunkline.cli.ports import reserved_port
-from trunkline.db.embedded import EmbeddedServer
-from trunkline.db.postmaster import find_processes
+from trunkline.cli.framework.ports import reserved_port
+from trunkline.embedded.postmaster import find_processes
+from trunkline.embedded.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(Path(sys.executable).parent / "trunkline")]

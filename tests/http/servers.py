@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from httpx._transports import default as _transports
 
-from trunkline.cli.ports import reserved_port
+from trunkline.cli.framework.ports import reserved_port
 
 _held = ExitStack()
 # A client reads all certificates of the machine when it is made, 50 ms of CPU each time; here one reads them for all.

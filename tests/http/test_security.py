@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from tests.http.servers import HttpServer, free_port, problem, serving
-from trunkline.db import tokens
+from trunkline.db.calls import tokens
+from trunkline.db.calls.tokens import Token
 from trunkline.db.pool import connect
-from trunkline.db.tokens import Token
 from trunkline.server import access
 from trunkline.server.access import IN_BODY, Caller
 from trunkline.server.app import create_app

@@ -12,7 +12,7 @@ import psycopg
 
 from tests.http.servers import serving
 
-RUN = "import sys; from trunkline.cli.token import command; command(sys.argv[1:])"
+RUN = "import sys; from trunkline.cli.commands.token import command; command(sys.argv[1:])"
 
 
 def token(db: str, *arguments: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.http.servers import HttpServer, problem, serving
 from trunkline import Client
-from trunkline.db import tokens
+from trunkline.db.calls import tokens
 from trunkline.db.pool import connect
 from trunkline.server.access import Access
 from trunkline.server.config import Config

@@ -24,7 +24,7 @@ import psycopg
 
 from tests.chaos.nemesis import crash
 from tests.jobs.chaos_jobs import POISON_ATTEMPTS, app, book, innocent, poison, poison_at_once, send
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import TrunklineError
 from trunkline.sql.migrate import migrate
 

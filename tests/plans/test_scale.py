@@ -130,7 +130,7 @@ def test_idle_groups_are_rolled_up_in_turn(conn: Connection) -> None:
     call(conn, "publish", "t", "1")
     run_upkeep(conn, "sequence")
     call(conn, "fetch", "t", "g11", "m")
-    conn.execute("create or replace function trunkline._upkeep_batch() returns int language sql immutable as 'select 5'")
+    conn.execute("create or replace function trunkline._upkeep_batch() returns int language sql immutable as 'select 25'")
     new = "select count(*) from trunkline.rollups where kind = 'group'"
     rows, before = [], 0
     for _ in range(4):
@@ -202,7 +202,7 @@ def test_upkeep_checks_a_sample_of_many_waiting_jobs(conn: Connection) -> None:
     )
     conn.execute("vacuum (analyze) trunkline.job_waiting, trunkline.job_parents, trunkline.job_results")
     read = rows_read(conn, lambda: run_upkeep(conn, "jobs"))
-    assert 1_000 < read["job_parents"] < 6_000, read
+    assert 300 < read["job_parents"] < 1_500, read
 
 
 def test_waiting_jobs_are_read_once_whenever_the_plan_was_made(conn: Connection) -> None:

@@ -31,7 +31,7 @@ from tests.push import starts
 from tests.push.dispatch import Process
 from tests.push.receivers import Receiver, Seen
 from trunkline import upkeep
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import TrunklineError
 from trunkline.push import Refused, Verifier
 from trunkline.sql.migrate import migrate

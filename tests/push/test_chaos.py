@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.push.chaos import Plan, run
-from trunkline.db.embedded import EmbeddedServer
+from trunkline.embedded.server import EmbeddedServer
 
 
 @pytest.mark.timeout(600)

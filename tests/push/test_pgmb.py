@@ -18,7 +18,7 @@ from tests.conftest import Connection
 from tests.docs.shells import as_url
 from tests.push.receivers import Seen, receiving
 from tests.servers import VERSIONS
-from trunkline.db.pginstall import psql
+from trunkline.embedded.install import psql
 from trunkline.sql.migrate import migrate
 
 

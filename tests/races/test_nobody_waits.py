@@ -266,7 +266,7 @@ class World:
         [dead] = claim(conn, "dead")
         settle(conn, "bury", dead.receipt)
         [delivery] = claim(conn, "q", 1)
-        batch = fetch(conn, "t", p_max=1)
+        batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
         self.facts = {
             "receipt": delivery.receipt,

@@ -54,7 +54,7 @@ def test_row_03_get_list_delete_topic(conn: Connection) -> None:
     for name in ("b", "a"):
         call(conn, "create_topic", name)
     publish(conn, "a", *range(5))
-    assert commit(conn, "a", fetch(conn, "a", p_max=2)) == "done"
+    assert commit(conn, "a", fetch(conn, "a", p_limit=2)) == "done"
     assert [topic.name for topic in call(conn, "list_topics")] == ["a", "b"]
     [stats] = call(conn, "topic_stats", "a")
     assert (stats.lowest_offset, stats.head) == (1, 5)

@@ -36,7 +36,7 @@ def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
     publish(conn, "t", *range(1, 6))
     fetch(conn, "t", "idle")
     assert commit(conn, "t", fetch(conn, "t", "fast"), group="fast") == "done"
-    batch = fetch(conn, "t", "slow", p_max=2)
+    batch = fetch(conn, "t", "slow", p_limit=2)
     assert contents(batch) == [1, 2]
     assert commit(conn, "t", batch, group="slow") == "done"
     places = {row.group_name: row.next_offset for row in call(conn, "group_stats", "t")}
@@ -46,7 +46,7 @@ def test_row_37_groups_with_their_own_offset(conn: Connection) -> None:
 def test_row_38_pull_the_next_batch(conn: Connection) -> None:
     publish(conn, "t", *range(1, 8))
     seen = []
-    while batch := fetch(conn, "t", p_max=3):
+    while batch := fetch(conn, "t", p_limit=3):
         seen.append(contents(batch))
         assert commit(conn, "t", batch) == "done"
     assert seen == [[1, 2, 3], [4, 5, 6], [7]]
@@ -79,7 +79,7 @@ def test_row_41_claim_ahead_by_range(conn: Connection, connect: Connect, clock: 
     publish(conn, "t", *range(1, 11))
     dying = connect()
     [taken] = call(dying, "claim_range", "t", "most", 4)
-    fetch(dying, "t", "least", p_max=4)
+    fetch(dying, "t", "least", p_limit=4)
     dying.close()
     clock.advance(31)
     assert (taken.first_offset, taken.last_offset) == (1, 4)
@@ -103,10 +103,10 @@ def test_row_42_members_get_disjoint_ranges(conn: Connection, connect: Connect, 
 
     run_together([threading.Thread(target=take, args=(connect(),)) for _ in range(3)])
     assert sorted(ranges) == [(first, first + 9) for first in range(1, 101, 10)]
-    lost = fetch(conn, "t", member="a", p_max=10)
+    lost = fetch(conn, "t", member="a", p_limit=10)
     assert fetch(connect(), "t", member="b") == []
     clock.advance(31)
-    taken = fetch(connect(), "t", member="b", p_max=10)
+    taken = fetch(connect(), "t", member="b", p_limit=10)
     assert offsets(taken) == offsets(lost)
     assert (commit(conn, "t", lost), commit(conn, "t", taken)) == ("lost", "done")
 
@@ -155,7 +155,7 @@ def test_row_45_strict_order_per_topic(conn: Connection, connect: Connect) -> No
     for name in "abc":
         assert [number for who, number in log if who == name] == list(range(30))
     seen = []
-    while batch := fetch(conn, "t", p_max=13):
+    while batch := fetch(conn, "t", p_limit=13):
         seen += contents(batch)
         commit(conn, "t", batch)
     assert seen == log
@@ -225,7 +225,7 @@ def test_row_49_reads_from_replicas(conn: Connection) -> None:
 def test_row_50_consumer_lag(conn: Connection, clock: Clock) -> None:
     """In messages and in seconds, per group and partition; exact, and counted without reading messages."""
     publish(conn, "t", *range(1, 8))
-    commit(conn, "t", fetch(conn, "t", p_max=3))
+    commit(conn, "t", fetch(conn, "t", p_limit=3))
     clock.advance(90)
     publish(conn, "t", 8)
     [stats] = call(conn, "group_stats", "t", "g")

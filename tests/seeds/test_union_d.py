@@ -56,7 +56,7 @@ def test_row_52_batch_pull_with_limit(conn: Connection) -> None:
     for size in (1000, 500):
         call(conn, "enqueue_many", "q", [b"1"] * size)
     assert [len(claim(conn, "q", n)) for n in (1, 10, 1000, 1000)] == [1, 10, 1000, 489]
-    with refused("TL001", "max"):
+    with refused("TL001", "limit"):
         claim(conn, "q", 1001)
 
 

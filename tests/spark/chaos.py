@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 import psycopg
 
-from trunkline.db.embedded import EmbeddedServer
-from trunkline.db.postmaster import find_processes
+from trunkline.embedded.postmaster import find_processes
+from trunkline.embedded.server import EmbeddedServer
 from trunkline.sql.migrate import migrate
 
 KEYS = 100

@@ -23,7 +23,7 @@ CONF = {
 def spark() -> Iterator[SparkSession]:
     """Two cores, and tasks that are tried up to four times (a plain local master tries once)."""
     from trunkline.spark import open_session
-    from trunkline.spark.connect import connect_conf
+    from trunkline.spark.session.connect import connect_conf
 
     with tempfile.TemporaryDirectory(prefix="tl-spark-") as home:
         conf = CONF | connect_conf() | {"spark.local.dir": home, "spark.sql.warehouse.dir": f"{home}/warehouse"}
@@ -37,7 +37,7 @@ def spark() -> Iterator[SparkSession]:
 def connect_spark(spark: SparkSession) -> Iterator[SparkSession]:
     """The same Java machine through Spark Connect."""
     from trunkline.spark import register
-    from trunkline.spark.connect import connected
+    from trunkline.spark.session.connect import connected
 
     session = connected(spark)
     register(session)

@@ -10,13 +10,13 @@ import pytest
 
 from tests.conftest import Connection
 from trunkline import SyncClient
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import ArchiveConflict, ArchiveDamaged, Busy, InvalidArgument
-from trunkline.spark.pipelines.archive import archive
-from trunkline.spark.pipelines.export import export
-from trunkline.spark.pipelines.running import clear_errors
-from trunkline.spark.pipelines.streams import run_file
+from trunkline.spark.archive.export import export
+from trunkline.spark.archive.writer import archive
+from trunkline.spark.pipelines.query import run_file
 from trunkline.spark.progress import pipelines
+from trunkline.spark.run import clear_errors
 from trunkline.types import NewMessage
 
 if TYPE_CHECKING:

@@ -18,16 +18,17 @@ import pytest
 
 from tests.conftest import Connection
 from trunkline import SyncClient
-from trunkline.db import archive as calls
-from trunkline.db.archive import ArchiveRange, NewFile
+from trunkline.db.calls import archive as calls
+from trunkline.db.calls.archive import ArchiveRange, NewFile
 from trunkline.errors import ArchiveDamaged, Busy, Conflict, InvalidArgument, OffsetOutOfRange, TopicNotFound
-from trunkline.spark.pipelines import archive as archiving
-from trunkline.spark.pipelines import files, spans, tiered
-from trunkline.spark.pipelines.archive import write_piece
-from trunkline.spark.pipelines.cleaning import clean
-from trunkline.spark.pipelines.export import export, store_settings
-from trunkline.spark.ranges import Range
-from trunkline.spark.reading import read_range
+from trunkline.spark.archive import files, positions
+from trunkline.spark.archive import writer as archiving
+from trunkline.spark.archive.cleanup import clean
+from trunkline.spark.archive.export import export, store_settings
+from trunkline.spark.archive.writer import write_piece
+from trunkline.spark.source import tiered_messages
+from trunkline.spark.source.log_reader import read_range
+from trunkline.spark.source.ranges import Range
 from trunkline.types import NewMessage
 
 
@@ -196,33 +197,33 @@ def test_only_what_killed_runs_left_is_cleaned(db: str, conn: Connection, tmp_pa
     done = clean(db, "t", age=timedelta(0))
     assert done.files == 2 and done.bytes > 0
     assert before - set(tmp_path.rglob("*")) == {tmp_path / path for path in left}
-    assert len(list(tiered.read(db, "t"))) == 200
+    assert len(list(tiered_messages.read(db, "t"))) == 200
     with pytest.raises(TopicNotFound):
         clean(db, "nothing")
 
 
 def test_reading_goes_from_archive_to_log(db: str, conn: Connection, tmp_path: Path) -> None:
     number = fill(db, "t", 400, partitions=2, conn=conn)
-    before = [list(tiered.read(db, "t"))]
+    before = [list(tiered_messages.read(db, "t"))]
     seal(conn)
     made = archive_all(db, conn, "t", number, tmp_path)
     assert len(made) > 2
     conn.execute("select trunkline.run_upkeep('retention')")
     assert lowest(conn, "t") > 1
-    before.append(list(tiered.read(db, "t")))
+    before.append(list(tiered_messages.read(db, "t")))
     first, second = (
         [(m.partition, m.offset, m.id, m.key, m.headers, m.payload, m.created_at) for m in each] for each in before
     )
     assert first == second
     assert len(first) == 400
     middle = first[250][-1]
-    found = spans.spans(db, "t", middle)
+    found = positions.spans(db, "t", middle)
     late = [(partition, offset) for partition, offset, *_, at in first if at >= middle]
     assert [(p, o) for p, (lo, hi) in found.items() for o in range(lo, hi)] == late
     path = tmp_path / made[0].path
     path.rename(path.with_suffix(".away"))
     with pytest.raises(ArchiveDamaged, match=made[0].path):
-        list(tiered.read(db, "t"))
+        list(tiered_messages.read(db, "t"))
 
 
 def test_below_the_archive_is_a_clear_error(db: str, conn: Connection, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_below_the_archive_is_a_clear_error(db: str, conn: Connection, tmp_path:
     base = lowest(conn, "t")
     assert base > 1
     with pytest.raises(OffsetOutOfRange, match=f"below the earliest available offset, {base}"):
-        list(tiered.read(db, "t", start=1))
+        list(tiered_messages.read(db, "t", start=1))
     calls.ensure_archive(conn, "t", str(tmp_path))
     with pytest.raises(OffsetOutOfRange):
         write_piece(db, "t", number, str(tmp_path), ArchiveRange(0, 1, 100))
@@ -297,7 +298,7 @@ def test_no_message_is_ever_in_neither_place(db: str, connect: Callable[[], Conn
     for thread in threads:
         thread.join()
     assert not failures, failures
-    read = list(tiered.read(db, "t"))
+    read = list(tiered_messages.read(db, "t"))
     assert [each.offset for each in read] == list(range(1, len(read) + 1))
     assert len({each.id for each in read}) == len(read)
 
@@ -330,22 +331,22 @@ def test_a_table_holds_one_topic_only(db: str, conn: Connection, tmp_path: Path,
 def test_a_read_ends_where_the_topic_was_created_again(
     db: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiered, "_PAGE", 100)
+    monkeypatch.setattr(tiered_messages, "_PAGE", 100)
     fill(db, "t", 400, conn=conn)
-    rows = tiered.read(db, "t")
+    rows = tiered_messages.read(db, "t")
     first = [next(rows) for _ in range(100)]
     create_again(db, conn, 400)
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
     # also if that happens between the question where the messages are and the read
-    rows, page = tiered.read(db, "t"), tiered.calls.read
+    rows, page = tiered_messages.read(db, "t"), tiered_messages.calls.read
     assert len(first) == 100
 
     def read_another(*args: Any, **options: Any) -> Any:
         create_again(db, conn, 400)
         return page(*args, **options)
 
-    monkeypatch.setattr(tiered.calls, "read", read_another)
+    monkeypatch.setattr(tiered_messages.calls, "read", read_another)
     with pytest.raises(OffsetOutOfRange, match="created again"):
         next(rows)
 

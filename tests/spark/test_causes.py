@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trunkline.errors import PipelineFailed, TopicNotFound
-from trunkline.spark.causes import cause
+from trunkline.spark.errors import cause
 
 TASK = """org.apache.spark.SparkException: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Traceback (most recent call last):
   File "planning.py", line 39, in heads

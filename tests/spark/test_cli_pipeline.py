@@ -121,7 +121,7 @@ def test_pipelines_are_enqueued(cli: Cli) -> None:
     assert "Did you mean archive?" in cli("pipeline", "enqueue", "archve", settings, code=3).stderr
     assert "not valid JSON" in cli("pipeline", "enqueue", "archive", "{", code=2).stderr
     assert "must be a JSON object" in cli("pipeline", "enqueue", "archive", "[]", code=2).stderr
-    kinds = cli("job", "kinds", "trunkline.pipeline_jobs:app", "-o", "json").json
+    kinds = cli("job", "kinds", "trunkline.spark.pipelines.jobs:app", "-o", "json").json
     assert [(each["kind"], each["queue"]) for each in kinds] == [("pipeline", "pipelines")]
 
 

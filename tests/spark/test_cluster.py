@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.tiers import drop
 from tests.spark.topics import flat, in_order_of_keys, payloads, publish
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 PROGRAM = """
 import sys, time
 from trunkline.spark import open_session
-from trunkline.spark.pipelines.archive import archive
+from trunkline.spark.archive.writer import archive
 
 master, url, home = sys.argv[1:4]
 spark = open_session("cluster", master=master, conf={

@@ -12,12 +12,12 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.topics import flat, load, payloads, publish
 from trunkline.errors import InvalidOption, SparkUnavailable
-from trunkline.spark import connect
-from trunkline.spark.pipelines.archive import archive
+from trunkline.spark.archive.writer import archive
+from trunkline.spark.pipelines.query import run_file
 from trunkline.spark.pipelines.replay import replay
-from trunkline.spark.pipelines.running import clear_errors
-from trunkline.spark.pipelines.streams import run_file
 from trunkline.spark.progress import pipelines
+from trunkline.spark.run import clear_errors
+from trunkline.spark.session import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

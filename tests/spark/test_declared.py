@@ -9,7 +9,7 @@ import pytest
 
 from trunkline import SyncClient
 from trunkline.errors import InvalidArgument, TrunklineError
-from trunkline.spark.pipelines.declared import run_declared
+from trunkline.spark.pipelines.declarative import run_declared
 from trunkline.spark.progress import pipelines
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.topics import flat, load, payloads, publish
 from trunkline import SyncClient
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import TrunklineError, Unavailable
-from trunkline.spark.pipelines.archive import archive
+from trunkline.spark.archive.writer import archive
 from trunkline.spark.pipelines.compact import compact
+from trunkline.spark.pipelines.query import run_file
 from trunkline.spark.pipelines.replay import replay
 from trunkline.spark.pipelines.report import report
-from trunkline.spark.pipelines.streams import run_file
 from trunkline.spark.pipelines.validate import validate
 from trunkline.spark.progress import pipelines
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound
-from trunkline.spark import loss, offsets
-from trunkline.spark.ranges import Head, Range
+from trunkline.spark.source import loss, offsets
+from trunkline.spark.source.ranges import Head, Range
 
 
 def document(positions: offsets.Positions, starts: offsets.Positions | None = None, **ids: int) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from tests.conftest import Connection
 from tests.http.servers import free_port
 from tests.spark.test_cli_pipeline import ENVIRONMENT
 from trunkline import SyncClient
-from trunkline.db import archive as calls
-from trunkline.spark.pipelines import files
-from trunkline.spark.pipelines.archive import write_piece
-from trunkline.spark.pipelines.export import export
+from trunkline.db.calls import archive as calls
+from trunkline.spark.archive import files
+from trunkline.spark.archive.export import export
+from trunkline.spark.archive.writer import write_piece
 
 # not whichever is on the path: old ones do not understand what Arrow says
 PROGRAM = os.environ.get("TRUNKLINE_MOTO_SERVER")

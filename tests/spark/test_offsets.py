@@ -9,8 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange
-from trunkline.spark import offsets
-from trunkline.spark.ranges import Head, Range, tasks
+from trunkline.spark.source import offsets
+from trunkline.spark.source.ranges import Head, Range, tasks
 
 HEADS = [Head("a", 7, 0, 1, 101), Head("a", 7, 1, 11, 11), Head("b", 9, 0, 1, 51)]
 POSITIONS = {"a": {0: 1, 1: 11}, "b": {0: 1}}

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Connection
 from tests.spark.topics import payloads, publish
 from trunkline.jobs import App, Worker
-from trunkline.pipeline_jobs import _below_uri, add_pipelines
+from trunkline.spark.pipelines.jobs import _below_uri, add_pipelines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

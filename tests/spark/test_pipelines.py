@@ -12,13 +12,13 @@ import pytest
 from tests.conftest import Connection
 from trunkline import SyncClient
 from trunkline.errors import AlreadyExists, Conflict, InvalidArgument, OffsetOutOfRange
+from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.pipelines import frames
 from trunkline.spark.pipelines import validate as validating
-from trunkline.spark.pipelines.archive import write_piece
 from trunkline.spark.pipelines.compact import compact
+from trunkline.spark.pipelines.query import dedupe, run_file
 from trunkline.spark.pipelines.replay import replay
 from trunkline.spark.pipelines.report import report
-from trunkline.spark.pipelines.streams import dedupe, run_file
 from trunkline.spark.pipelines.validate import merge, shape_of, validate
 from trunkline.types import Message, NewMessage
 
@@ -239,7 +239,7 @@ def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, con
 def test_a_report_leaves_out_a_topic_whose_archive_is_not_there(
     spark: SparkSession, orders: str, conn: Connection, tmp_path: Path
 ) -> None:
-    from trunkline.db import archive as calls
+    from trunkline.db.calls import archive as calls
 
     conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
     conn.execute("select trunkline.publish('t', '1') from generate_series(1, 30)")

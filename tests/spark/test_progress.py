@@ -8,11 +8,11 @@ import pytest
 
 from tests.conftest import Connection
 from tests.spark.topics import publish
-from trunkline.db import spark as calls
+from trunkline.db.calls import spark as calls
 from trunkline.errors import InUse, InvalidArgument
-from trunkline.spark.connections import plain
-from trunkline.spark.listener import lag_of
+from trunkline.spark.database import plain
 from trunkline.spark.progress import pipelines, report
+from trunkline.spark.session.listener import lag_of
 
 
 def test_a_pipeline_says_how_it_fares(db: str, conn: Connection) -> None:

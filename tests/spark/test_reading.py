@@ -15,11 +15,11 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection, Servers
 from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange, TopicNotFound
-from trunkline.spark.columns import selected
-from trunkline.spark.connections import close_all
+from trunkline.spark.database import close_all
 from trunkline.spark.options import Selection
-from trunkline.spark.ranges import Range
-from trunkline.spark.reading import LOG_SCHEMA, heads, read_range, resolved
+from trunkline.spark.source.columns import selected
+from trunkline.spark.source.log_reader import LOG_SCHEMA, heads, read_range, resolved
+from trunkline.spark.source.ranges import Range
 
 
 def publish(conn: Connection, topic: str, count: int, first: int = 0) -> None:
@@ -175,8 +175,8 @@ def test_a_fragmented_log_is_read_in_windows_of_bounded_size(
         late.execute("commit")
         conn.execute("call trunkline.sequence()")
     (head,) = heads(db, ["t"])
-    monkeypatch.setattr("trunkline.spark.reading._WINDOW_BYTES", 60_000)
-    monkeypatch.setattr("trunkline.spark.reading._BATCH_BYTES", 30_000)
+    monkeypatch.setattr("trunkline.spark.source.log_reader._WINDOW_BYTES", 60_000)
+    monkeypatch.setattr("trunkline.spark.source.log_reader._BATCH_BYTES", 30_000)
     batches = list(read_range(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload"]))
     assert [at for batch in batches for at in batch.column("offset").to_pylist()] == list(range(1, 2 * len(sizes) + 1))
     payloads = [value for batch in batches for value in batch.column("payload").to_pylist()]
@@ -272,18 +272,18 @@ def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) ->
 
 def test_rows_that_vanish_during_the_read(db: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention empties a segment between the query of the runs and the read."""
-    from trunkline.spark import reading
+    from trunkline.spark.source import log_reader
 
     conn.execute("select trunkline.create_topic('t', p_segment_rows => 16)")
     publish(conn, "t", 60)
     head = heads(db, ["t"])[0]
-    rows = reading._rows
+    rows = log_reader._rows
 
     def emptied_first(*args: object, **options: object) -> object:
         conn.execute("select trunkline._empty_segment(%s, 0, 0, 15)", (head.topic_id,))
         return rows(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reading, "_rows", emptied_first)
+    monkeypatch.setattr(log_reader, "_rows", emptied_first)
     with pytest.raises(OffsetOutOfRange, match="offset 1 is gone"):
         read(db, Range("t", head.topic_id, 0, 1, 61))
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.spark.runs import Runs, as_runs, ascending
+from trunkline.spark.source.id_runs import Runs, as_runs, ascending
 
 
 def made(ids: list[int], first: int = 1) -> Runs:

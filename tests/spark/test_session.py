@@ -12,8 +12,9 @@ import pyspark
 import pytest
 
 from trunkline.errors import SparkUnavailable
-from trunkline.spark import open_session, warm
-from trunkline.spark.session import _wrapper, check_java
+from trunkline.spark import open_session
+from trunkline.spark.session import class_cache
+from trunkline.spark.session.session import _wrapper, check_java
 
 
 def program(folder: Path, text: str) -> Path:
@@ -79,7 +80,7 @@ def test_the_program_of_the_workers_is_in_no_folder_of_others(monkeypatch: pytes
     folders = []
     (tmp_path / "file").touch()
     for cache in ("cache", "links", "file"):
-        monkeypatch.setattr(warm, "cache_folder", lambda name=cache: tmp_path / name / "trunkline")
+        monkeypatch.setattr(class_cache, "cache_folder", lambda name=cache: tmp_path / name / "trunkline")
         folders.append(_wrapper().parent)
     assert all(folder.parent == shared and folder.stat().st_mode & 0o077 == 0 for folder in folders)
     assert len(set(folders)) == 3 and not list(ours.iterdir())
@@ -90,12 +91,12 @@ def test_kept_classes_are_ours(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     file = folder / "classes.jsa"
     file.touch(mode=0o400)
-    assert warm._trusted(file)
+    assert class_cache._trusted(file)
     link = folder / "link.jsa"
     link.symlink_to(file)
-    assert not warm._trusted(link)
+    assert not class_cache._trusted(link)
     folder.chmod(0o777)
-    assert not warm._trusted(file)
+    assert not class_cache._trusted(file)
 
 
 _STARTS_AND_FAILS = """

@@ -16,10 +16,10 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Clock, Connection
 from trunkline.errors import InvalidArgument, PayloadTooLarge, PermissionDenied, StageLost, TopicNotFound
-from trunkline.spark import staging
-from trunkline.spark.connections import close_all
-from trunkline.spark.keys import PROBE, hashes
-from trunkline.spark.staging import Committed, Staged, commit, discard, header_lists, newest_version, stage
+from trunkline.spark.database import close_all
+from trunkline.spark.sink import staging
+from trunkline.spark.sink.key_partitions import PROBE, hashes
+from trunkline.spark.sink.staging import Committed, Staged, commit, discard, header_lists, newest_version, stage
 
 
 def batch(first: int, count: int, **columns: pa.Array) -> pa.RecordBatch:

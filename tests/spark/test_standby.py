@@ -13,7 +13,7 @@ from tests.e2e.test_faults import pair as pair
 from tests.spark.topics import load
 from tests.sql.verbs import head, publish
 from trunkline.errors import ReadOnly
-from trunkline.spark.pipelines.running import clear_errors
+from trunkline.spark.run import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

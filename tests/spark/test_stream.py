@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Connection
 from tests.spark.topics import publish
-from trunkline.spark.keys import partitions
+from trunkline.spark.sink.key_partitions import partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,9 +194,9 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(collector: Co
 
 
 def test_progress_is_told(collector: Collector, conn: Connection) -> None:
-    from trunkline.spark.listener import ProgressListener
     from trunkline.spark.options import Secret
     from trunkline.spark.progress import pipelines
+    from trunkline.spark.session.listener import ProgressListener
 
     conn.execute("select trunkline.create_topic('t')")
     publish(conn, "t", 30)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import Connection
-from trunkline.db import archive as calls
-from trunkline.spark import offsets, stream
+from trunkline.db.calls import archive as calls
+from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.options import ReadOptions
-from trunkline.spark.pipelines.archive import write_piece
-from trunkline.spark.stream import TopicStream
+from trunkline.spark.source import micro_batch, offsets
+from trunkline.spark.source.micro_batch import TopicStream
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
 ROWS = 16
@@ -126,7 +126,7 @@ class Model:
 def test_each_message_is_read_once_or_named(
     db: str, conn: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(stream, "_IDLE_WAIT", 0)
+    monkeypatch.setattr(micro_batch, "_IDLE_WAIT", 0)
     model = Model(db, conn, tmp_path, random.Random(seed), lambda: caplog.records)
     model.batch()
     for _ in range(60):

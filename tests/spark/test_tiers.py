@@ -14,15 +14,15 @@ import pytest
 from tests.conftest import Connection
 from tests.spark import tiers
 from tests.spark.topics import publish
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import ArchiveDamaged, InvalidArgument, OffsetOutOfRange
-from trunkline.spark import reading
-from trunkline.spark.columns import Shape
+from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.options import ReadOptions
-from trunkline.spark.pipelines.archive import write_piece
-from trunkline.spark.planning import batch_ranges
-from trunkline.spark.ranges import Range
-from trunkline.spark.tiering import Reading, read
+from trunkline.spark.source import log_reader
+from trunkline.spark.source.columns import Shape
+from trunkline.spark.source.planner import batch_ranges
+from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.tiered_reader import Reading, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ def test_a_read_goes_on_in_the_archive(
     db: str, conn: Connection, archiver: Archiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One task, stopped at its first rows while everything behind them is archived and dropped."""
-    monkeypatch.setattr(reading, "_BATCH_BYTES", 20_000)
+    monkeypatch.setattr(log_reader, "_BATCH_BYTES", 20_000)
     shape = Shape(pa.schema([("offset", pa.int64()), ("value", pa.binary())]))
     (head,) = [row.head for row in calls.archive_stats(conn, "t") if row.partition == 0]
     rows = read(db, Range("t", archiver._topic_id, 0, 1, head + 1), Reading(shape, "auto", True, None))

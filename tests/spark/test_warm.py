@@ -8,60 +8,60 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.spark import session, warm
+from trunkline.spark.session import class_cache, session
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(warm.KEEP_VARIABLE, raising=False)
+    monkeypatch.delenv(class_cache.KEEP_VARIABLE, raising=False)
     return tmp_path
 
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     registered: list[object] = []
-    monkeypatch.setattr(warm.atexit, "register", registered.append)
+    monkeypatch.setattr(class_cache.atexit, "register", registered.append)
     return registered
 
 
 def file() -> Path:
-    found = warm.archive_file()
+    found = class_cache.archive_file()
     assert found is not None
     found.parent.mkdir(exist_ok=True)
     return found
 
 
 def test_only_our_own_file_is_used() -> None:
-    assert warm.options() == ""
+    assert class_cache.options() == ""
     file().touch(mode=0o400)
-    assert f"-XX:SharedArchiveFile={file()}" in warm.options()
+    assert f"-XX:SharedArchiveFile={file()}" in class_cache.options()
     file().chmod(0o620)
-    assert warm.options() == ""
+    assert class_cache.options() == ""
 
 
 def test_each_java_and_each_spark_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = tmp_path / "java"
     other.touch()
-    assert warm.archive_file(str(other)) != warm.archive_file()
-    before = warm.archive_file()
+    assert class_cache.archive_file(str(other)) != class_cache.archive_file()
+    before = class_cache.archive_file()
     monkeypatch.setattr("pyspark.__version__", "4.9.9")
-    assert warm.archive_file() != before
+    assert class_cache.archive_file() != before
 
 
 def test_without_a_cache_or_java_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a b"))
-    assert warm.archive_file() is None
+    assert class_cache.archive_file() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert warm.archive_file() is None
-    assert warm.options() == ""
-    assert warm.warm() is None
+    assert class_cache.archive_file() is None
+    assert class_cache.options() == ""
+    assert class_cache.warm() is None
 
 
 def test_it_is_made_once_when_the_program_has_ended(at_exit: list[object]) -> None:
-    warm.warm_later()
-    warm.warm_later()
+    class_cache.warm_later()
+    class_cache.warm_later()
     assert len(at_exit) == 1
 
 
@@ -70,10 +70,10 @@ def test_it_is_not_made(monkeypatch: pytest.MonkeyPatch, cache: Path, at_exit: l
     if reason == "it is there":
         file().touch()
     elif reason == "it is forbidden":
-        monkeypatch.setenv(warm.KEEP_VARIABLE, "off")
+        monkeypatch.setenv(class_cache.KEEP_VARIABLE, "off")
     else:
         (cache / "trunkline").touch()
-    warm.warm_later()
+    class_cache.warm_later()
     assert at_exit == []
 
 
@@ -102,8 +102,8 @@ spark.stop()
 
 @pytest.mark.timeout(600)  # one run of Java to keep the classes, one to use them
 def test_java_takes_the_classes_that_were_kept() -> None:
-    made = warm.warm()
-    assert made is not None and made == warm.archive_file()
+    made = class_cache.warm()
+    assert made is not None and made == class_cache.archive_file()
     assert [each.name for each in made.parent.iterdir()] == [made.name]
     done = subprocess.run([sys.executable, "-c", _USES_IT, str(made)], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "used"

@@ -6,19 +6,19 @@ import gc
 
 import pytest
 
-from trunkline.spark import workers
+from trunkline.spark.session import python_workers
 
 
 def test_only_workers_set_aside_what_they_have_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers.settle()
+    python_workers.settle()
     assert gc.get_freeze_count() == 0
-    monkeypatch.setattr(workers.TaskContext, "get", lambda: object())
+    monkeypatch.setattr(python_workers.TaskContext, "get", lambda: object())
     try:
-        workers.settle()
+        python_workers.settle()
         once = gc.get_freeze_count()
         assert once > 0
         kept = [[] for _ in range(1000)]
-        workers.settle()
+        python_workers.settle()
         # a frozen object may have gone since, but the thousand were not added
         assert gc.get_freeze_count() <= once, kept
     finally:

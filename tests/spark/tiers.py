@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tests.conftest import Connection
-from trunkline.db import archive as calls
+from trunkline.db.calls import archive as calls
 from trunkline.errors import OffsetOutOfRange
-from trunkline.spark.pipelines.archive import archive
-from trunkline.spark.pipelines.running import clear_errors
+from trunkline.spark.archive.writer import archive
+from trunkline.spark.run import clear_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +122,7 @@ def below(spark: SparkSession, url: str, lowest: dict[int, int]) -> str:
 
 
 def main() -> None:
-    from trunkline.db.embedded import EmbeddedServer
+    from trunkline.embedded.server import EmbeddedServer
     from trunkline.spark import open_session
     from trunkline.sql.migrate import migrate
 

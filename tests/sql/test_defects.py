@@ -68,7 +68,7 @@ def test_t02_members_of_a_group_get_disjoint_messages(conn: Connection, connect:
     def pull(member: str, mine: Connection) -> None:
         start.wait()
         for _ in range(20):
-            batch = fetch(mine, "t", member=member, p_max=10)
+            batch = fetch(mine, "t", member=member, p_limit=10)
             if batch:
                 got[member] += contents(batch)
                 commit(mine, "t", batch)

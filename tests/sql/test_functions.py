@@ -34,6 +34,41 @@ def test_nothing_runs_with_the_rights_of_its_owner_by_accident(shared_conn: Conn
     assert loose == []
 
 
+# Numbers in parameters that are no limit of rows. A new name needs a decision: a limit is called p_limit.
+NUMBERS = {
+    "p_after", "p_batch", "p_batch_size", "p_burst", "p_endpoint_id", "p_first", "p_from", "p_lag", "p_last",
+    "p_max_attempts", "p_max_bytes", "p_max_in_flight", "p_max_payload", "p_max_running", "p_offset",
+    "p_openings", "p_partition", "p_partitions", "p_priorities", "p_priority", "p_retention_bytes",
+    "p_segment_rows", "p_topic_id", "p_until", "p_version", "p_want",
+}  # fmt: skip
+# Of a pipeline: the rows of a file, or those written up to now; of a COPY: the rows that the caller brings.
+AMOUNTS = {("plan_archive", "p_rows"), ("report_pipeline", "p_rows"), ("draw_ids", "p_n")}
+# The names that pg-messaging uses.
+FOREIGN = {
+    ("claim_offsets", "p_max"),
+    ("get_messages", "p_end"),
+    ("get_messages", "p_start"),
+    ("init_consumer_group", "p_start"),
+}
+
+
+def test_limit_of_rows_has_one_name(shared_conn: Connection) -> None:
+    parameters = {
+        (row.proname, row.name)
+        for row in rows(
+            shared_conn,
+            """select p.proname, a.name from pg_proc p,
+                   unnest(p.proargnames, coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes) a(name, type, mode)
+               where p.pronamespace = 'trunkline'::regnamespace and p.proname !~ '^(_|topic_[0-9])'
+                 and coalesce(a.mode, 'i') in ('i', 'b') and a.type = any ('{int2,int4,int8}'::regtype[])""",
+        )
+    }
+    limits = {function for function, name in parameters if name == "p_limit"}
+    assert limits > {"claim", "claim_many", "claim_range", "fetch", "next_runs", "list_dead_letters", "peek_queue", "read"}
+    others = {(function, name) for function, name in parameters if name != "p_limit" and name not in NUMBERS}
+    assert others == AMOUNTS | FOREIGN
+
+
 def test_applying_again_keeps_topics_working(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     publish(conn, "t", 1)

@@ -64,11 +64,11 @@ def test_a_part_of_a_batch_can_be_committed(conn: Connection) -> None:
 
 def test_a_batch_ends_at_its_last_match(conn: Connection) -> None:
     publish_run(conn, "nynynnny")
-    first = fetch(conn, "t", p_max=2)
+    first = fetch(conn, "t", p_limit=2)
     assert contents(first) == [2, 4]
     assert state(conn) == (1, 4)
     commit(conn, "t", first)
-    second = fetch(conn, "t", p_max=2)
+    second = fetch(conn, "t", p_limit=2)
     assert contents(second) == [8]
     assert state(conn) == (7, 8)
 
@@ -90,9 +90,9 @@ def test_one_fetch_looks_at_a_bounded_number_of_messages(conn: Connection) -> No
     )
     publish(conn, "t", "last", p_routing_key="yes.1")
     assert head(conn, "t") == 120_001
-    assert fetch(conn, "t", p_max=10) == []
+    assert fetch(conn, "t", p_limit=10) == []
     assert state(conn) == (100_000, 100_000)
-    assert contents(fetch(conn, "t", p_max=10)) == ["last"]
+    assert contents(fetch(conn, "t", p_limit=10)) == ["last"]
     assert state(conn) == (120_000, 120_001)
 
 
@@ -113,7 +113,7 @@ def test_a_member_that_left_leaves_what_it_did_not_commit(conn: Connection) -> N
     publish_run(conn, "ynyn")
     fetch(conn, "t", member="a")
     call(conn, "leave", "t", "g", "a")
-    again = fetch(conn, "t", member="b", p_max=1)
+    again = fetch(conn, "t", member="b", p_limit=1)
     assert contents(again) == [1]
     commit(conn, "t", again)
     assert state(conn) == (1, 1)
@@ -194,7 +194,7 @@ def test_explain_says_who_is_not_matched(conn: Connection) -> None:
         return str(told["readers"][0]["state"])
 
     assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "waiting", "not_matched", "waiting"]
-    batch = fetch(conn, "t", p_max=1)
+    batch = fetch(conn, "t", p_limit=1)
     assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "leased", "not_matched", "waiting"]
     commit(conn, "t", batch)
     assert [states_of(offset) for offset in (1, 2, 3, 4)] == ["not_matched", "read", "not_matched", "waiting"]
@@ -206,6 +206,6 @@ def test_a_fetch_sees_what_was_published_before_it_behind_a_backlog_without_a_ma
     publish_run(conn, "nnnnnnnnnn")
     head(conn, "t")
     publish(conn, "t", "new", p_routing_key="yes.1")
-    assert contents(fetch(conn, "t", p_max=1)) == ["new"], "a partition that was free"
+    assert contents(fetch(conn, "t", p_limit=1)) == ["new"], "a partition that was free"
     call(conn, "seek", "t", "g", "earliest")
-    assert contents(fetch(conn, "t", p_max=100)) == ["new"]
+    assert contents(fetch(conn, "t", p_limit=100)) == ["new"]

@@ -30,11 +30,11 @@ def position(conn: Connection) -> int:
 
 def test_a_member_reads_on_and_commits_cumulatively(conn: Connection) -> None:
     publish(conn, "t", *range(1, 11))
-    first = fetch(conn, "t", p_max=4)
+    first = fetch(conn, "t", p_limit=4)
     assert commit(conn, first, 2) == "done"
     assert position(conn) == 3
     assert commit(conn, first) == "done"
-    second = fetch(conn, "t", p_max=4)
+    second = fetch(conn, "t", p_limit=4)
     assert contents(first) + contents(second) == list(range(1, 9))
     assert first[0].generation == second[0].generation
     assert commit(conn, second) == "done"
@@ -62,7 +62,7 @@ def test_an_open_batch_is_given_again_only_to_who_shows_its_generation(conn: Con
 
 def test_a_commit_beyond_what_was_fetched_is_refused(conn: Connection) -> None:
     publish(conn, "t", *range(1, 11))
-    batch = fetch(conn, "t", p_max=3)
+    batch = fetch(conn, "t", p_limit=3)
     for place in (4, 10, 11, 10**18):
         with refused("TL007", "3"):
             commit(conn, batch, place)
@@ -71,7 +71,7 @@ def test_a_commit_beyond_what_was_fetched_is_refused(conn: Connection) -> None:
 
 def test_a_partition_has_one_owner(conn: Connection) -> None:
     publish(conn, "t", *range(1, 11))
-    assert len(fetch(conn, "t", member="a", p_max=3)) == 3
+    assert len(fetch(conn, "t", member="a", p_limit=3)) == 3
     assert fetch(conn, "t", member="b") == []
     assert call(conn, "group_stats", "t", "g")[0].member == "a"
 
@@ -80,11 +80,11 @@ def test_after_a_lease_the_next_owner_starts_behind_the_commit_and_the_former_is
     conn: Connection, clock: Clock
 ) -> None:
     publish(conn, "t", *range(1, 11))
-    old = fetch(conn, "t", member="a", p_max=6)
+    old = fetch(conn, "t", member="a", p_limit=6)
     assert commit(conn, old, 2) == "done"
     clock.advance(31)
     assert commit(conn, old, 3) == "lost"
-    new = fetch(conn, "t", member="b", p_max=4)
+    new = fetch(conn, "t", member="b", p_limit=4)
     assert contents(new) == [3, 4, 5, 6]
     assert commit(conn, old, 3) == commit(conn, old, 6) == "lost"
     assert position(conn) == 3
@@ -157,14 +157,14 @@ def test_partitions_are_shared_evenly_between_members(conn: Connection) -> None:
         publish(conn, "wide", n, p_key=str(n))
     got: list[Any] = []
     for _ in range(6):
-        got += fetch(conn, "wide", member="a", p_max=5)
+        got += fetch(conn, "wide", member="a", p_limit=5)
     assert owners(conn, "wide") == ["a"] * 4
     assert fetch(conn, "wide", member="b") == []
-    fetch(conn, "wide", member="a", p_max=1)
+    fetch(conn, "wide", member="a", p_limit=1)
     taken: list[Any] = []
     for _ in range(6):
-        taken += fetch(conn, "wide", member="b", p_max=5)
-        fetch(conn, "wide", member="a", p_max=1)
+        taken += fetch(conn, "wide", member="b", p_limit=5)
+        fetch(conn, "wide", member="a", p_limit=1)
     assert owners(conn, "wide") == ["a", "a", "b", "b"]
     assert len({message.partition for message in taken}) == 2
     call(conn, "leave", "wide", "g", "b")
@@ -221,7 +221,7 @@ def test_claim_range_gives_every_offset_once(conn: Connection) -> None:
 
 def test_claim_range_leaves_a_members_partition_alone(conn: Connection, clock: Clock) -> None:
     publish(conn, "t", 1, 2, 3)
-    batch = fetch(conn, "t", p_max=1)
+    batch = fetch(conn, "t", p_limit=1)
     assert call(conn, "claim_range", "t", "g") == []
     commit(conn, batch)
     clock.advance(31)
@@ -264,7 +264,7 @@ def test_lag_in_messages_and_seconds(conn: Connection, clock: Clock) -> None:
     [stats] = call(conn, "group_stats", "t", "g")
     assert (stats.lag, stats.head) == (2, 2)
     assert 110 <= stats.lag_seconds < 140
-    commit(conn, fetch(conn, "t", p_max=1))
+    commit(conn, fetch(conn, "t", p_limit=1))
     [stats] = call(conn, "group_stats", "t", "g")
     assert (stats.lag, stats.fetched, stats.member) == (1, 1, "m")
     assert 10 <= stats.lag_seconds < 40

@@ -237,7 +237,7 @@ def test_retention_waits_for_the_slowest_reader(conn: Connection, clock: Clock) 
     publish(conn, "t", *range(1, 101))
     first = claim(conn, "q", 1)
     settle_all(conn, "ack", claim(conn, "q", 99))
-    batch = fetch(conn, "t", p_max=40)
+    batch = fetch(conn, "t", p_limit=40)
     assert commit(conn, "t", batch) == "done"
     seal(conn, 6)
     clock.advance(7200)

@@ -170,7 +170,7 @@ def test_group_lag_and_latencies(conn: Connection, noon: Clock) -> None:
     roll_up(conn)
     publish(conn, "t", *range(60))
     noon.advance(2)
-    batch = fetch(conn, "t", p_max=30)
+    batch = fetch(conn, "t", p_limit=30)
     noon.advance(3)
     call(conn, "commit", "t", "g", 0, batch[0].generation, 30)
     noon.advance(55)

@@ -113,7 +113,7 @@ def test_topic_stats(conn: Connection, clock: Clock) -> None:
 def test_group_stats(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     publish(conn, "t", *range(10))
-    batch = fetch(conn, "t", p_max=6)
+    batch = fetch(conn, "t", p_limit=6)
     value(conn, "select trunkline.commit('t', 'g', 0, %s, 4)", batch[0].generation)
     [stats] = call(conn, "group_stats", "t", "g")
     assert tuple(stats)[:7] == ("t", "g", 0, 5, 6, 10, 6)

@@ -36,7 +36,7 @@ class Yard:
         publish(conn, "t", 1, 2, 3)
         enqueue(conn, "q", 1, 2, 3)
         self.receipt = claim(conn, "q", 1)[0].receipt
-        self.generation = fetch(conn, "t", p_max=1)[0].generation
+        self.generation = fetch(conn, "t", p_limit=1)[0].generation
         enqueue(conn, "dead", 1)
         settle(conn, "bury", claim(conn, "dead")[0].receipt)
 

@@ -143,7 +143,7 @@ def test_rotation_keeps_open_leases_and_their_receipts(conn: Connection, clock: 
 def test_rotation_keeps_positions_and_generations(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     publish(conn, "t", *range(1, 11))
-    batch = fetch(conn, "t", p_max=6)
+    batch = fetch(conn, "t", p_limit=6)
     assert commit(conn, "t", batch, 4) == "done"
     run_upkeep(conn, "rotate", 3)
     assert commit(conn, "t", batch, 5) == "done"

@@ -47,7 +47,7 @@ def sequence(conn: Connection) -> None:
 
 
 def call(conn: Connection, verb: str, *args: Any, **named: Any) -> list[Any]:
-    """`call(conn, "claim", "mail", p_max=3)` is `select * from trunkline.claim('mail', p_max => 3)`."""
+    """`call(conn, "claim", "mail", p_limit=3)` is `select * from trunkline.claim('mail', p_limit => 3)`."""
     places = ["%s"] * len(args) + [f"{name} => %s" for name in named]
     return rows(conn, f"select * from trunkline.{verb}({', '.join(places)})", *args, *named.values())
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trunkline.cli.ports import reserved_port
+from trunkline.cli.framework.ports import reserved_port
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the port is only looked for")

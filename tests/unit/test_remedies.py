@@ -8,7 +8,7 @@ import pytest
 
 from trunkline import errors
 from trunkline.cli.main import app
-from trunkline.remedies import ARGUMENTS, FUNCTIONS, Words, reword
+from trunkline.hints import ARGUMENTS, FUNCTIONS, Words, reword
 from trunkline.server.app import create_app
 from trunkline.server.config import Config
 from trunkline.server.openapi import routes

@@ -16,8 +16,8 @@ except ModuleNotFoundError:
 import msgspec
 
 from trunkline import __version__
-from trunkline.cli.command import Noun
-from trunkline.cli.output import ClosedOutput, say
+from trunkline.cli.framework.command import Noun
+from trunkline.cli.framework.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
 # Commands are imported on use: `trunkline --help` must not wait for psycopg.
@@ -44,6 +44,8 @@ COMMANDS = {
     "bench": "Run the benchmarks (needs a checkout).",
     "completion": "Print a shell completion script.",
 }
+# Modules whose name is not that of the command.
+_MODULES = {"dead": "dead_letter"}
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -55,7 +57,9 @@ class _Lazy(Noun):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"trunkline.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(
+            f"trunkline.cli.commands.{_MODULES.get(cmd_name, cmd_name)}"
+        ).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -152,7 +156,7 @@ def _from_client(exc: Exception) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.db"))
+    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))
 
 
 def _fail(

@@ -3,6 +3,6 @@
 from trunkline.client.client import Client
 from trunkline.client.refusals import LeaseLost, TransactionMisuse
 from trunkline.client.sync.client import SyncClient
-from trunkline.db.codec import InvalidBody
+from trunkline.codec import InvalidBody
 
 __all__ = ["Client", "InvalidBody", "LeaseLost", "SyncClient", "TransactionMisuse"]

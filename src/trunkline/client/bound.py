@@ -13,8 +13,8 @@ import psycopg
 from trunkline.client.batches import Batch
 from trunkline.client.borrowed import async_driver
 from trunkline.client.publishing import PerBody, new_messages, send
+from trunkline.codec import duration, encode_message
 from trunkline.db import calls
-from trunkline.db.codec import duration, encode_message
 from trunkline.db.pool import Connection
 from trunkline.errors import from_psycopg
 from trunkline.types import Duration, Headers, NewMessage, Published, Result

@@ -26,8 +26,8 @@ from trunkline.client.schedules import Schedules
 from trunkline.client.settling import Settler
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
+from trunkline.codec import duration, place
 from trunkline.db import calls
-from trunkline.db.codec import duration, place
 from trunkline.db.pool import Connection
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings

@@ -18,8 +18,8 @@ from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.renewals import Renewal
 from trunkline.client.runtime import Runtime
 from trunkline.client.settling import Settler
+from trunkline.concurrency.aio import Bell, log
 from trunkline.db import calls
-from trunkline.db.tasks import Bell, log
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, Unavailable
 
@@ -46,7 +46,7 @@ async def claim(
     type: Any,
     fresh: bool = True,
 ) -> Deliveries[Any]:
-    """Claim up to `max_messages` of a queue.
+    """Claim up to `limit` messages of a queue.
 
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.

@@ -9,9 +9,9 @@ from typing import Literal
 from uuid import UUID
 
 from trunkline.client.noun import Noun
-from trunkline.db import push
-from trunkline.db.codec import duration
-from trunkline.db.tasks import sleep
+from trunkline.codec import duration
+from trunkline.concurrency.aio import sleep
+from trunkline.db.calls import push
 from trunkline.types import Attempt, Duration, Endpoint, NewEndpoint
 
 _POLL_SECONDS = 0.1

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from trunkline.client.runtime import Runtime
-from trunkline.db.codec import duration
+from trunkline.codec import duration
 from trunkline.db.pool import Connection
 
 S = TypeVar("S")

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from trunkline.client.runtime import Runtime
+from trunkline.codec import Encoded, encode_message
+from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
-from trunkline.db.codec import Encoded, encode_message
-from trunkline.db.copying import fits
+from trunkline.db.binary_copy import fits
 from trunkline.db.pool import Connection
-from trunkline.db.tasks import Coalescer
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
 

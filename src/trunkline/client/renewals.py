@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from trunkline.db.tasks import Background, Bell, log
+from trunkline.concurrency.aio import Background, Bell, log
 
 
 class Renewal:

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.client.noun import Noun
+from trunkline.codec import headers_json, to_json
 from trunkline.db import calls
-from trunkline.db.codec import headers_json, to_json
 from trunkline.types import CatchUp, Headers, Schedule
 
 
@@ -117,8 +117,8 @@ class Schedules(Noun):
         return id
 
     async def next_runs(
-        self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+        self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
-        """Return the next `n` times of a cron expression."""
+        """Return the next `limit` times of a cron expression."""
         async with self._reading() as conn:
-            return await calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)
+            return await calls.next_runs(conn, cron, timezone=timezone, limit=limit, after=after)

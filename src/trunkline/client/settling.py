@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from trunkline.client.runtime import Runtime
+from trunkline.codec import duration
+from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
-from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
-from trunkline.db.tasks import Coalescer
 from trunkline.types import Duration, Result
 
 MAX_RECEIPTS = 10_000

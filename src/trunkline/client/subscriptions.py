@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 
 from trunkline.client.noun import Noun
+from trunkline.codec import place
 from trunkline.db import calls
-from trunkline.db.codec import place
 from trunkline.types import Headers, Place, Reader, Subscription
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, TypeVar, overload
 
 from trunkline.client.noun import Noun, settings
+from trunkline.codec import place
 from trunkline.db import calls
-from trunkline.db.codec import place
 from trunkline.types import Duration, Message, Place, Topic, TopicStats
 
 T = TypeVar("T")

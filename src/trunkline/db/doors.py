@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from trunkline.codec import decoder, headers_json
 from trunkline.db import calls
 from trunkline.db.calls import message_fields
-from trunkline.db.codec import decoder, headers_json
 from trunkline.db.pool import Connection
-from trunkline.db.querying import fetch_rows
+from trunkline.db.query import fetch_rows
 from trunkline.types import Headers, Message
 
 _FIELDS = "partition, log_offset, id, key, routing_key, label, headers, payload, content_type, occurred_at, created_at"

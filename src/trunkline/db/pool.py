@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from trunkline.concurrency.aio import Mutex
 from trunkline.db.conninfo import with_connect_timeout
-from trunkline.db.tasks import Mutex
 from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError, from_psycopg
 from trunkline.sql.migrate import latest_version
 

@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import psycopg
 
+from trunkline.concurrency.aio import Background, Bell, Coalescer, Mutex, log, sleep
 from trunkline.db import calls
 from trunkline.db.pool import Connection, connect
-from trunkline.db.tasks import Background, Bell, Coalescer, Mutex, log, sleep
 from trunkline.errors import from_psycopg
 
 POLL_SECONDS = 1.1

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client.refusals import LeaseLost
-from trunkline.db.codec import error_text
+from trunkline.codec import error_text
 from trunkline.http_client.rows import DeliveryRow, MessageRow, seconds
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.types import Delivery, Duration, Message, Result

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db.codec import place, to_json
+from trunkline.codec import place, to_json
 from trunkline.errors import InvalidArgument
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
 from trunkline.http_client.transport import Transport, given, quoted
@@ -376,8 +376,8 @@ class HttpSchedules(Noun):
         """Fire the schedule now, in addition to its times. Returns the message id."""
         return UUID((await self._transport.ask("POST", f"/v1/schedules/{quoted(name)}/run"))["id"])
 
-    async def next_runs(self, cron: str, *, timezone: str = "UTC", n: int = 5) -> builtins.list[datetime]:
-        """Return the next `n` times of a cron expression."""
-        query = {"cron": cron, "timezone": timezone, "n": n}
+    async def next_runs(self, cron: str, *, timezone: str = "UTC", limit: int = 5) -> builtins.list[datetime]:
+        """Return the next `limit` times of a cron expression."""
+        query = {"cron": cron, "timezone": timezone, "limit": limit}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
         return msgspec.convert(body["runs"], builtins.list[datetime])

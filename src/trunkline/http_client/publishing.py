@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.db.codec import JSON, encode_message
+from trunkline.codec import JSON, encode_message
 from trunkline.http_client.transport import given
 from trunkline.types import NewMessage
 

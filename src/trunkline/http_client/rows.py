@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db.codec import JSON, decoder, duration
+from trunkline.codec import JSON, decoder, duration
 from trunkline.errors import InvalidArgument
 from trunkline.types import (
     CatchUp,

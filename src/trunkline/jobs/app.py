@@ -12,9 +12,9 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client import Client
-from trunkline.db import jobs as calls
-from trunkline.db.codec import duration
-from trunkline.db.tasks import log
+from trunkline.codec import duration
+from trunkline.concurrency.aio import log
+from trunkline.db.calls import jobs as calls
 from trunkline.errors import InvalidArgument, PermissionDenied, QueueNotFound
 from trunkline.jobs import enqueuing
 from trunkline.jobs.arguments import Arguments, parameters, wants_context
@@ -411,7 +411,7 @@ class App:
 def _next_id() -> int:
     from datetime import UTC, datetime
 
-    from trunkline.db.copying import new_ids
+    from trunkline.db.binary_copy import new_ids
 
     return new_ids(1, datetime.now(UTC))[0].int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from trunkline.db.codec import duration
+from trunkline.codec import duration
 from trunkline.types import Duration
 
 

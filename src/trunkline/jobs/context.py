@@ -15,12 +15,12 @@ import msgspec
 
 from trunkline.client.sync import transactions as sync_transactions
 from trunkline.client.transactions import settled
+from trunkline.codec import duration
 from trunkline.db import calls
-from trunkline.db import jobs as db
-from trunkline.db.codec import duration
+from trunkline.db.calls import jobs as db
 from trunkline.db.pool import Connection
 from trunkline.db.sync import calls as sync_calls
-from trunkline.db.sync import jobs as sync_db
+from trunkline.db.sync.calls import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.jobs.arguments import from_json, result_to_json, to_json
 from trunkline.jobs.refusals import EffectUnknown

@@ -12,10 +12,10 @@ from trunkline.client import Client, SyncClient
 from trunkline.client.borrowed import async_driver, sync_driver
 from trunkline.client.publishing import send
 from trunkline.client.sync.publishing import send as send_sync
-from trunkline.db import jobs as calls
-from trunkline.db.codec import encode_message
+from trunkline.codec import encode_message
+from trunkline.db.calls import jobs as calls
 from trunkline.db.pool import Connection
-from trunkline.db.sync import jobs as sync_calls
+from trunkline.db.sync.calls import jobs as sync_calls
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.errors import from_psycopg
 from trunkline.jobs.job import Call

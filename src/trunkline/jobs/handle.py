@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
-from trunkline.db import jobs as calls
-from trunkline.db.codec import duration
+from trunkline.codec import duration
+from trunkline.db.calls import jobs as calls
 from trunkline.db.job_records import JobResult
 from trunkline.errors import Timeout
 from trunkline.jobs.arguments import from_json

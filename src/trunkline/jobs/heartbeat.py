@@ -11,7 +11,7 @@ from time import monotonic
 from types import FrameType
 
 from trunkline.client import SyncClient
-from trunkline.db.tasks import log
+from trunkline.concurrency.aio import log
 from trunkline.errors import TrunklineError
 from trunkline.jobs.running import Item, Lease
 

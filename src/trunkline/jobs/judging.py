@@ -8,8 +8,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trunkline.db.codec import duration
-from trunkline.db.tasks import log
+from trunkline.codec import duration
+from trunkline.concurrency.aio import log
 from trunkline.jobs.arguments import result_to_json
 from trunkline.jobs.outcomes import Bury, Done, Retry, Snooze
 from trunkline.jobs.processes import HandlerError

@@ -8,8 +8,9 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from trunkline.db import calls, jobs
-from trunkline.db.tasks import Background, log
+from trunkline.concurrency.aio import Background, log
+from trunkline.db import calls
+from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
 from trunkline.jobs.gates import Gate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from trunkline.db.codec import duration
+from trunkline.codec import duration
 from trunkline.types import Duration
 
 

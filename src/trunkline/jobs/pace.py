@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from trunkline.db.tasks import Bell
+from trunkline.concurrency.aio import Bell
 
 _FIRST = 1
 _MOST = 1000

@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from trunkline.client.runtime import Runtime
-from trunkline.db import calls, jobs
-from trunkline.db.tasks import Background, Bell, log
+from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.db import calls
+from trunkline.db.calls import jobs
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.jobs.running import Item
 from trunkline.types import Result

@@ -12,11 +12,11 @@ from uuid import UUID
 import msgspec
 
 from trunkline.client import SyncClient
+from trunkline.codec import duration
 from trunkline.db import calls as kernel
-from trunkline.db import jobs as calls
-from trunkline.db.codec import duration
+from trunkline.db.calls import jobs as calls
 from trunkline.db.pool import Connection
-from trunkline.db.sync import jobs as sync_calls
+from trunkline.db.sync.calls import jobs as sync_calls
 from trunkline.errors import Timeout
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import from_json

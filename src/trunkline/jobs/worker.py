@@ -16,11 +16,11 @@ from uuid import UUID
 from trunkline.client import SyncClient
 from trunkline.client.consuming import consumer_name
 from trunkline.client.runtime import Runtime
-from trunkline.db import jobs
-from trunkline.db.codec import duration
+from trunkline.codec import duration
+from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.db.calls import jobs
 from trunkline.db.sync import calls as sync_calls
-from trunkline.db.sync import jobs as sync_jobs
-from trunkline.db.tasks import Background, Bell, log
+from trunkline.db.sync.calls import jobs as sync_jobs
 from trunkline.errors import TrunklineError
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import Arguments

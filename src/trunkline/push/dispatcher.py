@@ -14,9 +14,9 @@ import aiohttp
 
 from trunkline.client.consuming import consumer_name
 from trunkline.client.runtime import Runtime
-from trunkline.db import push
-from trunkline.db.push import Planned
-from trunkline.db.tasks import log
+from trunkline.concurrency.aio import log
+from trunkline.db.calls import push
+from trunkline.db.calls.push import Planned
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.push import requests
 from trunkline.push.egress import Guard

@@ -11,8 +11,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trunkline import telemetry
-from trunkline.db import calls, push
-from trunkline.db.tasks import Bell, log
+from trunkline.concurrency.aio import Bell, log
+from trunkline.db import calls
+from trunkline.db.calls import push
 from trunkline.db.wakeup import Watch
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.types import Delivery

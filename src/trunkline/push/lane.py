@@ -15,10 +15,10 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.db import push
+from trunkline.concurrency.aio import log
+from trunkline.db.calls import push
+from trunkline.db.calls.push import Planned, Settlement
 from trunkline.db.pool import Connection
-from trunkline.db.push import Planned, Settlement
-from trunkline.db.tasks import log
 from trunkline.errors import TrunklineError
 from trunkline.push import outcomes, requests
 from trunkline.push.breaker import Breaker, Store

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from trunkline.db.push import Permits
-from trunkline.db.tasks import log
+from trunkline.concurrency.aio import log
+from trunkline.db.calls.push import Permits
 from trunkline.errors import TrunklineError
 
 _RETRY_SECONDS = 0.5

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.db import push
+from trunkline.db.calls import push
 from trunkline.db.pool import Connection
 from trunkline.errors import InvalidArgument
 from trunkline.push.signing import HMAC_PREFIX, PUBLIC_PREFIX, content, decode_key, read_public_key

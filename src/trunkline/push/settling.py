@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from trunkline.client.runtime import Runtime
 from trunkline.client.settling import Settler
-from trunkline.db import push
-from trunkline.db.push import Settlement
-from trunkline.db.tasks import log
+from trunkline.concurrency.aio import log
+from trunkline.db.calls import push
+from trunkline.db.calls.push import Settlement
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 
 _RETRY_SECONDS = 0.5

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trunkline import Client
-from trunkline.db import tokens
-from trunkline.db.tokens import Token
+from trunkline.db.calls import tokens
+from trunkline.db.calls.tokens import Token
 from trunkline.errors import TrunklineError
 from trunkline.server.browsers import hides_its_origin
 from trunkline.server.config import Config

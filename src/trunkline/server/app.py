@@ -12,15 +12,16 @@ from litestar import Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from trunkline import telemetry
-from trunkline.remedies import Words
+from trunkline.hints import Words
 from trunkline.server import engine, limits, logs
 from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.config import Config
 from trunkline.server.parent import end_with
-from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
+from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any, no_route
 from trunkline.server.routes import (
     api,
     claims,
@@ -43,8 +44,8 @@ _MAX_HEADERS = 64
 _MAX_HEADER = 8192
 _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
-_MAX_DRAIN_TOO_LARGE = 16 * 1024 * 1024
-"""Bytes to read of a body that is too large, so that clients that write before they read get the response."""
+_MAX_DRAIN_TOO_LARGE = 1024**3
+"""Bytes to discard of a body that is too large, so that clients that write before they read get the response."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -88,9 +89,7 @@ async def _guard(request: Any) -> Response[bytes] | None:
         return Response(b"", status_code=204, headers={**_SAFE, "allow": ", ".join(allowed)})
     if "trunkline_head" in scope and doc.scope == "consume":
         # a HEAD on a GET that claims messages would lose them
-        raise MethodNotAllowedException(
-            headers={"allow": ", ".join(_allowed(scope["litestar_app"])[scope["path_template"]])}
-        )
+        raise MethodNotAllowedException(headers={"allow": ""})
     engine = scope["trunkline_engine"]
     template = scope["path_template"]
     engine.metrics.begun(template)
@@ -114,8 +113,18 @@ def _allowed(app: Litestar) -> dict[str, list[str]]:
     return {path: sorted(names) for path, names in methods.items()}
 
 
+def _template(scope: Any, allowed: str) -> str:
+    """Return the path template of a request whose method is not among these allowed ones."""
+    if "path_template" in scope:
+        return str(scope["path_template"])
+    method = allowed.partition(",")[0]
+    return str(scope["litestar_app"].asgi_router.handle_routing(path=normalize_path(scope["path"]), method=method)[4])
+
+
 def _problem(request: Any, exc: Exception) -> Response[bytes]:
     problem = _translate(exc)
+    if problem.status == 405:
+        problem.headers["allow"] = ", ".join(_allowed(request.app)[_template(request.scope, problem.headers["allow"])])
     if problem.status >= 500 and not isinstance(exc, Problem):
         log.log(
             logging.ERROR if problem.status == 500 else logging.WARNING,
@@ -136,7 +145,7 @@ def _translate(exc: Exception) -> Problem:
     if isinstance(exc, MethodNotAllowedException):
         return Problem(405, "method_not_allowed", "method not allowed for this path", headers=dict(exc.headers or {}))
     if isinstance(exc, NotFoundException):
-        return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
+        return no_route()
     if isinstance(exc, HTTPException):
         return Problem(
             exc.status_code, "bad_request", exc.detail or "the request is not valid", headers=dict(exc.headers or {})
@@ -175,7 +184,7 @@ class Frontier:
                 status = event["status"]
                 too_large, closes = status == 413, _CLOSE in event["headers"]
                 # after a body timeout (which also closes), do not wait for the body again
-                if not scope.get("trunkline_body_read") and (too_large or not closes):
+                if not scope.get("trunkline_body_read") and (not closes or (too_large and not _awaits_consent(scope))):
                     drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
                     if not drained and not closes:
                         event = {**event, "headers": [*event["headers"], _CLOSE]}
@@ -229,6 +238,11 @@ class Frontier:
         if engine.under_way > self._config.max_requests:
             return busy("too many concurrent requests")
         return None
+
+
+def _awaits_consent(scope: Any) -> bool:
+    """Return whether the client sends its body only after a 100 Continue, which reading would send."""
+    return any(name == b"expect" for name, _ in scope["headers"])
 
 
 async def _drained(scope: Any, receive: Receive, limit: int) -> bool:

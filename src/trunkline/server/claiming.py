@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from trunkline import Client
 from trunkline.client.deliveries import Deliveries, Delivery
+from trunkline.codec import duration
+from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls, doors
-from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
-from trunkline.db.tasks import Coalescer
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
 from trunkline.server.budget import fitting
 from trunkline.server.limits import Limits, limited

@@ -13,7 +13,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from trunkline import Client
-from trunkline.db import doors, push
+from trunkline.db import doors
+from trunkline.db.calls import push
 from trunkline.types import Stats
 
 _SERVICE = "trunkline"

@@ -23,6 +23,7 @@ _WORDS = {
     200: "Done.",
     201: "Created.",
     204: "Done; no content.",
+    302: "See the header Location.",
     400: "The request is not valid.",
     401: "The token is missing or not valid.",
     403: "The token lacks the required scope.",

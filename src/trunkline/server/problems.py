@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from trunkline import errors
-from trunkline.remedies import Words, reword
+from trunkline.hints import Words, reword
 
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
@@ -94,6 +94,10 @@ def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = 
     return Problem(400, error, detail, code=3, hint=hint)
 
 
+def no_route() -> Problem:
+    return Problem(404, "no_route", "no route at this path", hint="See /docs for all routes.")
+
+
 def message_not_found(detail: str) -> Problem:
     return Problem(404, "message_not_found", detail, code=6)
 
@@ -139,4 +143,4 @@ def _from_client(exc: BaseException) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.db"))
+    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))

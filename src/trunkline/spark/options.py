@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from trunkline.errors import InvalidOption, TrunklineError
 from trunkline.settings import parse_duration
-from trunkline.spark.offsets import Positions, parse
+from trunkline.spark.source.offsets import Positions, parse
 
 URL_VARIABLE = "TRUNKLINE_DATABASE_URL"
 RESERVED_WRITERS = ("once:", "query:")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trunkline.db import spark as calls
-from trunkline.db.spark import Pipeline
-from trunkline.spark.connections import plain
+from trunkline.db.calls import spark as calls
+from trunkline.db.calls.spark import Pipeline
+from trunkline.spark.database import plain
 
 
 def report(

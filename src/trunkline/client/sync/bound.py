@@ -14,7 +14,7 @@ import psycopg
 from trunkline.client.borrowed import sync_driver
 from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.publishing import PerBody, new_messages, send
-from trunkline.db.codec import duration, encode_message
+from trunkline.codec import duration, encode_message
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import from_psycopg

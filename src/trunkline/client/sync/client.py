@@ -27,7 +27,7 @@ from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.settling import Settler
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
-from trunkline.db.codec import duration, place
+from trunkline.codec import duration, place
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import SettingsError

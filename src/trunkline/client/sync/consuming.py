@@ -19,9 +19,9 @@ from trunkline.client.sync.deliveries import Deliveries, Delivery
 from trunkline.client.sync.renewals import Renewal
 from trunkline.client.sync.runtime import Runtime
 from trunkline.client.sync.settling import Settler
+from trunkline.concurrency.threads import Bell, log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
-from trunkline.db.threads import Bell, log
 from trunkline.errors import PermissionDenied, Unavailable
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def claim(
     type: Any,
     fresh: bool = True,
 ) -> Deliveries[Any]:
-    """Claim up to `max_messages` of a queue.
+    """Claim up to `limit` messages of a queue.
 
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.

@@ -10,9 +10,9 @@ from typing import Literal
 from uuid import UUID
 
 from trunkline.client.sync.noun import Noun
-from trunkline.db.codec import duration
-from trunkline.db.sync import push
-from trunkline.db.threads import sleep
+from trunkline.codec import duration
+from trunkline.concurrency.threads import sleep
+from trunkline.db.sync.calls import push
 from trunkline.types import Attempt, Duration, Endpoint, NewEndpoint
 
 _POLL_SECONDS = 0.1

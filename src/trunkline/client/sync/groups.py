@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 
 from trunkline.client.sync.noun import Noun
-from trunkline.db.codec import place
+from trunkline.codec import place
 from trunkline.db.sync import calls
 from trunkline.types import Group, GroupStats, Headers, Place
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from trunkline.client.sync.runtime import Runtime
-from trunkline.db.codec import duration
+from trunkline.codec import duration
 from trunkline.db.sync.pool import Connection
 
 S = TypeVar("S")

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from trunkline.client.sync.runtime import Runtime
-from trunkline.db.codec import Encoded, encode_message
-from trunkline.db.copying import fits
+from trunkline.codec import Encoded, encode_message
+from trunkline.concurrency.threads import Coalescer
+from trunkline.db.binary_copy import fits
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.db.threads import Coalescer
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
 

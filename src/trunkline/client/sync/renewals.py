@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from trunkline.db.threads import Background, Bell, log
+from trunkline.concurrency.threads import Background, Bell, log
 
 
 class Renewal:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.client.sync.noun import Noun
-from trunkline.db.codec import headers_json, to_json
+from trunkline.codec import headers_json, to_json
 from trunkline.db.sync import calls
 from trunkline.types import CatchUp, Headers, Schedule
 
@@ -118,8 +118,8 @@ class Schedules(Noun):
         return id
 
     def next_runs(
-        self, cron: str, *, timezone: str = "UTC", n: int = 5, after: datetime | None = None
+        self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]:
-        """Return the next `n` times of a cron expression."""
+        """Return the next `limit` times of a cron expression."""
         with self._reading() as conn:
-            return calls.next_runs(conn, cron, timezone=timezone, n=n, after=after)
+            return calls.next_runs(conn, cron, timezone=timezone, limit=limit, after=after)

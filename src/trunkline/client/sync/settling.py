@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from trunkline.client.sync.runtime import Runtime
-from trunkline.db.codec import duration
+from trunkline.codec import duration
+from trunkline.concurrency.threads import Coalescer
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.db.threads import Coalescer
 from trunkline.types import Duration, Result
 
 MAX_RECEIPTS = 10_000

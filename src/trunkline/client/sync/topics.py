@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar, overload
 
 from trunkline.client.sync.noun import Noun, settings
-from trunkline.db.codec import place
+from trunkline.codec import place
 from trunkline.db.sync import calls
 from trunkline.types import Duration, Message, Place, Topic, TopicStats
 

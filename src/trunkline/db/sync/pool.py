@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from trunkline.concurrency.threads import Mutex
 from trunkline.db.conninfo import with_connect_timeout
-from trunkline.db.threads import Mutex
 from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError, from_psycopg
 from trunkline.sql.migrate import latest_version
 

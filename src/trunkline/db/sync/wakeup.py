@@ -17,9 +17,9 @@ from uuid import uuid4
 
 import psycopg
 
+from trunkline.concurrency.threads import Background, Bell, Coalescer, Mutex, log, sleep
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection, connect
-from trunkline.db.threads import Background, Bell, Coalescer, Mutex, log, sleep
 from trunkline.errors import from_psycopg
 
 POLL_SECONDS = 1.1

@@ -12,8 +12,8 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.codec import duration
 from trunkline.db import calls
-from trunkline.db.codec import duration
 from trunkline.db.pool import Connection
 from trunkline.errors import QueueNotFound
 from trunkline.server import parsing

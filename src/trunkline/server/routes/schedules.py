@@ -152,7 +152,7 @@ class Runs(msgspec.Struct, frozen=True):
         params=(
             Param(name="cron", required=True, words="Cron expression."),
             Param(name="timezone", default="UTC", words="Time zone of the expression."),
-            Param(name="n", kind=int, default=5, low=1, high=100, words="Number of times."),
+            Param(name="limit", kind=int, default=5, low=1, high=100, words="Number of times."),
         ),
         answers={200: Runs},
     ),
@@ -162,7 +162,8 @@ async def next_runs(request: Call) -> Answer:
     query = request.query()
     if len(query["cron"]) > 200:
         raise invalid("cron: must have at most 200 characters.")
-    return answer(Runs(await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], n=query["n"])))
+    runs = await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], limit=query["limit"])
+    return answer(Runs(runs))
 
 
 ROUTES = [

@@ -12,7 +12,7 @@ from trunkline.db import doors
 from trunkline.errors import DatabaseUnavailable, TrunklineError
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.openapi import document
-from trunkline.server.problems import Problem
+from trunkline.server.problems import Problem, no_route
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import StatsView
 
@@ -90,6 +90,15 @@ def _static(name: str) -> bytes:
     return (resources.files("trunkline.server") / "static" / name).read_bytes()
 
 
+@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, answers={302: None}, problems=(404,)))
+async def root(request: Call) -> Answer:
+    """Redirect a browser to the page of this API."""
+    if not any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"]):
+        raise no_route()
+    # relative: a proxy may serve this API below a path
+    return Answer(b"", 302, None, {"location": "docs", "vary": "accept"})
+
+
 @route("GET", "/docs", _PAGE)
 async def page(request: Call) -> Answer:
     """Show a page to browse and try this API, without external resources."""
@@ -114,4 +123,4 @@ async def style(request: Call) -> Answer:
     return Answer(_static("docs.css"), media_type="text/css; charset=utf-8")
 
 
-ROUTES = [live, ready, health, stats, metrics, schema, page, swagger_page, script, style]
+ROUTES = [live, ready, health, stats, metrics, schema, root, page, swagger_page, script, style]

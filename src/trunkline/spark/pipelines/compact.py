@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trunkline.errors import InvalidArgument
-from trunkline.spark.pipelines import frames, spans, tables
+from trunkline.spark.archive import positions
+from trunkline.spark.pipelines import frames, output_tables
 from trunkline.spark.pipelines.frames import Target
 from trunkline.spark.pipelines.replay import topic_number
-from trunkline.spark.pipelines.running import Progress, running
-from trunkline.spark.staging import newest_version
+from trunkline.spark.run import Progress, running
+from trunkline.spark.sink.staging import newest_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +46,8 @@ def compact(
     table: str | None = None,
     *,
     to_topic: str | None = None,
-    start: spans.Place = "earliest",
-    end: spans.Place = "latest",
+    start: positions.Place = "earliest",
+    end: positions.Place = "latest",
     null_keys: str = "error",
     tombstones: timedelta | None = None,
     overwrite: bool = False,
@@ -67,13 +68,13 @@ def compact(
     if table is None and to_topic is None and not dry_run:
         raise InvalidArgument("no table or topic to write to", hint="Give a table (--table), a topic (--to), or both.")
     if table is not None:
-        tables.check(table, overwrite=overwrite)
+        output_tables.check(table, overwrite=overwrite)
     with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
         target = None if to_topic is None else Target("topic", to_topic)
         if target is not None:
             target.check(url)
-        found = spans.spans(url, topic, start, end)
-        total = spans.count(found)
+        found = positions.spans(url, topic, start, end)
+        total = positions.count(found)
         whole = frames.messages(run, topic, found)
         only_keys = frames.messages(run, topic, found, schema="key binary")
         without = only_keys.where("key is null").count() if total else 0
@@ -89,10 +90,10 @@ def compact(
             published = 0
             if not dry_run:
                 if table is not None:
-                    tables.write(latest, table, overwrite=overwrite)
+                    output_tables.write(latest, table, overwrite=overwrite)
                 if target is not None:
                     # by numbers: topics that are created again have other messages
-                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{spans.digest(found)}"
+                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{positions.digest(found)}"
                     if newest_version(url, writer) is None:
                         frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
                         published = keys

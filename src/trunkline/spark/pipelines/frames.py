@@ -9,9 +9,9 @@ import msgspec
 
 from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument
-from trunkline.spark.connections import plain
-from trunkline.spark.pipelines.running import Run
-from trunkline.spark.staging import check_target
+from trunkline.spark.database import plain
+from trunkline.spark.run import Run
+from trunkline.spark.sink.staging import check_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from trunkline.db import archive
+from trunkline.db.calls import archive
 from trunkline.errors import Conflict
-from trunkline.spark.pipelines import frames, spans, transforms
+from trunkline.spark.archive import positions
+from trunkline.spark.pipelines import frames, transforms
 from trunkline.spark.pipelines.frames import Target
-from trunkline.spark.pipelines.running import Progress, Run, running
-from trunkline.spark.reading import heads
-from trunkline.spark.staging import newest_version
+from trunkline.spark.run import Progress, Run, running
+from trunkline.spark.sink.staging import newest_version
+from trunkline.spark.source.log_reader import heads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     target_id: int | None = None
 
     @property
-    def spans(self) -> spans.Spans:
+    def spans(self) -> positions.Spans:
         return {int(partition): ends for partition, ends in self.offsets.items()}
 
 
@@ -76,8 +77,8 @@ def replay(
     id: str,
     to_topic: str | None = None,
     to_queue: str | None = None,
-    start: spans.Place = "earliest",
-    end: spans.Place = "latest",
+    start: positions.Place = "earliest",
+    end: positions.Place = "latest",
     filter: str | None = None,
     transform: str | None = None,
     rate: float | None = None,
@@ -100,7 +101,7 @@ def replay(
             topic=topic,
             kind=target.kind,
             target=target.name,
-            offsets={str(partition): ends for partition, ends in spans.spans(url, topic, start, end).items()},
+            offsets={str(partition): ends for partition, ends in positions.spans(url, topic, start, end).items()},
             # The rate is applied per chunk.
             chunk_rows=min(chunk_rows, max(1, int(rate * _RATE_SECONDS))) if rate else chunk_rows,
             filter=filter,
@@ -173,13 +174,13 @@ def copy(
     from pyspark.sql import functions as f
 
     started = time.monotonic()
-    total = spans.count(plan.spans)
+    total = positions.count(plan.spans)
     writer = writer or run.name
     last = None if dry_run else newest_version(run.url, writer)
     read = published = skipped = version = 0
     warm = False
-    for version, part in enumerate(spans.chunks(plan.spans, plan.chunk_rows), 1):
-        read += spans.count(part)
+    for version, part in enumerate(positions.chunks(plan.spans, plan.chunk_rows), 1):
+        read += positions.count(part)
         if last is not None and version <= last:
             skipped += 1
             run.advance(read, total, batch=version)
@@ -198,7 +199,7 @@ def copy(
         run.advance(read, total, batch=version, published=published)
         if rate:
             # The first chunk takes longer, because Spark starts; the second must not come right after it.
-            time.sleep(max(0.0, spans.count(part) / rate - (time.monotonic() - begun if warm else 0)))
+            time.sleep(max(0.0, positions.count(part) / rate - (time.monotonic() - begun if warm else 0)))
         warm = True
     return {
         "read": read,

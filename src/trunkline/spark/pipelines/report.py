@@ -19,13 +19,13 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trunkline.db import report as calls
+from trunkline.db.calls import report as calls
 from trunkline.db.sync import calls as kernel
 from trunkline.errors import ArchiveDamaged, InvalidArgument
-from trunkline.spark.pipelines import page
+from trunkline.spark.archive.positions import count, spans
+from trunkline.spark.pipelines import report_page
 from trunkline.spark.pipelines.frames import messages
-from trunkline.spark.pipelines.running import Progress, Run, running
-from trunkline.spark.pipelines.spans import count, spans
+from trunkline.spark.run import Progress, Run, running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,7 +109,7 @@ def report(
         for name in tables.keys() - {name for name, rows in tables.items() if rows}:
             # Remove the table of an earlier run.
             (target / f"{name}.parquet").unlink(missing_ok=True)
-        html = page.render(tables, start=end - since, end=end, step=step)
+        html = report_page.render(tables, start=end - since, end=end, step=step)
         (target / "report.html").write_text(html, encoding="utf-8")
     return ReportSummary(
         page=str(target / "report.html"),
@@ -224,10 +224,10 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
 
 def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> None:
     """Read one message of each partition: an unreachable archive must exclude its topic, not fail the report."""
-    from trunkline.spark.columns import Shape
-    from trunkline.spark.ranges import Range
-    from trunkline.spark.reading import heads
-    from trunkline.spark.tiering import Reading, read
+    from trunkline.spark.source.columns import Shape
+    from trunkline.spark.source.log_reader import heads
+    from trunkline.spark.source.ranges import Range
+    from trunkline.spark.source.tiered_reader import Reading, read
 
     how = Reading(Shape(pa.schema([("offset", pa.int64())])), "auto", True, None)
     for head in heads(url, [topic]) if count(found) else ():
@@ -238,7 +238,7 @@ def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> N
 
 def _archived(url: str, topic: str, found: dict[int, tuple[int, int]]) -> int:
     """Return the number of these messages that are only in the archive."""
-    from trunkline.spark.reading import heads
+    from trunkline.spark.source.log_reader import heads
 
     return sum(
         max(0, min(head.base, found[head.partition][1]) - found[head.partition][0])

@@ -12,10 +12,11 @@ import msgspec
 import pyarrow as pa
 
 from trunkline.errors import InvalidArgument
-from trunkline.spark.pipelines import frames, spans
+from trunkline.spark.archive import positions
+from trunkline.spark.pipelines import frames
 from trunkline.spark.pipelines.frames import Target
 from trunkline.spark.pipelines.replay import CHUNK_ROWS, ORIGIN, Plan, copy, keep, topic_number
-from trunkline.spark.pipelines.running import Progress, Run, running
+from trunkline.spark.run import Progress, Run, running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +46,8 @@ def validate(
     schema: dict[str, Any] | None = None,
     rejects: str | None = None,
     id: str | None = None,
-    start: spans.Place = "earliest",
-    end: spans.Place = "latest",
+    start: positions.Place = "earliest",
+    end: positions.Place = "latest",
     spark: SparkSession | None = None,
     master: str | None = None,
     told: Progress | None = None,
@@ -63,20 +64,20 @@ def validate(
         target = None if rejects is None else Target("topic", rejects)
         if target is not None:
             target.check(url)
-        found = spans.spans(url, topic, start, end)
+        found = positions.spans(url, topic, start, end)
         used = schema if schema is not None else infer(run, topic, found)
         judged = _judged(frames.messages(run, topic, found), used).where("reason is not null")
         reasons = {row["reason"]: row["count"] for row in judged.groupBy("reason").count().collect()}
         rejected = sum(reasons.values())
-        run.advance(spans.count(found), spans.count(found))
+        run.advance(positions.count(found), positions.count(found))
         published = 0
         if target is not None and rejected:
             published = _publish(run, topic, found, used, target, id)
     top = sorted(reasons.items(), key=lambda item: -item[1])[:_REASONS]
     return ValidateReport(
         topic=topic,
-        read=spans.count(found),
-        valid=spans.count(found) - rejected,
+        read=positions.count(found),
+        valid=positions.count(found) - rejected,
         rejected=rejected,
         published=published,
         reasons=dict(top),
@@ -95,8 +96,8 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="See https://json-schema.org") from exc
 
 
-def _publish(run: Run, topic: str, found: spans.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
-    name = f"validate:{topic}:{target.name}:{id or spans.digest(found)}"
+def _publish(run: Run, topic: str, found: positions.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
+    name = f"validate:{topic}:{target.name}:{id or positions.digest(found)}"
     wanted = Plan(
         topic=topic,
         kind=target.kind,
@@ -151,7 +152,7 @@ def _reason(validator: Any, payload: bytes) -> str | None:
 # Inference
 
 
-def infer(run: Run, topic: str, found: spans.Spans) -> dict[str, Any]:
+def infer(run: Run, topic: str, found: positions.Spans) -> dict[str, Any]:
     """Infer a JSON Schema that all payloads match; payloads that are not JSON are ignored."""
     frame = frames.messages(run, topic, found, schema="value binary")
 

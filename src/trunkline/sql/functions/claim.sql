@@ -471,7 +471,7 @@ begin
 end
 $$;
 
--- Claims up to p_max messages (at most 1,000) and returns them as deliveries. Returns no row if there are
+-- Claims up to p_limit messages (at most 1,000) and returns them as deliveries. Returns no row if there are
 -- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
 -- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
 -- next pass, it waits for that pass, about a second at most. If no pass has run for a second (setting
@@ -486,7 +486,7 @@ $$;
 -- Fails with TL011 if the queue does not exist, with TL008 above read committed, and with TL004 after 500
 -- draws in one transaction.
 create or replace function trunkline.claim(
-    p_queue text, p_max int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
+    p_queue text, p_limit int default 1, p_lease interval default null, p_labels text[] default null, p_consumer text default null,
     p_relaxed boolean default false)
 returns setof trunkline.delivery
 language plpgsql
@@ -521,8 +521,8 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform trunkline._need_read_committed('claim');
     end if;
-    if p_max is null or p_max < 1 or p_max > 1000 then
-        perform trunkline._check_range('max', p_max, 1, 1000);
+    if p_limit is null or p_limit < 1 or p_limit > 1000 then
+        perform trunkline._check_range('limit', p_limit, 1, 1000);
     end if;
     if p_lease is not null then
         perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
@@ -583,28 +583,28 @@ begin
                 null;
             end;
             if v_plain then
-                return query select * from trunkline._claim_run(v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id, p_max, v_lease, p_consumer, v_epoch);
+                return query select * from trunkline._claim_run(v_cursor, v_drawn_seq, v_start, v_log, v_topic, v_partition, v_head, v_run, v_id, p_limit, v_lease, p_consumer, v_epoch);
                 get diagnostics v_count = row_count;
             elsif v_ready > 0 then
                 select * into q from trunkline.queues where queue_id = v_queue;
                 select * into c from trunkline.cursors where cursor_id = v_cursor;
-                s := trunkline._draw(c, q, v_head, p_max, null, v_epoch);
+                s := trunkline._draw(c, q, v_head, p_limit, null, v_epoch);
                 if s.n > 0 then
                     return query select * from trunkline._lease(s, c, v_lease, p_consumer);
                     get diagnostics v_count = row_count;
                 end if;
             end if;
-            if v_count < p_max and (v_ready > 1 or not v_plain) then
+            if v_count < p_limit and (v_ready > 1 or not v_plain) then
                 select * into q from trunkline.queues where queue_id = v_queue;
-                return query select * from trunkline._claim_drawn(q, v_levels, p_max - v_count, v_lease, null, p_consumer);
+                return query select * from trunkline._claim_drawn(q, v_levels, p_limit - v_count, v_lease, null, p_consumer);
                 v_found := found;
             end if;
             v_found := v_found or v_count > 0;
         elsif v_ordered then
-            return query select * from trunkline._claim_ordered(q, p_max, v_lease, p_consumer);
+            return query select * from trunkline._claim_ordered(q, p_limit, v_lease, p_consumer);
             v_found := found;
         else
-            return query select * from trunkline._claim_drawn(q, v_levels, p_max, v_lease, p_labels, p_consumer);
+            return query select * from trunkline._claim_drawn(q, v_levels, p_limit, v_lease, p_labels, p_consumer);
             v_found := found;
         end if;
         -- Nothing found, perhaps because no pass has run.

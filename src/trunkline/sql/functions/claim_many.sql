@@ -28,13 +28,13 @@ as $$
     select coalesce(array_agg(u), '{}') from unnest(p_cursors) u where u not in (select cursor_id from hit)
 $$;
 
--- Claims up to p_max messages (at most 1,000) in total from these queues, given by number, and returns each
+-- Claims up to p_limit messages (at most 1,000) in total from these queues, given by number, and returns each
 -- delivery with its queue. Messages are shared evenly between queues, and each has the lease of its queue. A
 -- row without a delivery means that its queue has no more messages now. A queue without a row may have more:
 -- call again. One call visits at most 250 of up to 10,000 queues, chosen at random, because each sequence
 -- that is read stays locked until the transaction ends. p_relaxed: as in claim. Fails with TL008 above read
 -- committed.
-create or replace function trunkline.claim_many(p_queues int[], p_max int default 100, p_consumer text default null, p_relaxed boolean default false)
+create or replace function trunkline.claim_many(p_queues int[], p_limit int default 100, p_consumer text default null, p_relaxed boolean default false)
 returns table (queue_id int, delivery trunkline.delivery)
 language plpgsql
 set plan_cache_mode = force_generic_plan
@@ -59,7 +59,7 @@ declare
     v_upto    bigint[] := '{}';
     v_some    int[];
     v_ready   int[];
-    v_left    int := p_max;
+    v_left    int := p_limit;
     v_share   int;
     v_count   int;
     g         record;
@@ -67,7 +67,7 @@ declare
     s         trunkline.leases;
 begin
     perform trunkline._need_read_committed('claim_many');
-    perform trunkline._check_range('max', p_max, 1, 1000);
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
     perform trunkline._check_range('number of queues', cardinality(p_queues), 0, 10000);
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
@@ -95,7 +95,7 @@ begin
         select x.queue_id from trunkline.queues x where x.queue_id = any (v_visited) and not x.paused
            and (x.ordered or exists (select from trunkline.cursors k where k.queue_id = x.queue_id and k.cursor_id = any (v_cursors) and k.cursor_id <> all (v_missed))));
 
-    v_share := greatest(1, p_max / greatest(1, cardinality(v_ready)));
+    v_share := greatest(1, p_limit / greatest(1, cardinality(v_ready)));
     -- In random order, because a dispatcher passes its queues in the same order each time.
     for q in select x.* from trunkline.queues x where x.queue_id = any (v_ready) order by random() limit c_claims loop
         exit when v_left <= 0 or coalesce(nullif(current_setting('trunkline.marks', true), ''), '0')::int >= 300;
@@ -118,7 +118,7 @@ begin
             from unnest(v_missed, v_upto) x(cursor_id, upto) join unnest(v_cursors, v_firsts, v_heads) u(cursor_id, first, head) using (cursor_id)
             join trunkline.cursors k using (cursor_id) join trunkline.queues y using (queue_id)
         ) m
-        where m.place <= c_moves and (m.head - m.first >= c_behind or m.place <= c_few and v_left = p_max)
+        where m.place <= c_moves and (m.head - m.first >= c_behind or m.place <= c_few and v_left = p_limit)
     loop
         s := trunkline._draw(g.cur, g.queue, g.head, 0, null, v_epoch, g.skip);
         if s.n > 0 then

@@ -142,7 +142,7 @@ begin
 end
 $$;
 
--- Leases one partition to a member and returns up to p_max messages (at most 10,000) after the last commit.
+-- Leases one partition to a member and returns up to p_limit messages (at most 10,000) after the last commit.
 -- Returns no row if there are none. The lease is 1 second to 12 hours. If the group does not exist, it is
 -- created, unless p_create is false (TL012).
 --
@@ -161,7 +161,7 @@ $$;
 -- p_relaxed: the lease need not be on disk when the call returns, as in claim.
 -- p_max_bytes: return only as many messages as have payloads of this size together, at least one.
 create or replace function trunkline.fetch(
-    p_topic text, p_group text, p_member text, p_max int default 100, p_lease interval default '30 seconds',
+    p_topic text, p_group text, p_member text, p_limit int default 100, p_lease interval default '30 seconds',
     p_create boolean default true, p_relaxed boolean default false, p_generation uuid default null, p_max_bytes bigint default null)
 returns setof trunkline.fetched
 language plpgsql
@@ -187,7 +187,7 @@ declare
 begin
     perform trunkline._need_read_committed('fetch');
     perform trunkline._check_name('member', p_member);
-    perform trunkline._check_range('max', p_max, 1, 10000);
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
     perform trunkline._need_duration('lease', p_lease, '1 second', '12 hours');
     if p_relaxed then
         perform set_config('synchronous_commit', 'off', true);
@@ -262,10 +262,10 @@ begin
             v_head := trunkline._head(c.log);
             v_filter := c.pattern_regex is not null or c.filter is not null;
             continue when v_head <= s.fetched and not v_try = any (coalesce(v_mine, '{}'));
-            v_last := least(v_head, s.fetched + p_max);
+            v_last := least(v_head, s.fetched + p_limit);
             s.deadline := v_now + p_lease;
             if v_last > s.fetched and v_filter then
-                v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_max);
+                v_found := trunkline._next_matches(c, s.fetched + 1, v_head, p_limit);
                 v_looked := v_looked + v_found.n;
                 s.fetched := s.fetched + v_found.n;
                 if not isempty(v_found.taken) then
@@ -328,10 +328,10 @@ begin
 end
 $$;
 
--- Returns up to p_max offsets from p_from on whose messages match the cursor (taken), and the number of
+-- Returns up to p_limit offsets from p_from on whose messages match the cursor (taken), and the number of
 -- offsets read (n). Uses the scan of claims, without labels, ttl and delivery delay. Reads at most 100,000
 -- offsets.
-create or replace function trunkline._next_matches(c trunkline.cursors, p_from bigint, p_head bigint, p_max int) returns trunkline.leases
+create or replace function trunkline._next_matches(c trunkline.cursors, p_from bigint, p_head bigint, p_limit int) returns trunkline.leases
 language plpgsql
 as $$
 declare
@@ -343,9 +343,9 @@ begin
     v_all.n := 0;
     v_all.taken := '{}';
     p_head := least(p_head, p_from + 99999);
-    while p_from + v_all.n <= p_head and trunkline._size(v_all.taken) < p_max loop
+    while p_from + v_all.n <= p_head and trunkline._size(v_all.taken) < p_limit loop
         s.first := p_from + v_all.n;
-        s := trunkline._scan_log(s, c, q, p_head, p_max - trunkline._size(v_all.taken)::int, null);
+        s := trunkline._scan_log(s, c, q, p_head, p_limit - trunkline._size(v_all.taken)::int, null);
         v_all.taken := v_all.taken + s.taken;
         v_all.n := v_all.n + s.n;
     end loop;
@@ -467,10 +467,10 @@ $$;
 
 -- Claims the next range of a partition at most once, and returns its offsets. The range counts as committed:
 -- if the caller fails after that, the group does not receive these messages again. Returns no row if there
--- are none. Creates the group if it does not exist. p_max is at most 1,000,000. Skips partitions that a
+-- are none. Creates the group if it does not exist. p_limit is at most 1,000,000. Skips partitions that a
 -- member holds through fetch. Fails with TL023 if the group has a pattern or filter, because a range would
 -- include messages that do not match.
-create or replace function trunkline.claim_range(p_topic text, p_group text, p_max bigint default 100)
+create or replace function trunkline.claim_range(p_topic text, p_group text, p_limit bigint default 100)
 returns table (partition int, first_offset bigint, last_offset bigint)
 language plpgsql
 as $$
@@ -482,7 +482,7 @@ declare
     v_head bigint;
 begin
     perform trunkline._need_read_committed('claim_range');
-    perform trunkline._check_range('max', p_max, 1, 1000000);
+    perform trunkline._check_range('limit', p_limit, 1, 1000000);
     g := trunkline.ensure_group(p_topic, p_group);
     if g.pattern_regex is not null or g.filter is not null then
         perform trunkline._fail('TL023', format('cannot claim a range for group "%s": it has a pattern or filter', p_group),
@@ -499,13 +499,13 @@ begin
         s := trunkline._position(c);
         continue when s.deadline > trunkline.clock();
         v_head := trunkline._head(c.log);
-        if v_head < s.committed + p_max and trunkline._sequence_alone(null, array[c.log]) then
+        if v_head < s.committed + p_limit and trunkline._sequence_alone(null, array[c.log]) then
             v_head := trunkline._head(c.log);
         end if;
         continue when v_head <= s.committed;
         partition := c.partition;
         first_offset := s.committed + 1;
-        last_offset := least(v_head, s.committed + p_max);
+        last_offset := least(v_head, s.committed + p_limit);
         s.committed := last_offset;
         s.fetched := last_offset;
         s.last_match := null;

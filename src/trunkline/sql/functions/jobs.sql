@@ -179,7 +179,7 @@ $$;
 
 -- Enqueues waiting jobs whose parents are all done; returns the number enqueued. Upkeep calls it for jobs
 -- that the end of their parents missed. That is rare, so it does not read all waiting jobs. It checks the
--- newest 500 and a sample of 32 pages, which is the whole table while that is small. Enqueues at most p_limit
+-- newest 200 and a sample of four pages, which is the whole table while that is small. Enqueues at most p_limit
 -- jobs and skips those that another session has locked.
 create or replace function trunkline.start_waiting(p_limit int default 1000) returns int
 language plpgsql
@@ -187,7 +187,7 @@ language plpgsql
 set enable_seqscan = off
 as $$
 declare
-    v_percent real := least(100, 100.0 * 32 * 8192 / greatest(pg_relation_size('trunkline.job_waiting'), 1));
+    v_percent real := least(100, 100.0 * 4 * 8192 / greatest(pg_relation_size('trunkline.job_waiting'), 1));
     w         trunkline.job_waiting;
     v_free    uuid[];
     v_count   int := 0;
@@ -195,7 +195,7 @@ begin
     begin
         v_free := array(
             select x.waiting_id
-            from (select y.waiting_id from (select waiting_id from trunkline.job_waiting order by waiting_id desc limit 500) y
+            from (select y.waiting_id from (select waiting_id from trunkline.job_waiting order by waiting_id desc limit 200) y
                   union select waiting_id from trunkline.job_waiting tablesample system (v_percent)) x
             where exists (select from (select p.parent_id from trunkline.job_parents p where p.waiting_id = x.waiting_id offset 0) p
                           where exists (select from trunkline.job_results r where r.job_id = p.parent_id and r.state = 'd' offset 0) offset 0)

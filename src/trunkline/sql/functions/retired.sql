@@ -22,3 +22,18 @@ $do$;
 drop function if exists trunkline._ack_one(bigint, int, bigint, text, text);
 drop function if exists trunkline.fetch(text, text, text, int, interval, boolean, boolean, uuid),
     trunkline._pull(text, text, text, int, interval);
+
+-- `create or replace` cannot rename a parameter: the limit of these was p_max, or p_n.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select oid from pg_proc
+        where pronamespace = 'trunkline'::regnamespace and proname in ('claim', 'claim_many', 'fetch', '_next_matches', 'claim_range', 'next_runs')
+          and proargnames && array['p_max', 'p_n']
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;

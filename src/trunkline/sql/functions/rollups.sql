@@ -181,7 +181,7 @@ as $$
     order by q.queue_id
 $$;
 
--- Returns groups with a member seen in the last hour, and up to 500 others in turn. So the cost of a run does
+-- Returns groups with a member seen in the last hour, and up to 100 others in turn. So the cost of a run does
 -- not depend on the number of idle groups.
 create or replace function trunkline._groups_to_roll_up() returns setof int
 language plpgsql
@@ -189,9 +189,9 @@ as $$
 declare
     v_from int := coalesce(pg_sequence_last_value('trunkline.groups_visited'), 0);
     v_turn int[] := array(select g.subscription_id from trunkline.subscriptions g where g.subscription_id > v_from and g.kind = 'group'
-                          order by g.subscription_id limit trunkline._upkeep_batch());
+                          order by g.subscription_id limit trunkline._upkeep_batch() / 5);
 begin
-    perform setval('trunkline.groups_visited', coalesce(v_turn[trunkline._upkeep_batch()], 0));
+    perform setval('trunkline.groups_visited', coalesce(v_turn[trunkline._upkeep_batch() / 5], 0));
     return query select m.subscription_id from trunkline.members m union select unnest(v_turn) order by 1;
 end
 $$;

@@ -317,9 +317,9 @@ begin
 end
 $$;
 
--- Returns the next p_n run times of a cron expression after p_after (default: now). Needs no schedule. p_n is
--- 1 to 10,000. Raises TL001 if the expression or time zone is not valid, or if no date matches in 50 years.
-create or replace function trunkline.next_runs(p_cron text, p_timezone text default 'UTC', p_n int default 5, p_after timestamptz default null)
+-- Returns the next p_limit run times (1 to 10,000) of a cron expression after p_after (default: now). Needs no
+-- schedule. Raises TL001 if the expression or time zone is not valid, or if no date matches in 50 years.
+create or replace function trunkline.next_runs(p_cron text, p_timezone text default 'UTC', p_limit int default 5, p_after timestamptz default null)
 returns setof timestamptz
 language plpgsql
 as $$
@@ -328,12 +328,12 @@ declare
     v_tick timestamptz := coalesce(p_after, trunkline.clock());
 begin
     perform trunkline._check_timezone(p_timezone);
-    perform trunkline._check_range('n', p_n, 1, 10000);
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
     if v_tick not between '1900-01-01' and '9000-01-01' then
         perform trunkline._fail('TL001', format('after must be in the years 1900 to 9000, got %s', v_tick),
                                 'Use a time in this range.');
     end if;
-    for i in 1 .. p_n loop
+    for i in 1 .. p_limit loop
         v_tick := trunkline._cron_next(c, p_timezone, v_tick);
         if i = 1 then
             perform trunkline._need_tick(v_tick, p_cron);

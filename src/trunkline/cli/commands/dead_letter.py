@@ -1,0 +1,212 @@
+"""`trunkline dead`: inspect, redrive, purge and export dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+import msgspec
+
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
+from trunkline.types import DeadLetter
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+command = Noun("dead", help="Manage dead letters.")
+
+_PAGE = 1000
+_DEAD = (
+    Column("id", "id", whole=True),
+    Column("from", lambda row: row.topic or "inbox"),
+    Column("dead since", "dead_at", whole=True),
+    Column("attempts", "attempts", right=True),
+    Column("reason", "reason"),
+    Column("error", lambda row: shorten(row.error)),
+    Column("key", "key"),
+    Column("payload", payload_text),
+)
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Selects dead letters of a queue."""
+
+    ids: tuple[UUID, ...] = ()
+    error: str | None = None
+    reason: str | None = None
+    limit: int | None = None
+
+    @property
+    def filtered(self) -> bool:
+        return self.error is not None or self.reason is not None
+
+    def takes(self, letter: DeadLetter[Any]) -> bool:
+        return (
+            (not self.ids or letter.id in self.ids)
+            and (self.error is None or self.error in (letter.error or ""))
+            and (self.reason is None or self.reason == letter.reason)
+        )
+
+    async def find(self, mq: Client, queue: str) -> AsyncIterator[DeadLetter[Any]]:
+        """Yield matching dead letters, oldest first, reading page by page."""
+        after, found = 0, 0
+        while page := await mq.dead.list(queue, after=after, limit=_PAGE):
+            for letter in page:
+                if self.limit is not None and found >= self.limit:
+                    return
+                if self.takes(letter):
+                    found += 1
+                    yield letter
+            after = page[-1].dead_id
+
+
+_selection = stacked(
+    click.option("--id", "ids", type=click.UUID, multiple=True, help="Only this message; may be repeated."),
+    click.option("--error", help="Only messages whose last error contains this text."),
+    click.option(
+        "--reason",
+        type=click.Choice(["attempts", "buried"]),
+        help="Only messages that ran out of attempts, or that were buried.",
+    ),
+    click.option("--limit", type=Count(1), help="Maximum number of messages, oldest first."),
+)
+
+
+async def _count(mq: Client, queue: str, selection: Selection) -> int:
+    if not selection.filtered and not selection.ids:
+        dead = (await mq.queues.stats(queue))[0].dead
+        return dead if selection.limit is None else min(dead, selection.limit)
+    count = 0
+    async for _ in selection.find(mq, queue):
+        count += 1
+    return count
+
+
+@command.verb("list", example="trunkline dead list mail --error Timeout")
+@click.argument("queue")
+@_selection
+def list_(session: Session, queue: str, **chosen: Any) -> None:
+    """List dead letters, oldest first; 100 unless --limit is higher."""
+    selection = Selection(**chosen | {"limit": chosen["limit"] or 100})
+
+    async def work(mq: Client) -> list[DeadLetter[Any]]:
+        return [letter async for letter in selection.find(mq, queue)]
+
+    session.out.many(session.run(work), _DEAD)
+
+
+@command.verb("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
+@click.argument("queue")
+@click.argument("id", type=click.UUID)
+def show(session: Session, queue: str, id: UUID) -> None:
+    """Show a dead letter with its payload and last error."""
+    session.out.one(session.run(lambda mq: mq.dead.get(queue, id)))
+
+
+@command.verb("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
+@click.argument("queue")
+@_selection
+@click.option("--to", metavar="QUEUE", help="Move to another queue.")
+@confirm.dry_run()
+def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chosen: Any) -> None:
+    """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
+    selection = Selection(**chosen)
+
+    async def work(mq: Client, done: Callable[[int], None]) -> int:
+        return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
+
+    _act(session, queue, selection, "redrive", dry_run, work)
+
+
+@command.verb("purge", example="trunkline dead purge mail --reason buried --dry-run")
+@click.argument("queue")
+@_selection
+@confirm.dry_run()
+@confirm.yes()
+def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
+    """Delete dead letters permanently."""
+    selection = Selection(**chosen)
+
+    async def work(mq: Client, done: Callable[[int], None]) -> int:
+        return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.purge(queue, **which))
+
+    _act(session, queue, selection, "purge", dry_run, work, ask=not yes)
+
+
+def _act(
+    session: Session,
+    queue: str,
+    selection: Selection,
+    verb: str,
+    dry_run: bool,
+    work: Callable[..., Any],
+    *,
+    ask: bool = False,
+) -> None:
+    count: int = session.run(lambda mq: _count(mq, queue, selection))
+    if dry_run:
+        session.say(f"would {verb} {count:,} dead letters of {queue}")
+        return
+    if ask:
+        confirm.confirm(f"{verb} {count:,} dead letters of queue {queue}", queue, given=False)
+    with progress(verb, count, quiet=session.quiet) as done:
+        moved: int = session.run(lambda mq: work(mq, done))
+    left = session.run(lambda mq: mq.queues.stats(queue))[0].dead
+    session.out.one({"queue": queue, "redriven" if verb == "redrive" else "purged": moved, "left": left})
+
+
+async def _in_steps(
+    mq: Client, queue: str, selection: Selection, done: Callable[[int], None], verb: Callable[..., Any]
+) -> int:
+    """Process all at once if there is no filter to evaluate, else page by page."""
+    if not selection.filtered:
+        return int(await verb(ids=list(selection.ids) or None, limit=selection.limit, on_progress=done))
+    total, page = 0, []
+    async for letter in selection.find(mq, queue):
+        page.append(letter.id)
+        if len(page) == _PAGE:
+            total += await verb(ids=page)
+            done(total)
+            page = []
+    return total + (int(await verb(ids=page)) if page else 0)
+
+
+@command.verb(
+    "export",
+    example="trunkline dead export mail --file dead.ndjson\ntrunkline queue enqueue mail --envelope --file dead.ndjson",
+)
+@click.argument("queue")
+@_selection
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Output file instead of stdout; must not exist.")
+def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> None:
+    """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
+    selection = Selection(**chosen)
+
+    async def work(mq: Client) -> int:
+        count = 0
+        if path is None:
+            async for letter in selection.find(mq, queue):
+                write_line(to_json(letter))
+                count += 1
+            return count
+        await mq.queues.get(queue)
+        with path.open("x", encoding="utf-8") as file:
+            async for letter in selection.find(mq, queue):
+                file.write(to_json(letter) + "\n")
+                count += 1
+        return count
+
+    try:
+        count = session.run(work)
+    except FileExistsError as exc:
+        raise click.ClickException(f"{path} already exists") from exc
+    except OSError as exc:
+        if path is None:
+            raise
+        raise click.ClickException(f"cannot write {path}: {exc.strerror}") from exc
+    session.say(f"exported {count:,} dead letters of {queue}")

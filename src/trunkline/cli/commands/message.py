@@ -1,0 +1,128 @@
+"""`trunkline message`: explain or trace a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from trunkline.cli.framework.command import Noun, Session
+from trunkline.cli.framework.output import Column, shorten, show, write_fields, write_line, write_table
+from trunkline.errors import NotFound
+from trunkline.types import Explanation
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+command = Noun("message", help="Explain or trace a message.")
+
+_PLACE = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
+_READERS = (
+    Column("reader", lambda row: f"{row['kind']} {row['name']}", whole=True),
+    Column("state", "state", whole=True),
+    Column("attempt", lambda row: row.get("attempt"), right=True),
+    Column("until", lambda row: row.get("until")),
+    Column("reason", lambda row: row.get("reason")),
+)
+_EVENTS = (
+    Column("at", "at", whole=True),
+    Column("event", "event", whole=True),
+    Column("where", "where", whole=True),
+    Column("who", "who"),
+    Column("detail", lambda row: shorten(row["detail"])),
+)
+
+
+async def _explain(mq: Client, which: str) -> Explanation:
+    """Look up a message by id or by topic/partition@offset."""
+    place = _PLACE.fullmatch(which)
+    if place is not None:
+        found = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
+    else:
+        try:
+            id = UUID(which)
+        except ValueError:
+            raise click.BadParameter(f"must be an id or topic/partition@offset, got {which!r}", param_hint="'ID'") from None
+        found = await mq.explain(id)
+    if found.state == "unknown":
+        raise NotFound(
+            f"message {which} does not exist", hint=found.reason or "It was never published, or retention removed it."
+        )
+    return found
+
+
+@command.verb(
+    "explain",
+    example="trunkline message explain 019a8d2e-7c1b-7000-8000-000000000000\ntrunkline message explain orders/3@9981205",
+)
+@click.argument("id")
+def explain(session: Session, id: str) -> None:
+    """Explain where a message is, who holds it, and why it is not delivered."""
+    found = session.run(lambda mq: _explain(mq, id), untouched=True)
+    if not session.out.table:
+        session.out.one(found)
+        return
+    write_fields({name: show(value) for name, value in found.items() if name != "readers" and value is not None})
+    if found.readers:
+        write_line("")
+        write_table(_READERS, found.readers)
+
+
+@command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
+@click.argument("id")
+def trace(session: Session, id: str) -> None:
+    """Trace a message: when it was published, claimed and settled, and by which consumer."""
+    found = session.run(lambda mq: _explain(mq, id), untouched=True)
+    events = sorted(_events(found), key=lambda event: (event["at"] is None, event["at"] or ""))
+    session.out.many(events, _EVENTS)
+
+
+def _events(found: Explanation) -> Iterator[dict[str, Any]]:
+    """Yield the events of a message, and last the current state of each reader, without a time."""
+    redrives = found.get("redrives") or []
+    first = next((step for step in redrives if step.get("offset") is not None), found)
+    home = _home(first)
+    detail = None if first.get("offset") is None else f"partition {first.get('partition')}, offset {first['offset']}"
+    yield {"at": found.get("published_at"), "event": "published", "where": home, "who": None, "detail": detail}
+    for step in redrives:
+        yield from _deliveries(f"queue {step.get('queue')}", step.get("history") or [])
+        yield {
+            "at": step["at"],
+            "event": "redriven",
+            "where": _home(found),
+            "who": None,
+            "detail": step.get("error") or step.get("reason"),
+        }
+    for reader in found.readers:
+        where = f"{reader['kind']} {reader['name']}"
+        yield from _deliveries(where, reader.get("history") or [])
+        yield {
+            "at": None,
+            "event": f"now {reader['state']}",
+            "where": where,
+            "who": reader.get("consumer"),
+            "detail": reader.get("reason"),
+        }
+    if not found.readers:
+        yield {"at": None, "event": f"now {found.state}", "where": _home(found), "who": None, "detail": found.reason}
+
+
+def _home(place: dict[str, Any]) -> str:
+    return f"topic {place['topic']}" if place.get("topic") else f"queue {place.get('queue')}"
+
+
+def _deliveries(where: str, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for step in history:
+        who, attempt = step.get("consumer"), f"attempt {step.get('attempt')}"
+        yield {"at": step.get("claimed_at"), "event": "claimed", "where": where, "who": who, "detail": attempt}
+        if step.get("settled_at") is not None:
+            yield {
+                "at": step["settled_at"],
+                "event": step["outcome"],
+                "where": where,
+                "who": who,
+                "detail": step.get("error") or attempt,
+            }

@@ -1,0 +1,293 @@
+"""`trunkline queue`: manage queues, inspect them, and claim and settle messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from trunkline.cli.commands import publish
+from trunkline.cli.commands.topic import given
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, progress, shorten
+from trunkline.errors import Conflict, NotFound
+from trunkline.types import Result
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+command = Noun("queue", help="Manage queues.")
+
+_QUEUES = (
+    Column("queue", "queue", whole=True),
+    Column("ready", "ready", right=True),
+    Column("delayed", "delayed", right=True),
+    Column("leased", "leased", right=True),
+    Column("dead", "dead", right=True),
+    Column("acked", "acked", right=True),
+    Column("expired", "expired", right=True),
+    Column("oldest s", "oldest_age", right=True),
+    Column("paused", "paused"),
+)
+_WAITING = (
+    Column("id", "id", whole=True),
+    Column("from", lambda row: row.topic or "inbox"),
+    Column("created", "created_at", whole=True),
+    Column("due", "due_at", whole=True),
+    Column("attempts", "attempt", right=True),
+    Column("key", "key"),
+    Column("payload", payload_text),
+    Column("error", lambda row: shorten(row.error)),
+)
+_DELIVERIES = (
+    Column("receipt", "receipt", whole=True),
+    Column("attempt", "attempt", right=True),
+    Column("until", "deadline", whole=True),
+    Column("key", "key"),
+    Column("label", "label"),
+    Column("payload", payload_text),
+)
+_RESULTS = (Column("receipt", "receipt", whole=True), Column("result", "result"))
+
+
+_settings = stacked(
+    click.option("--lease", type=Duration(), help="Time a consumer may hold a message.  [default: 30s]"),
+    click.option("--max-attempts", type=Count(1), help="Attempts before a message becomes a dead letter.  [default: 20]"),
+    click.option("--backoff-base", type=Duration(), help="Delay after the first nack.  [default: 1s]"),
+    click.option("--backoff-factor", type=float, help="Growth factor of the delay.  [default: 2]"),
+    click.option("--backoff-cap", type=Duration(), help="Maximum delay after a nack.  [default: 1h]"),
+    click.option("--backoff-jitter", type=float, help="Random share of the delay, 0 to 1.  [default: 0.1]"),
+    click.option("--ttl", type=Duration(), help="Age after which messages expire; 0s for no limit."),
+    click.option("--delivery-delay", type=Duration(), help="Delay before the first delivery."),
+    click.option("--history", type=Duration(), help="How long to keep delivery history; 0s disables it."),
+    click.option("--retention", type=Duration(), help="How long to keep finished direct messages."),
+    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
+)
+
+
+@command.verb("list", example="trunkline queue list")
+def list_(session: Session) -> None:
+    """List queues with their message counts."""
+    session.out.many(session.run(lambda mq: mq.queues.stats()), _QUEUES)
+
+
+@command.verb("show", example="trunkline queue show mail")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """Show a queue's settings and message counts."""
+
+    async def work(mq: Client) -> dict[str, Any]:
+        queue, numbers = await mq.queues.get(name), (await mq.queues.stats(name))[0]
+        counted = {key: value for key, value in msgspec.structs.asdict(numbers).items() if key != "queue"}
+        return msgspec.structs.asdict(queue) | counted
+
+    session.out.one(session.run(work))
+
+
+@command.verb("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
+@click.argument("name")
+@_settings
+@click.option("--ordered", is_flag=True, default=None, help="Deliver messages with the same key in order.")
+@click.option(
+    "--partitions", type=Count(1), help="Number of partitions; an ordered queue works on one key per partition at a time."
+)
+@click.option("--priorities", type=Count(1), help="Number of priority levels; 0 is the lowest.")
+@click.option("--ensure", is_flag=True, help="If the queue exists, update it with these settings.")
+def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
+    """Create a queue."""
+    session.out.one(
+        session.run(lambda mq: mq.queues.ensure(name, **settings) if ensure else mq.queues.create(name, **settings))
+    )
+
+
+@command.verb("alter", example="trunkline queue alter mail --max-attempts 10 --backoff-cap 1h")
+@click.argument("name")
+@_settings
+def alter(session: Session, name: str, **settings: Any) -> None:
+    """Change queue settings. Omitted settings stay unchanged."""
+    chosen = given(settings)
+    session.out.one(session.run(lambda mq: mq.queues.alter(name, **chosen)))
+
+
+@command.verb("pause", example="trunkline queue pause mail")
+@click.argument("name")
+def pause(session: Session, name: str) -> None:
+    """Pause deliveries. Leased messages can still be settled."""
+    session.run(lambda mq: mq.queues.pause(name))
+    session.say(f"queue {name} is paused")
+
+
+@command.verb("resume", example="trunkline queue resume mail")
+@click.argument("name")
+def resume(session: Session, name: str) -> None:
+    """Resume deliveries."""
+    session.run(lambda mq: mq.queues.resume(name))
+    session.say(f"queue {name} is resumed")
+
+
+@command.verb("purge", example="trunkline queue purge mail --dry-run", http=False)
+@click.argument("name")
+@confirm.dry_run()
+@confirm.yes()
+def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
+    """Remove all messages that wait in a queue. Leased messages and dead letters remain."""
+    numbers = session.run(lambda mq: mq.queues.stats(name))[0]
+    waiting = numbers.ready + numbers.delayed
+    if dry_run:
+        session.say(f"would purge {waiting:,} messages from {name}")
+        return
+    confirm.confirm(f"purge {waiting:,} messages from queue {name}", name, given=yes)
+    with progress("purging", waiting, quiet=session.quiet) as done:
+        removed = session.run(lambda mq: mq.queues.purge(name, on_progress=done))
+    session.out.one({"queue": name, "purged": removed})
+
+
+@command.verb("cleanup", example="trunkline queue cleanup mail", http=False)
+@click.argument("name")
+def cleanup(session: Session, name: str) -> None:
+    """Remove finished messages now instead of waiting for upkeep."""
+    emptied = session.run(lambda mq: mq.queues.cleanup(name))
+    session.out.one({"queue": name, "segments": emptied})
+
+
+@command.verb("delete", example="trunkline queue delete mail --dry-run")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Delete even if messages are waiting.")
+@confirm.dry_run()
+@confirm.yes()
+def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+    """Delete a queue with its subscriptions and messages."""
+    numbers = session.run(lambda mq: mq.queues.stats(name))[0]
+    waiting = numbers.ready + numbers.delayed + numbers.leased
+    what = f"delete queue {name} with {waiting:,} messages and {numbers.dead:,} dead letters"
+    if dry_run:
+        session.say(f"would {what}")
+        return
+    confirm.confirm(what, name, given=yes)
+    session.run(lambda mq: mq.queues.delete(name, force=force))
+    session.say(f"deleted queue {name}")
+
+
+@command.verb("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
+@click.argument("name")
+@publish.options
+@click.option("--priority", type=Count(0), help="Priority level, for queues with priorities; 0 is the lowest.")
+def enqueue(session: Session, name: str, priority: int | None, **values: Any) -> int:
+    """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
+
+    async def target(mq: Client) -> publish.Target:
+        queue = await mq.queues.get(name)
+        return publish.Target(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
+
+    return publish.publish(session, target, values, priority=priority)
+
+
+@command.verb("peek", example="trunkline queue peek mail --limit 5")
+@click.argument("name")
+@click.option("--limit", type=Count(1, 10_000), default=10, show_default=True, help="Maximum number of messages.")
+def peek(session: Session, name: str, limit: int) -> None:
+    """Show the next messages without claiming them, retries first."""
+    session.out.many(session.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
+
+
+@command.verb("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
+@click.argument("name")
+@click.option("--limit", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
+@click.option("--lease", type=Duration(), help="Duration of the lease.  [default: the queue's]")
+@click.option("--label", "labels", multiple=True, help="Only messages with this label; may be repeated.")
+@click.option("--consumer", help="Consumer name in the delivery history.  [default: trunkline]")
+@click.option("--ack", "settle", is_flag=True, help="Ack each message after writing it to stdout.")
+def claim(
+    session: Session,
+    name: str,
+    limit: int,
+    lease: timedelta | None,
+    labels: tuple[str, ...],
+    consumer: str | None,
+    settle: bool,
+) -> None:
+    """Claim messages. Settle them with their receipts before the lease ends."""
+
+    # over HTTP the service is the consumer
+    who = consumer or (None if session.service else "trunkline")
+
+    async def work(mq: Client) -> None:
+        deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=who)
+        session.out.many(deliveries, _DELIVERIES)
+        if settle and deliveries:
+            # ack only what has been written
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            lost = sum(result != "done" for result in await deliveries.ack())
+            if lost:
+                raise Conflict(f"{lost} of {len(deliveries)} leases ended before the ack", hint="Use a longer --lease.")
+
+    session.run(work)
+
+
+def _settle(
+    session: Session, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
+) -> None:
+    """Settle receipts from the arguments or, for `-`, from stdin. Exit code 4 if any lease was lost."""
+    given = [each for each in receipts if each != "-"]
+    if "-" in receipts:
+        if sys.stdin is None:
+            raise click.UsageError("no input: stdin is closed")
+        given += [line.strip() for line in sys.stdin if line.strip()]
+    if not given:
+        raise click.UsageError("no receipts given")
+    results = session.run(lambda mq: verb(mq, given))
+    session.out.many(
+        [{"receipt": receipt, "result": result} for receipt, result in zip(given, results, strict=True)], _RESULTS
+    )
+    if lost := results.count("lost"):
+        raise Conflict(f"{lost} of {len(given)} leases were lost; these messages were not settled")
+    if unknown := results.count("unknown"):
+        raise NotFound(f"{unknown} of {len(given)} receipts are unknown", hint="Use receipts from `trunkline queue claim`.")
+
+
+@command.verb(
+    "ack",
+    example="trunkline queue ack RECEIPT\ntrunkline queue claim mail -o jsonl | jq -r .receipt | trunkline queue ack -",
+)
+@click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+def ack(session: Session, receipts: tuple[str, ...]) -> None:
+    """Ack messages: they are done and are never delivered again. `-` reads receipts from stdin."""
+    _settle(session, receipts, lambda mq, given: mq.ack(given))
+
+
+@command.verb("nack", example="trunkline queue nack RECEIPT --delay 10m --error 'mail server is down'")
+@click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+@click.option("--delay", type=Duration(), help="Delay before redelivery.  [default: the queue's backoff]")
+@click.option("--error", help="Why.")
+def nack(session: Session, receipts: tuple[str, ...], delay: timedelta | None, error: str | None) -> None:
+    """Nack messages: redeliver them, or bury them after their last attempt."""
+    _settle(session, receipts, lambda mq, given: mq.nack(given, delay=delay, error=error))
+
+
+@command.verb("bury", example="trunkline queue bury RECEIPT --error 'no such address'")
+@click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+@click.option("--error", help="Why.")
+def bury(session: Session, receipts: tuple[str, ...], error: str | None) -> None:
+    """Move messages to the dead letters now."""
+    _settle(session, receipts, lambda mq, given: mq.bury(given, error=error))
+
+
+@command.verb("release", example="trunkline queue release RECEIPT")
+@click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+def release(session: Session, receipts: tuple[str, ...]) -> None:
+    """Return messages to the queue without counting an attempt."""
+    _settle(session, receipts, lambda mq, given: mq.release(given))
+
+
+@command.verb("extend", example="trunkline queue extend RECEIPT --lease 10m")
+@click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+@click.option("--lease", type=Duration(), required=True, help="New lease, counted from now.")
+def extend(session: Session, receipts: tuple[str, ...], lease: timedelta) -> None:
+    """Extend leases."""
+    _settle(session, receipts, lambda mq, given: mq.extend(given, lease=lease))

@@ -1,0 +1,261 @@
+"""`trunkline topic`: manage topics, publish and read messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trunkline.cli.commands import publish as publishing
+from trunkline.cli.framework import confirm
+from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.output import Column, payload_text, size_text
+from trunkline.cli.framework.positions import Place, resolve
+from trunkline.errors import NotFound
+from trunkline.types import Message
+
+if TYPE_CHECKING:
+    from trunkline import Client
+
+_PAGE = 1000
+command = Noun("topic", help="Manage topics.")
+
+_TOPICS = (
+    Column("topic", "topic", whole=True),
+    Column("partitions", "partitions", right=True),
+    Column("messages", "messages", right=True),
+    Column("size", lambda row: size_text(row["bytes"]), right=True),
+    Column("per second", "rate_per_second", right=True),
+    Column("scheduled", "scheduled", right=True),
+    Column("retention", "retention", right=True),
+)
+_OFFSETS = (
+    Column("topic", "topic", whole=True),
+    Column("partition", "partition", right=True),
+    Column("lowest", "lowest_offset", right=True),
+    Column("head", "head", right=True),
+    Column("at", "offset_at", right=True),
+)
+MESSAGES = (
+    Column("place", lambda message: f"{message.partition}@{message.offset}", whole=True),
+    Column("created", "created_at", whole=True),
+    Column("id", "id", whole=True),
+    Column("key", "key"),
+    Column("routing key", "routing_key"),
+    Column("label", "label"),
+    Column("payload", payload_text),
+)
+
+
+_settings = stacked(
+    click.option("--partitions", type=Count(1), help="Number of partitions.  [default: 1]"),
+    click.option("--retention", type=Duration(), help="How long to keep messages.  [default: 7d]"),
+    click.option("--retention-bytes", type=Count(0, 2**63 - 1), metavar="BYTES", help="Maximum size to keep; 0: no limit."),
+    click.option("--hard-retention", type=Duration(), help="Age after which messages are removed even if unread."),
+    click.option("--max-payload", type=Count(1), metavar="BYTES", help="Maximum payload size."),
+)
+
+
+def given(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings given on the command line. Raise if there are none."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    if not chosen:
+        raise click.UsageError("nothing to change: specify at least one setting")
+    return chosen
+
+
+@command.verb("list", example="trunkline topic list")
+def list_(session: Session) -> None:
+    """List topics with their sizes."""
+
+    async def work(mq: Client) -> list[dict[str, Any]]:
+        stats = {name: list(rows) for name, rows in groupby(await mq.topics.stats(), key=lambda row: row.topic)}
+        return [
+            {
+                "topic": topic.name,
+                "partitions": topic.partitions,
+                "messages": sum(row.head - row.lowest_offset + 1 for row in stats.get(topic.name, [])),
+                "bytes": sum(row.bytes or 0 for row in stats.get(topic.name, [])),
+                "rate_per_second": sum(row.rate_per_second for row in stats.get(topic.name, [])),
+                "scheduled": max((row.scheduled for row in stats.get(topic.name, [])), default=0),
+                "retention": topic.retention,
+            }
+            for topic in await mq.topics.list()
+        ]
+
+    session.out.many(session.run(work), _TOPICS)
+
+
+@command.verb("show", example="trunkline topic show orders")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """Show a topic's settings."""
+    session.out.one(session.run(lambda mq: mq.topics.get(name)))
+
+
+@command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
+@click.argument("name")
+@_settings
+@click.option("--ensure", is_flag=True, help="If the topic exists, update it with these settings.")
+def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
+    """Create a topic."""
+    session.out.one(
+        session.run(lambda mq: mq.topics.ensure(name, **settings) if ensure else mq.topics.create(name, **settings))
+    )
+
+
+@command.verb("alter", example="trunkline topic alter orders --retention 14d")
+@click.argument("name")
+@_settings
+def alter(session: Session, name: str, **settings: Any) -> None:
+    """Change topic settings. Partitions can be added but not removed."""
+    chosen = given(settings)
+    session.out.one(session.run(lambda mq: mq.topics.alter(name, **chosen)))
+
+
+@command.verb("delete", example="trunkline topic delete orders --dry-run")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Delete even if groups or queues read it.")
+@confirm.dry_run()
+@confirm.yes()
+def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+    """Delete a topic and all its messages."""
+
+    async def look(mq: Client) -> str:
+        rows = await mq.topics.stats(name)
+        groups, queues = await mq.groups.list(name), await mq.subscriptions.list(topic=name)
+        count = sum(row.head - row.lowest_offset + 1 for row in rows)
+        return f"delete topic {name} with {count:,} messages, {len(groups)} groups and {len(queues)} subscriptions"
+
+    what = session.run(look)
+    if dry_run:
+        session.say(f"would {what}")
+        return
+    confirm.confirm(what, name, given=yes)
+    session.run(lambda mq: mq.topics.delete(name, force=force))
+    session.say(f"deleted topic {name}")
+
+
+@command.verb(
+    "publish",
+    example="trunkline topic publish orders '{\"id\": 42}' --key cust-7 --routing-key order.created.eu\n"
+    "trunkline topic publish orders --file orders.ndjson --idempotency-prefix import-7",
+)
+@click.argument("name")
+@publishing.options
+def publish(session: Session, name: str, **values: Any) -> int:
+    """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
+
+    async def target(mq: Client) -> publishing.Target:
+        topic = await mq.topics.get(name)
+        return publishing.Target(name, mq.publish, mq.publish_many, topic.max_payload)
+
+    return publishing.publish(session, target, values)
+
+
+@command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
+@click.argument("name")
+@click.option("--partition", type=Count(0), help="Only this partition.")
+@click.option(
+    "--start",
+    type=Place(),
+    default="earliest",
+    show_default=True,
+    help="Position: earliest, an offset, a time, or an age such as 1h.",
+)
+@click.option("--limit", type=Count(1), default=100, show_default=True, help="Maximum number of messages.")
+@click.option("--live", is_flag=True, help="Skip the archive.")
+def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool) -> None:
+    """Read a topic up to its head, including its archive. Has no effect on other readers."""
+    # over HTTP only the live log is available
+    if not live and session.service is None and _has_archive(session, name):
+        _read_tiered(session, name, partition, start, limit)
+        return
+
+    async def work(mq: Client) -> list[Message[Any]]:
+        places = await resolve(mq, name, start)
+        if partition is not None and partition not in places:
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(places) - 1}.")
+        found: list[Message[Any]] = []
+        for number in places if partition is None else [partition]:
+            at = places[number]
+            while len(found) < limit:
+                page = await mq.topics.read(name, number, start=at, limit=min(_PAGE, limit - len(found)))
+                if not page:
+                    break
+                found += page
+                at = page[-1].offset + 1
+        return found
+
+    session.out.many(session.run(work), MESSAGES)
+
+
+def _has_archive(session: Session, name: str) -> bool:
+    from trunkline.db.calls.archive import archived_topics
+
+    return name in archived_topics(session.url)
+
+
+def _read_tiered(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
+    from trunkline.cli.commands.pipeline import needs_spark
+
+    with needs_spark(), session.limited():
+        from trunkline.spark.source import tiered_messages
+
+        there = tiered_messages.partitions(session.url, name)
+        if partition is not None and partition not in there:
+            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(there) - 1}.")
+        messages = tiered_messages.read(session.url, name, start=start, partition=partition)
+        session.out.many(list(islice(messages, limit)), MESSAGES)
+
+
+@command.verb("tail", example="trunkline topic tail orders -o jsonl | jq .body.id")
+@click.argument("name")
+@click.option(
+    "--start",
+    type=Place(),
+    default="latest",
+    show_default=True,
+    help="Position: earliest, latest, an offset, a time, or an age such as 1h.",
+)
+@click.option("--limit", type=Count(1), help="Stop after this many messages.")
+def tail(session: Session, name: str, start: str | int | datetime, limit: int | None) -> None:
+    """Print new messages as they arrive, one per line, until Ctrl-C. Has no effect on other readers."""
+
+    async def messages(mq: Client) -> AsyncIterator[Message[Any]]:
+        count = 0
+        async for message in mq.topics.tail(name, start=start):
+            yield message
+            count += 1
+            if count == limit:
+                return
+
+    session.run(lambda mq: session.out.stream(messages(mq), MESSAGES))
+
+
+@command.verb("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
+@click.argument("name")
+@click.option(
+    "--at", "place", type=Place(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
+)
+def offsets(session: Session, name: str, place: str | int | datetime | None) -> None:
+    """Show the earliest available offset and the head of each partition."""
+    if place is not None and not isinstance(place, datetime):
+        raise click.BadParameter("must be a time, or an age such as 1h", param_hint="'--at'")
+
+    async def work(mq: Client) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": row.topic,
+                "partition": row.partition,
+                "lowest_offset": row.lowest_offset,
+                "head": row.head,
+                "offset_at": None if place is None else await mq.topics.offset_at(name, row.partition, at=place),
+            }
+            for row in await mq.topics.stats(name)
+        ]
+
+    session.out.many(session.run(work), _OFFSETS if place is not None else _OFFSETS[:-1])

@@ -1,0 +1,185 @@
+"""Typed calls that publish and read messages, and explain what happened to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from trunkline.codec import Encoded, decoder
+from trunkline.db.binary_copy import COLUMNS, new_ids
+from trunkline.db.binary_copy import rows as copy_rows
+from trunkline.db.calls.queues import get_queue
+from trunkline.db.calls.statements import FIELDS, message_fields, within_bytes
+from trunkline.db.calls.topics import get_topic
+from trunkline.db.pool import Connection
+from trunkline.db.query import fetch_rows, fetch_value
+from trunkline.types import (
+    Explanation,
+    Message,
+    Published,
+)
+
+
+async def topic_number(conn: Connection, kind: str, name: str) -> int:
+    """Return the topic's number, which is part of the name of its generated publish function."""
+    return int(await fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
+
+
+async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
+    """Publish one plain message through the topic's generated function, whose insert has a cached plan."""
+    value = await fetch_value(
+        conn,
+        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
+        (
+            message.payload,
+            message.key,
+            message.routing_key,
+            message.label,
+            message.headers,
+            message.content_type,
+            message.id,
+            message.occurred_at,
+        ),
+    )
+    return Published(value, False)
+
+
+async def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
+    """Publish one plain message to a queue, the fast path."""
+    value = await fetch_value(
+        conn,
+        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+        (
+            queue,
+            message.payload,
+            message.content_type,
+            message.key,
+            message.routing_key,
+            message.label,
+            message.headers,
+            message.id,
+            message.occurred_at,
+        ),
+    )
+    return Published(value, False)
+
+
+async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
+    """Publish messages to a topic or directly to a queue, all or none. Results are in input order."""
+
+    def column(attribute: str) -> list[Any] | None:
+        """Return the values of one field, or None if no message has one, which saves sending them."""
+        values = [getattr(message, attribute) for message in messages]
+        return values if any(value is not None for value in values) else None
+
+    kinds = {message.content_type for message in messages}
+    priorities = column("priority")
+    if priorities is not None and kind == "topic":
+        raise TypeError("priority is only supported by queues, not by topics")
+    priority_argument = "" if priorities is None else ", p_priorities => %b::int[]"
+    rows = await fetch_rows(
+        conn,
+        f"select id, duplicate from trunkline.{'publish' if kind == 'topic' else 'enqueue'}_many(%b, %b::bytea[],"  # noqa: S608
+        " %b::uuid[], %b::text[], %b::text[], %b::text[], %b::text[]::jsonb[], %b::text[], %b, %b::timestamptz[],"
+        f" %b::text[], %b::interval[], %b::timestamptz[]{priority_argument})",
+        (
+            name,
+            [message.payload for message in messages],
+            column("id"),
+            column("key"),
+            column("routing_key"),
+            column("label"),
+            column("headers"),
+            [message.content_type for message in messages] if len(kinds) > 1 else None,
+            next(iter(kinds), "application/json"),
+            column("occurred_at"),
+            column("idempotency_key"),
+            column("delay"),
+            column("deliver_at"),
+            *([] if priorities is None else [priorities]),
+        ),
+    )
+    return [Published(*row) for row in rows]
+
+
+class CopyTarget(NamedTuple):
+    """A topic or queue whose table this connection may write to, and its maximum payload size."""
+
+    kind: str
+    name: str
+    max_payload: int
+
+
+async def copy_target(conn: Connection, kind: str, name: str) -> CopyTarget | None:
+    # a role that may write to this table may also write to topic tables
+    if not await fetch_value(conn, "select has_table_privilege('trunkline.store', 'insert')"):
+        return None
+    return CopyTarget(
+        kind, name, (await get_topic(conn, name) if kind == "topic" else await get_queue(conn, name)).max_payload
+    )
+
+
+async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded]) -> list[Published]:
+    """Stream plain messages into a table with COPY. Requires a transaction: ids are drawn in a separate statement."""
+    keys = [message.key for message in messages]
+    table, column, places, row_ids, at = (
+        await fetch_rows(
+            conn,
+            "select table_name, place_column, places, ids, at from trunkline.draw_ids(%b, %b, %b::int, %b::text[])",
+            (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
+        )
+    )[0]
+    generated = iter(new_ids(sum(message.id is None for message in messages), at))
+    ids = [next(generated) if message.id is None else message.id for message in messages]
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
+    async with cursor.copy(statement.encode()) as copy:
+        await copy.write(copy_rows(messages, places, row_ids, ids, at))
+    return [Published(id, False) for id in ids]
+
+
+async def head(conn: Connection, topic: str, partition: int) -> int:
+    return int(await fetch_value(conn, "select trunkline.head(%b, %b::int)", (topic, partition)))
+
+
+async def read(
+    conn: Connection,
+    topic: str,
+    partition: int,
+    *,
+    start: int,
+    limit: int = 100,
+    max_bytes: int | None = None,
+    type: Any = None,
+) -> list[Message[Any]]:
+    function, args = "read(%b, %b::int, %b::bigint, %b::int)", (topic, partition, start, limit)
+    if max_bytes is None:
+        rows = await fetch_rows(conn, f"select {FIELDS} from trunkline.{function}", args)  # noqa: S608
+    else:
+        rows = await fetch_rows(conn, within_bytes(FIELDS, function), (*args, max_bytes))
+    decode = decoder(type)
+    return [Message(**message_fields(row), _decode=decode) for row in rows]
+
+
+async def offset_at(conn: Connection, topic: str, partition: int, at: datetime) -> int:
+    return int(await fetch_value(conn, "select trunkline.offset_at(%b, %b::int, %b)", (topic, partition, at)))
+
+
+async def offset_of(conn: Connection, topic: str, partition: int, place: str) -> int:
+    """Return the next offset to read from a position: 'earliest', 'latest', an offset or a time."""
+    return int(await fetch_value(conn, "select trunkline.offset_of(%b, %b::int, %b)", (topic, partition, place)))
+
+
+async def explain_message(conn: Connection, id: UUID) -> Explanation:
+    return Explanation(await fetch_value(conn, "select trunkline.explain_message(%b)", (id,)))
+
+
+async def explain_offset(conn: Connection, topic: str, partition: int, offset: int) -> Explanation:
+    return Explanation(
+        await fetch_value(conn, "select trunkline.explain_offset(%b, %b::int, %b::bigint)", (topic, partition, offset))
+    )

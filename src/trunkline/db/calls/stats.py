@@ -1,0 +1,24 @@
+"""Typed calls of stats.sql."""
+
+from __future__ import annotations
+
+from trunkline.db.pool import Connection
+from trunkline.db.query import fetch_rows
+from trunkline.types import (
+    GroupStats,
+    QueueStats,
+    TopicStats,
+)
+
+
+async def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
+    return [TopicStats(*row) for row in await fetch_rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
+
+
+async def group_stats(conn: Connection, topic: str | None = None, group: str | None = None) -> list[GroupStats]:
+    rows = await fetch_rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
+    return [GroupStats(*row) for row in rows]
+
+
+async def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
+    return [QueueStats(*row) for row in await fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]

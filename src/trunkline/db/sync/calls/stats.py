@@ -1,0 +1,25 @@
+# Written by tools/unasync.py from src/trunkline/db/calls/stats.py; change that file, not this one.
+"""Typed calls of stats.sql."""
+
+from __future__ import annotations
+
+from trunkline.db.sync.pool import Connection
+from trunkline.db.sync.query import fetch_rows
+from trunkline.types import (
+    GroupStats,
+    QueueStats,
+    TopicStats,
+)
+
+
+def topic_stats(conn: Connection, topic: str | None = None) -> list[TopicStats]:
+    return [TopicStats(*row) for row in fetch_rows(conn, "select * from trunkline.topic_stats(%b::text)", (topic,))]
+
+
+def group_stats(conn: Connection, topic: str | None = None, group: str | None = None) -> list[GroupStats]:
+    rows = fetch_rows(conn, "select * from trunkline.group_stats(%b::text, %b::text)", (topic, group))
+    return [GroupStats(*row) for row in rows]
+
+
+def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
+    return [QueueStats(*row) for row in fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]

@@ -1,0 +1,1 @@
+"""The embedded Postgres server: its programs, its process and the ownership of its databases."""

@@ -1,0 +1,138 @@
+"""Resolve the positions given to a pipeline to one range of offsets per partition, in log or archive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import psycopg
+
+from trunkline.db.calls import archive
+from trunkline.db.sync import calls
+from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange
+from trunkline.spark.source.log_reader import heads
+
+Place = str | int | datetime
+"""A position: `earliest` (the start of the archive), `latest`, an offset, or a time."""
+
+Spans = dict[int, tuple[int, int]]
+"""By partition: lo <= offset < hi."""
+
+
+def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest", *, readable: bool = True) -> Spans:
+    """Return the offsets from `start` to `end` (exclusive) by partition, archive included.
+
+    Raises `OffsetOutOfRange` for an offset below the archive. With `readable`, also if an offset is neither in the log
+    nor in the archive.
+    """
+    if isinstance(start, int) and isinstance(end, int) and start > end:
+        raise InvalidArgument(f"start {start} is after end {end}", hint="Swap start and end.")
+    with psycopg.connect(url, autocommit=True) as conn:
+        listed = archive.list_archive_files(conn, topic)
+        result: Spans = {}
+        partitions = heads(url, [topic])
+        if isinstance(start, int) and all(start > head.head for head in partitions):
+            raise OffsetAhead(
+                f"offset {start} is beyond the end of every partition of topic {topic!r}", hint="Use an earlier position."
+            )
+        for head in partitions:
+            pieces = [file for file in listed if file.partition == head.partition]
+            lo = _offset(conn, topic, head.partition, start, pieces, head.base, head.head)
+            hi = _offset(conn, topic, head.partition, end, pieces, head.base, head.head)
+            if readable:
+                _check_readable(conn, topic, head.topic_id, head.partition, lo, hi)
+            result[head.partition] = (lo, max(lo, hi))
+    return result
+
+
+def _offset(
+    conn: psycopg.Connection[tuple[object, ...]],
+    topic: str,
+    partition: int,
+    place: Place,
+    pieces: list[archive.ArchiveFile],
+    base: int,
+    head: int,
+) -> int:
+    lowest = min([base, *(piece.first_offset for piece in pieces)])
+    match place:
+        case "earliest":
+            return lowest
+        case "latest":
+            return head
+        case datetime():
+            for piece in pieces:
+                if piece.first_offset < base and piece.max_created_at >= place:
+                    return piece.first_offset if piece.min_created_at >= place else _inside(piece, place)
+            return calls.offset_at(conn, topic, partition, place)
+        case int():
+            if place < lowest:
+                raise OffsetOutOfRange(
+                    f"offset {place} of partition {partition} of topic {topic!r} is below the earliest available offset,"
+                    f" {lowest}",
+                    hint=f"Start at {lowest}.",
+                )
+            # Partitions differ in length.
+            return min(place, head)
+    raise InvalidArgument(f"position must be earliest, latest, an offset or a time, got {place!r}")
+
+
+def _inside(piece: archive.ArchiveFile, at: datetime) -> int:
+    """Return the first offset in a file whose message was created at this time or later."""
+    import pyarrow.compute as pc
+
+    from trunkline.spark.archive import files
+
+    batches = files.read(
+        piece.location,
+        piece.path,
+        piece.first_offset,
+        piece.first_offset,
+        piece.last_offset + 1,
+        ["offset", "created_at"],
+        size=piece.bytes,
+    )
+    for batch in batches:
+        later = batch.filter(pc.greater_equal(batch.column("created_at"), at))
+        if later.num_rows:
+            return int(later.column("offset")[0].as_py())
+    return piece.last_offset + 1
+
+
+def _check_readable(
+    conn: psycopg.Connection[tuple[object, ...]], topic: str, topic_id: int, partition: int, lo: int, hi: int
+) -> None:
+    if lo >= hi:
+        return
+    for tier in archive.archive_tiers(conn, topic, partition, lo, hi - 1, topic_id=topic_id):
+        if tier.tier == "gone":
+            raise OffsetOutOfRange(
+                f"offsets {tier.first_offset} to {tier.last_offset} of partition {partition} of topic {topic!r} are gone",
+                hint=f"Start at {tier.last_offset + 1}: retention removed them before they were archived.",
+            )
+
+
+def digest(found: Spans) -> str:
+    """Return a short name for these ranges, however many partitions there are."""
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:32]
+
+
+def count(found: Mapping[int, tuple[int, int]]) -> int:
+    return sum(hi - lo for lo, hi in found.values())
+
+
+def chunks(found: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
+    """Divide the ranges into parts of about `rows` rows at most, each with a share of every partition.
+
+    Deterministic.
+    """
+    total = count(found)
+    parts = max(1, -(-total // rows))
+    for part in range(parts):
+        piece = {
+            partition: (lo + (hi - lo) * part // parts, lo + (hi - lo) * (part + 1) // parts)
+            for partition, (lo, hi) in found.items()
+        }
+        if count(piece):
+            yield piece

@@ -1,0 +1,1 @@
+"""Spark sessions: opening them, starting them faster, Spark Connect and progress reports."""

@@ -1,0 +1,1 @@
+"""The source: plans a query, and reads its ranges from the log and from the archive."""
