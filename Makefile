@@ -19,7 +19,7 @@ CHECKS := check-types check-security check-audit check-lint check-generated docs
 # Material for MkDocs announces its successor at each start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup up test coverage check $(CHECKS) format generate bench chaos lock clean
+.PHONY: help setup up test coverage dist check $(CHECKS) format generate bench chaos lock clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -82,6 +82,10 @@ coverage: setup ## measure the coverage of the quick tests; fails below the floo
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage html --quiet
+
+dist: setup ## build wheel and source distribution in dist
+	rm -rf dist
+	$(BIN)/hatchling build
 
 format: setup ## format the code and apply lint fixes
 	$(BIN)/ruff format .

@@ -213,7 +213,7 @@ def message_states() -> str:
 
 
 def storage() -> str:
-    """What is appended, and what is emptied as a whole."""
+    """Tables that are appended to, and emptied as a whole."""
     parts: list[str] = []
 
     def row(y: float, title: str, note: str, cells: Sequence[tuple[str, str, str, bool]], caption: str) -> None:
