@@ -414,8 +414,8 @@ begin
                     get diagnostics v_rows = row_count;
                 else
                     return query execute format(
-                        'select $3 + row_number() over (order by id) - 1, message_id, key, routing_key, label, headers, payload,
-                                content_type, occurred_at, coalesce((origin).published_at, created_at), created_at, (origin).topic
+                        'select $3 + row_number() over (order by id) - 1, message_id::uuid, key, routing_key, label, headers, payload::bytea,
+                                content_type::text, occurred_at, coalesce((origin).published_at, created_at), created_at::timestamptz, (origin).topic
                          from trunkline.topic_%s_%s_%s where id >= lower($1) and id < upper($1) and id <@ $1 order by id', p_topic_id, p_partition, s)
                         using v_part, null, v_next + trunkline._size(v_ids * int8multirange(int8range(null, s::bigint * p_segment_rows)));
                     get diagnostics v_rows = row_count;

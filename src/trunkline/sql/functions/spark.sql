@@ -138,7 +138,7 @@ begin
                                 'Start again: the topic was deleted during the read.');
     end if;
     return query execute format('
-        select m.id, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at, m.created_at
+        select m.id, m.message_id::uuid, m.key, m.routing_key, m.label, m.headers, m.payload::bytea, m.content_type::text, m.occurred_at, m.created_at::timestamptz
         from unnest($2, $3) r(lo, hi) cross join lateral (
             select * from trunkline.topic_%s where partition = $1 and id >= r.lo and id < r.hi order by id) m', p_topic_id)
         using p_partition, p_los, p_his;

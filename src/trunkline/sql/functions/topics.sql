@@ -189,7 +189,8 @@ begin
     -- The table is created separately and then attached: "create ... partition of" would block publishers,
     -- attach does not.
     execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints)', v_name, v_parent);
-    execute format('alter table trunkline.%I add primary key (id)', v_name);
+    -- not a primary key, which is a row of pg_constraint
+    execute format('create unique index on trunkline.%I (id)', v_name);
     if p_segment * p_rows < trunkline._staged_from(p_rows) then
         -- The sequencer uses this index to find what was committed since its last scan.
         execute format('create index on trunkline.%I (xid, id)', v_name);
@@ -436,7 +437,7 @@ begin
            u.payload, coalesce(u.content_type, p_content_type), u.occurred_at, trunkline.clock()
     from unnest(v_drawn.partitions, v_drawn.ids, p_payloads, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_content_types, p_occurred_ats)
          u(part, row_id, payload, id, key, routing_key, label, headers, content_type, occurred_at)
-    returning m.message_id;
+    returning m.message_id::uuid;
 end
 $$
     $x$, p_topic_id);
@@ -453,14 +454,14 @@ as $$
 begin
     %2$s
     perform trunkline._catch_up();
-    return query execute format('select id + $3, message_id, key, routing_key, label, headers, payload, content_type, occurred_at,
-                                        coalesce((origin).published_at, created_at), created_at, (origin).topic
+    return query execute format('select id + $3, message_id::uuid, key, routing_key, label, headers, payload::bytea, content_type::text, occurred_at,
+                                        coalesce((origin).published_at, created_at), created_at::timestamptz, (origin).topic
                                  from trunkline.topic_%1$s_%%s_%%s where id between $1 and $2 order by id', v_partition, v_segment)
         using p_first_id, p_last_id, p_shift;
 end
 $$
-    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$return query select id + p_shift, message_id, key, routing_key, label, headers, payload, content_type,
-            occurred_at, coalesce((origin).published_at, created_at), created_at, (origin).topic from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
+    $x$, p_topic_id, trunkline._branches(p_topic_id, $b$return query select id + p_shift, message_id::uuid, key, routing_key, label, headers, payload::bytea, content_type::text,
+            occurred_at, coalesce((origin).published_at, created_at), created_at::timestamptz, (origin).topic from trunkline.%I where id between p_first_id and p_last_id order by id; return;$b$));
 
     execute format($x$
 create or replace function trunkline.topic_%1$s_scan(v_partition int, v_segment bigint, p_from xid8[], p_upto xid8[], out ids int8multirange)
@@ -543,12 +544,11 @@ begin
     if to_regclass(format('trunkline.topic_%s', t.topic_id)) is not null then
         return;
     end if;
-    -- One check instead of NOT NULL: since Postgres 18 each NOT NULL is a row of pg_constraint, and attaching a
-    -- segment reads all of that table.
+    -- Types that refuse null, instead of constraints: attaching a segment reads all of pg_constraint.
     execute format('create table trunkline.%I (
-        partition int, id bigint, message_id uuid, key text, routing_key text, label text, headers jsonb, payload bytea, content_type text,
-        occurred_at timestamptz, created_at timestamptz, xid xid8 default pg_current_xact_id(), origin trunkline.origin,
-        constraint complete check (num_nulls(message_id, payload, content_type, created_at, xid) = 0)) partition by range (partition, id)',
+        partition int, id bigint, message_id trunkline.required_uuid, key text, routing_key text, label text, headers jsonb,
+        payload trunkline.required_bytea, content_type trunkline.required_text, occurred_at timestamptz, created_at trunkline.required_timestamptz,
+        xid trunkline.required_xid8 default pg_current_xact_id(), origin trunkline.origin) partition by range (partition, id)',
         format('topic_%s', t.topic_id));
     if t.shared then
         for p in 0 .. t.partitions - 1 loop
