@@ -72,6 +72,7 @@ check-lint:
 check-generated:
 	$(BIN)/python tools/unasync.py --check
 	for page in sql python errors cli diagrams performance; do $(BIN)/python tools/docs_$$page.py --check || exit 1; done
+	$(BIN)/python -m bench.charts --check
 
 docs: setup ## build the documentation as a site in build/site
 	$(BIN)/mkdocs build
@@ -91,9 +92,10 @@ format: setup ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## regenerate the sync modules and the reference pages
+generate: setup ## regenerate the sync modules, the reference pages, and the figures of the README
 	$(BIN)/python tools/unasync.py
 	for page in sql python errors cli diagrams performance; do $(BIN)/python tools/docs_$$page.py; done
+	$(BIN)/python -m bench.charts
 
 bench: $(SPARK) ## run the benchmarks; prints a table and writes JSON
 	$(BIN)/python -m bench $(ARGS)
