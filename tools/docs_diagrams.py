@@ -13,23 +13,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import charts
+
+ASSETS = charts.ROOT / "docs" / "assets"
 _WIDTH = 760
 _FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 # A light colour and its dark counterpart.
-DARK = {
-    "#1f2328": "#e6edf3",  # text
-    "#59636e": "#9198a1",  # secondary text
-    "#d0d7de": "#3d444d",  # borders
-    "#f6f8fa": "#151b23",  # areas
-    "#ffffff": "#0d1117",  # boxes
-    "#8c959f": "#656c76",  # arrows
-    "#1a7f37": "#3fb950",  # accent
-    "#dafbe1": "#12261e",  # accent area
-    "#ddf4ff": "#0c2d6b",  # log
-    "#0969da": "#58a6ff",  # border of the log
-}
-TEXT, SOFT, LINE, AREA, BOX, ARROW, GREEN, GREEN_AREA, LOG, LOG_LINE = DARK
+TEXT, SOFT, LINE, AREA, ARROW, GREEN, LOG, LOG_LINE = charts.DARK
+BOX, GREEN_AREA = "#ffffff", "#dafbe1"
+DARK = {**charts.DARK, BOX: "#0d1117", GREEN_AREA: "#12261e"}
 
 
 def text(

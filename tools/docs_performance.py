@@ -6,17 +6,16 @@ Each row comes from the newest run that has it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import docs_diagrams as draw
+from docs_diagrams import charts
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 _BEGIN, _END = "<!-- begin {}: written by tools/docs_performance.py -->\n", "<!-- end {} -->"
 _OURS = "trunkline"
@@ -75,24 +74,11 @@ HELD = [("before", "before"), ("held", "while it is open"), ("after", "after")]
 def figures() -> dict[tuple[str, str], Figure]:
     """Return the newest figure of each workload and contestant, for the smallest payload."""
     found: dict[tuple[str, str], Figure] = {}
-    runs = []
-    for path in RESULTS.glob("*.json"):
-        run = json.loads(path.read_text())
-        if isinstance(run, dict) and isinstance(run.get("rows"), list) and "plan" in run and not _slowed(run):
-            runs.append((run["at"], path.name, run["rows"]))
-    for _, name, rows in sorted(runs, key=lambda each: each[:2]):
-        for row in reversed(rows):
+    for run in reversed(charts.kept_runs()):
+        for row in reversed(run.rows):
             contestant = re.sub(r" \d+(\.\d+)+$", "", row["name"])
-            found[row["workload"], contestant] = Figure(name, row["value"], row["unit"], row.get("ratio"))
+            found[row["workload"], contestant] = Figure(run.path.name, row["value"], row["unit"], row.get("ratio"))
     return found
-
-
-def _slowed(run: dict[str, Any]) -> bool:
-    return run["machine"]["postgres"].get("commit_delay", "0") != "0"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def _link(figure: Figure) -> str:
@@ -112,7 +98,7 @@ def table(found: dict[tuple[str, str], Figure]) -> str:
     lines = ["| workload | Trunkline | compared with | ratio | source |", "|---|---:|---|---:|---|"]
     for each, ours, other, ratio in ratios(found):
         lines.append(
-            f"| {each.title} | {number(ours.value)} {ours.unit} | {each.shown}: {number(other.value)} | {ratio:.2f} |"
+            f"| {each.title} | {charts.number(ours.value)} {ours.unit} | {each.shown}: {charts.number(other.value)} | {ratio:.2f} |"
             f" {_link(other)} |"
         )
     return "\n".join(lines) + "\n"
@@ -122,7 +108,7 @@ def latencies(found: dict[tuple[str, str], Figure]) -> str:
     lines = ["| latency | | source |", "|---|---:|---|"]
     for workload, name, title in LATENCIES:
         figure = found[workload, name]
-        lines.append(f"| {title} | {number(figure.value)} ms | {_link(figure)} |")
+        lines.append(f"| {title} | {charts.number(figure.value)} ms | {_link(figure)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -131,12 +117,12 @@ def held(found: dict[tuple[str, str], Figure]) -> str:
     lines = ["| beside a transaction that is open for ten minutes | Trunkline | `SKIP LOCKED` table |", "|---|---:|---:|"]
     for key, title in HELD:
         values = [found["held_xmin", f"{name}, {key}"] for name in names]
-        lines.append(f"| consumed {title} | " + " | ".join(f"{number(each.value)} msg/s" for each in values) + " |")
+        lines.append(f"| consumed {title} | " + " | ".join(f"{charts.number(each.value)} msg/s" for each in values) + " |")
     for key, title in HELD[:2]:
         values = [found["held_xmin", f"{name}, claim {key}"] for name in names]
-        lines.append(f"| claim p99 {title} | " + " | ".join(f"{number(each.value)} ms" for each in values) + " |")
+        lines.append(f"| claim p99 {title} | " + " | ".join(f"{charts.number(each.value)} ms" for each in values) + " |")
     values = [found["held_xmin", f"{name}, dead rows held"] for name in names]
-    lines.append("| dead rows | " + " | ".join(number(each.value) for each in values) + " |")
+    lines.append("| dead rows | " + " | ".join(charts.number(each.value) for each in values) + " |")
     return "\n".join(lines) + f"\n\nSource: {_link(values[0])}.\n"
 
 

@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT, pages
 
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
-_CITED = re.compile(r"\bdocs/[\w/.-]*\w")
+_CITED = re.compile(r"(?<![\w/.])docs/[\w/.-]*\w")
 
 
 def tracked(*patterns: str) -> list[str]:

@@ -56,6 +56,8 @@ def test_step(file: str, names: list[str]) -> None:
 
 
 def test_a_function_that_moved_is_noticed() -> None:
-    [(file, names)] = steps("## Five paths through the code\n\n1. `src/trunkline/errors.py`: `TrunklineError`, `gone`.\n\n## Rules")
+    [(file, names)] = steps(
+        "## Five paths through the code\n\n1. `src/trunkline/errors.py`: `TrunklineError`, `gone`.\n\n## Rules"
+    )
     assert (file, names) == ("src/trunkline/errors.py", ["TrunklineError", "gone"])
     assert set(names) - defined(ROOT / file) == {"gone"}
