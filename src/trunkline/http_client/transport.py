@@ -10,8 +10,7 @@ import httpx
 import msgspec
 
 from trunkline import errors, telemetry
-from trunkline.client.refusals import LeaseLost
-from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
+from trunkline.errors import DatabaseUnavailable, LeaseLost, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
 
 T = TypeVar("T")
 PAGE = 1000
@@ -19,7 +18,10 @@ CONNECT_SECONDS = 2.0
 _QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
 """Timeouts of event streams, on which the server sends a comment at least every 15 seconds."""
 _ERRORS: dict[str, type[TrunklineError]] = {
-    cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TrunklineError)
+    cls.code: cls
+    for cls in vars(errors).values()
+    # subclasses with the code of their base are raised before anything is sent
+    if isinstance(cls, type) and issubclass(cls, TrunklineError) and "code" in vars(cls)
 }
 _ERRORS[LeaseLost.code] = LeaseLost
 _BY_STATUS: dict[int, type[TrunklineError]] = {

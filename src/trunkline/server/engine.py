@@ -40,7 +40,7 @@ class Engine:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.mq = Client(config.database_url, max_connections=config.max_connections)
-        self.mq._runtime().pool = LimitedPool(config)
+        self.mq.session.pool = LimitedPool(config)
         self.claimer = Claimer(self.mq, self.spawn, config.max_response_bytes)
         self.acker = Acker(self.mq)
         self.lines = Lines(self.mq, self.claimer)
@@ -81,7 +81,7 @@ class Engine:
     async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
         """Publish a message to a topic or, with the kind inbox, to a queue. Concurrent publishes share a statement."""
         with self.publishing(len(message.body)):
-            published = await self.mq._living().publisher.publish(kind, name, message)
+            published = await self.mq.session.publisher.publish(kind, name, message)
         self.metrics.published(1)
         return published
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.http.compat.conftest import CompatServer, wait_for_port
 from tests.http.servers import free_port, problem, serving
-from trunkline.db import tokens
+from trunkline.db.calls import tokens
 from trunkline.db.pool import connect
 from trunkline.server.app import create_app
 from trunkline.server.config import COMPAT_APIS, Config
@@ -100,8 +100,8 @@ def test_a_token_of_one_queue_works_on_it_alone(server: CompatServer, module_db:
     assert httpx.post(path, json={"body": "b"}, headers=headers).status_code == 204
     (row,) = httpx.get(path, headers=headers).json()["data"]
     assert httpx.put(f"{path}/{row['id']}/ack", headers=headers).status_code == 204
-    for method, more in (("POST", {"json": {"body": "b"}}), ("GET", {})):
-        response = httpx.request(method, f"{base}/v1/queues/theirs-{place}/messages", headers=headers, **more)
+    for method, sent in (("POST", {"body": "b"}), ("GET", None)):
+        response = httpx.request(method, f"{base}/v1/queues/theirs-{place}/messages", headers=headers, json=sent)
         problem(response, 403, "missing_scope")
     actions = [entry.action for entry in run(module_db, lambda conn: tokens.list_audit(conn, limit=1000))]
     assert "POST /compat/psqlqueue/v1/queues" in actions

@@ -193,7 +193,8 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
     last = len(everything) - 1
     assert listed(offset=last, limit=1) == {"data": everything[last:], "limit": 1, "offset": last}
     # a page after another, until there is none
-    found, following = [], 0
+    found: list[Any] = []
+    following: int | None = 0
     while following is not None:
         part = listed(offset=following, limit=2)
         found += part["data"]

@@ -59,7 +59,8 @@ def test_create_is_idempotent(http: httpx.Client, native: httpx.Client, topic: s
 
 
 def test_publish(http: httpx.Client, topic: str) -> None:
-    for number, payload in enumerate(({"a": [1, None]}, [], "text", 0, None, False), 1):
+    payloads: tuple[Any, ...] = ({"a": [1, None]}, [], "text", 0, None, False)
+    for number, payload in enumerate(payloads, 1):
         answer = http.post(f"/api/topics/{topic}/publish", json={"payload": payload})
         assert (answer.status_code, answer.json()["id"]) == (201, number)
     messages = http.get(f"/api/topics/{topic}/pull?group=g&batch=10").json()["messages"]

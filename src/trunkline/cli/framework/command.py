@@ -60,7 +60,7 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-class Noun(click.Group):
+class CommandGroup(click.Group):
     """A command group that suggests the closest name for a misspelt command."""
 
     command_class = Command
@@ -87,7 +87,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.
     return lambda function: _add(None, function, name, example)
 
 
-def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
+def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -214,10 +214,10 @@ class Session:
         """True if a flag names the database."""
         return bool(self._flags["database_url"] or self._flags["data"])
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Print a message for people, unless --quiet."""
         if not self.quiet:
-            say(words)
+            say(text)
 
     def run(self, work: Callable[[Messaging], Awaitable[T]], *, untouched: bool = False) -> T:
         """Run `work` with an open client of the HTTP service or the database, within --timeout.

@@ -54,3 +54,8 @@ async def pipeline_lags(conn: Connection, limit: int) -> list[PipelineLag]:
 async def is_installed(conn: Connection) -> bool:
     """Return whether the database responds and has the schema."""
     return int((await fetch_rows(conn, "select count(*) from trunkline.migrations"))[0][0]) > 0
+
+
+async def read_schema(conn: Connection) -> None:
+    """Read one row of the schema. Raises if the schema is not installed."""
+    await conn.execute("select 1 from trunkline.migrations limit 1")

@@ -336,7 +336,7 @@ async def _only_drained_queues(call: Call, topic: str) -> bool:
     """Return whether the topic's only readers are queues that have settled all their messages."""
     mq = call.mq
     # on a separate connection: this route runs in a transaction
-    await mq._runtime().wakeup.sequence("topic", topic)
+    await mq.session.wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
     if any(row.scheduled for row in await mq.topics.stats(topic)):

@@ -168,7 +168,7 @@ class OffsetView(msgspec.Struct, frozen=True):
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
     """Find an offset: the first message at or after a time, or head + 1."""
     query = request.query()
-    async with request.mq._runtime().reading(topic=topic) as conn:
+    async with request.mq.session.reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
             raise invalid(f"topic {topic} has no partition {query['partition']}")
         offset = await calls.offset_of(conn, topic, query["partition"], query["at"])
