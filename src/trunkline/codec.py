@@ -246,8 +246,9 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """True if the fast path can take it: no idempotency key, delay or priority."""
-        return self.idempotency_key is None and self.delay is None and self.deliver_at is None and self.priority is None
+        """True if the fast path can take it: no idempotency key (which an id is too), delay or priority."""
+        special = (self.idempotency_key, self.id, self.delay, self.deliver_at, self.priority)
+        return all(value is None for value in special)
 
 
 def encode_message(message: NewMessage) -> Encoded:

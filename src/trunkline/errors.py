@@ -42,9 +42,9 @@ class TrunklineError(Exception):
         """How to fix the error, in terms of the Python API."""
         return self.hint_in("python")
 
-    def hint_in(self, words: Words) -> str | None:
+    def hint_in(self, interface: Words) -> str | None:
         """Return the hint in terms of SQL, the command line, HTTP or Python."""
-        return reword(self._hint, words)
+        return reword(self._hint, interface)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

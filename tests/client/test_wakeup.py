@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.client import twins
+from tests.support.waiting import until
 from trunkline.db import wakeup as async_wakeup
 from trunkline.db.sync import wakeup as sync_wakeup
 from trunkline.errors import OutcomeUnknown, Unavailable
@@ -23,13 +23,6 @@ def slow_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls so rarely that only a hint can wake anybody in time."""
     for module in (async_wakeup, sync_wakeup):
         monkeypatch.setattr(module, "POLL_SECONDS", 1000.0)
-
-
-async def until(condition: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 async def hearing(mq: Any) -> None:

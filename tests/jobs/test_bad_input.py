@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline.errors import InvalidArgument
 from trunkline.jobs import App, Context, JobFailed, UnknownKind, Worker, executor
 

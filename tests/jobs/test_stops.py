@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import dead, until
+from tests.jobs.conftest import dead
+from tests.support.waiting import until
 from trunkline.errors import DatabaseUnavailable
 from trunkline.jobs import App, Context, Stop, StopReason, Worker
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline.jobs import (
     App,
     Backoff,

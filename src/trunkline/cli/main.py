@@ -15,7 +15,7 @@ except ModuleNotFoundError:
 import msgspec
 
 from trunkline import __version__
-from trunkline.cli.framework.command import Noun
+from trunkline.cli.framework.command import CommandGroup
 from trunkline.cli.framework.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
@@ -49,7 +49,7 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
-class _Lazy(Noun):
+class _Lazy(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -123,14 +123,14 @@ def _wants_json(arguments: list[str]) -> bool:
 
 
 def _report_usage(exc: click.ClickException, as_json: bool) -> int:
-    words = exc.format_message()
+    text = exc.format_message()
     ctx = exc.ctx if isinstance(exc, click.UsageError) else None
-    if not as_json and ctx is not None and words == ctx.get_help():
-        click.echo(words, err=True)  # no arguments: print help, but exit with an error
+    if not as_json and ctx is not None and text == ctx.get_help():
+        click.echo(text, err=True)  # no arguments: print help, but exit with an error
         return exc.exit_code
     if not as_json and ctx is not None:
         say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
-    return _fail(words, "usage" if exc.exit_code == 2 else "error", exc.exit_code, as_json)
+    return _fail(text, "usage" if exc.exit_code == 2 else "error", exc.exit_code, as_json)
 
 
 def _report(exc: Exception, as_json: bool) -> int:

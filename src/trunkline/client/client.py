@@ -140,7 +140,8 @@ class Client(Lender):
         """Publish a message to a topic. It is on disk when this returns.
 
         Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
-        call. If a call is cancelled while it runs, the message may or may not have been published.
+        call. If a call is cancelled while it runs, the message may or may not have been published. A repeated
+        `idempotency_key`, or `id` without a key, adds nothing and returns the first id with `duplicate` true.
         """
         message = NewMessage(
             body=body,

@@ -68,7 +68,7 @@ from trunkline.db.calls.statements import message_fields
 from trunkline.db.calls.stats import group_stats, queue_stats, topic_stats
 from trunkline.db.calls.subscriptions import list_subscriptions, readers, subscribe, unsubscribe
 from trunkline.db.calls.topics import alter_topic, create_topic, delete_topic, ensure_topic, get_topic, list_topics
-from trunkline.db.calls.transactions import transaction_number
+from trunkline.db.calls.transactions import limit_transaction, transaction_number
 from trunkline.db.calls.wakeups import CHANNEL, Poll, listen, notify, poll
 
 __all__ = [
@@ -106,6 +106,7 @@ __all__ = [
     "head",
     "heartbeat",
     "leave",
+    "limit_transaction",
     "list_dead_letters",
     "list_groups",
     "list_queues",

@@ -42,7 +42,7 @@ async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, 
     if kind == "inbox":
         rows = await fetch_rows(
             conn,
-            "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+            "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, null, %b)",
             (
                 name,
                 message.payload,
@@ -51,7 +51,6 @@ async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, 
                 message.routing_key,
                 message.label,
                 message.headers,
-                message.id,
                 message.occurred_at,
             ),
         )
@@ -63,7 +62,6 @@ async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, 
         message.label,
         message.headers,
         message.content_type,
-        message.id,
         message.occurred_at,
     )
     number = numbers.get(name)
@@ -81,7 +79,7 @@ async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, 
 
 
 def _publish_function(number: int) -> str:
-    return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)"
+    return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)"
 
 
 async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
@@ -149,8 +147,7 @@ async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Enc
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    generated = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(generated) if message.id is None else message.id for message in messages]
+    ids = new_ids(len(messages), at)
     cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     async with cursor.copy(statement.encode()) as copy:

@@ -19,6 +19,8 @@ from trunkline.codec import error_text
 from trunkline.errors import InvalidValue, from_psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+PING = "select 1"
+"""Fails on a connection that cannot be used any more."""
 
 
 def connect(url: str) -> Connection:

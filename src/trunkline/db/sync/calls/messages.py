@@ -43,7 +43,7 @@ def publish_one(conn: Connection, kind: str, name: str, message: Encoded, number
     if kind == "inbox":
         rows = fetch_rows(
             conn,
-            "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
+            "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, null, %b)",
             (
                 name,
                 message.payload,
@@ -52,7 +52,6 @@ def publish_one(conn: Connection, kind: str, name: str, message: Encoded, number
                 message.routing_key,
                 message.label,
                 message.headers,
-                message.id,
                 message.occurred_at,
             ),
         )
@@ -64,7 +63,6 @@ def publish_one(conn: Connection, kind: str, name: str, message: Encoded, number
         message.label,
         message.headers,
         message.content_type,
-        message.id,
         message.occurred_at,
     )
     number = numbers.get(name)
@@ -82,7 +80,7 @@ def publish_one(conn: Connection, kind: str, name: str, message: Encoded, number
 
 
 def _publish_function(number: int) -> str:
-    return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)"
+    return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)"
 
 
 def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
@@ -148,8 +146,7 @@ def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Encoded])
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    generated = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(generated) if message.id is None else message.id for message in messages]
+    ids = new_ids(len(messages), at)
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     with cursor.copy(statement.encode()) as copy:
