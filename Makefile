@@ -66,15 +66,17 @@ check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/sql_text.py
+	$(BIN)/python tools/private_access.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 
 format: setup ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## regenerate the sync modules and the reference pages
+generate: setup ## regenerate the sync modules, the reference pages, and the figures of the README
 	$(BIN)/python tools/unasync.py
 	for page in sql python errors cli; do $(BIN)/python tools/docs_$$page.py; done
+	$(BIN)/python -m bench.charts
 
 bench: $(SPARK) ## run the benchmarks; prints a table and writes JSON
 	$(BIN)/python -m bench $(ARGS)

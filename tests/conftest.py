@@ -37,7 +37,7 @@ _LONG = [
     for each in (
         r"tests/spark/",
         r"test_chaos|property/",
-        r"docs/how-to/spark|word_count|test_held_xmin|plans/test_calls|http/test_life|test_exactly_once|e2e/test_setup",
+        r"docs/how-to/spark|word_count|test_held_xmin|plans/test_calls|http/test_life|test_exactly_once|e2e/test_(setup|wheel)",
     )
 ]
 

@@ -69,6 +69,14 @@ class InvalidArgument(TrunklineError):
     code, status, exit_code = "invalid_argument", 400, 2
 
 
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has the wrong type. Raised before anything is sent."""
+
+
+class InvalidValue(InvalidArgument, ValueError):
+    """An argument has an unusable value. Raised before anything is sent."""
+
+
 class InvalidName(InvalidArgument):
     """A name is empty, too long, or has a character outside letters, digits, `-`, `.` and `_`."""
 
@@ -235,6 +243,18 @@ class StageLost(Conflict):
     """Rows that the tasks of a Spark job staged were lost or abandoned; nothing was published."""
 
     code = "stage_lost"
+
+
+class LeaseLost(Conflict):
+    """The lease ended or was replaced before the transaction committed, so the transaction was rolled back."""
+
+    code = "lease_lost"
+
+
+class TransactionMisuse(Conflict):
+    """A transaction with an ack or commit was ended inside its block or used outside it; nothing was settled."""
+
+    code = "transaction_misuse"
 
 
 class RetryableConflict(Conflict):

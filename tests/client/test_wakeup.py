@@ -26,7 +26,7 @@ def slow_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def hearing(mq: Any) -> None:
-    wakeup = both_clients.bare(mq)._runtime().wakeup
+    wakeup = both_clients.bare(mq).session.wakeup
     await until(lambda: wakeup.hearing)
 
 
@@ -210,7 +210,7 @@ async def test_idle_consumers_cost_one_query_per_second_together(
 
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     tasks = [asyncio.create_task(idle(loop)) for loop in loops]
-    wakeup = both_clients.bare(mq)._runtime().wakeup
+    wakeup = both_clients.bare(mq).session.wakeup
     await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), 60)
     await hearing(mq)
     # what they looked for once is over when two polls have passed without a ring

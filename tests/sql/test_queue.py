@@ -479,6 +479,33 @@ def test_rows_of_another_cluster_count_once(conn: Connection, newest: str) -> No
     assert settle(conn, "ack", three.receipt, *[row.receipt for row in found]) == ["done"] * 3
 
 
+def test_pass_with_the_number_of_a_row_of_another_cluster_counts_it_once(conn: Connection) -> None:
+    """The first pass after a restore may itself get a number that an old row has."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(4))
+    one, two, _ = claim(conn, "mail", 3)
+    settle(conn, "ack", one.receipt)
+    settle(conn, "release", two.receipt)
+    sequence(conn)
+    before = rows(conn, "select * from trunkline.audit_queue('mail')")
+    conn.execute(
+        "update trunkline.passes set snapshot = format('%s:%s:', pg_snapshot_xmin(snapshot)::text::bigint + 500,"
+        " pg_snapshot_xmax(snapshot)::text::bigint + 500)::pg_snapshot"
+    )
+    with conn.transaction():
+        number = value(conn, "select pg_current_xact_id()::text")
+        for table in ("leases", "settled"):
+            conn.execute(f"update trunkline.{table} set xid = %s::xid8".encode(), [number])
+        # a new message, so that the pass has something to do
+        enqueue(conn, "mail", 4)
+        assert value(conn, "select trunkline._pass(null)") is not None
+    for _ in range(3):
+        sequence(conn)
+    [(accepted, ready, *rest)] = before
+    assert rows(conn, "select * from trunkline.audit_queue('mail')") == [(accepted + 1, ready + 1, *rest)]
+    assert sorted(row.payload for row in claim(conn, "mail")) == [b"1", b"3", b"4"]
+
+
 def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
     call(conn, "create_queue", "mail", p_segment_rows=16)
     enqueue(conn, "mail", *range(40))

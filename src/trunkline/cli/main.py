@@ -6,7 +6,6 @@ import importlib
 import itertools
 import os
 import sys
-from typing import Any
 
 try:
     import click
@@ -142,21 +141,10 @@ def _report(exc: Exception, as_json: bool) -> int:
     error = exc if isinstance(exc, TrunklineError) else None
     if error is None and type(exc).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):
         error = from_psycopg(exc)
-    if error is None and isinstance(exc, TypeError | ValueError) and _from_client(exc):
-        return _fail(str(exc), "invalid_argument", 2, as_json)
     if error is None:
         words = f"unexpected {type(exc).__name__}: {exc}"
         return _fail(words, "error", 1, as_json, hint="Set TRUNKLINE_DEBUG=1 for a traceback.")
     return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint_in("command"), detail=error.detail)
-
-
-def _from_client(exc: Exception) -> bool:
-    """Distinguish an argument rejected by the client library (the caller's mistake) from our own errors."""
-    last = exc.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))
 
 
 def _fail(

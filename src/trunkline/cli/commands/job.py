@@ -205,7 +205,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
         answers[ctx.id] = repr(answer)
         return answer
 
-    await probe(app.client._url or "")
+    await probe(app.client.url or "")
     app.middlewares.append(listen)
     async with app:
         ran = await Jobs(app).run_call(call, timeout=within)

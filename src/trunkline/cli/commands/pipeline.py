@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
-from trunkline.cli.framework.output import Column, progress
+from trunkline.cli.framework.output import Column, progress, shorten
 from trunkline.cli.framework.positions import Position
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
 
@@ -28,7 +28,7 @@ _PIPELINES = (
     Column("per second", "rows_per_second", right=True),
     Column("lag", "lag", right=True),
     Column("updated", "updated_at"),
-    Column("error", "error"),
+    Column("error", lambda row: shorten(row.error)),
 )
 
 _spark = stacked(
@@ -71,19 +71,24 @@ def needs_spark() -> Iterator[None]:
 
 def _run(session: Session, text: str, call: Callable[[Any], Any]) -> Any:
     """Run a pipeline with a progress bar. Print and return its summary."""
-    with session.limited(), needs_spark(), progress(text, quiet=session.quiet) as bar:
-        summary = call(lambda done, total: bar(done, total))
+    # Spark takes 5 to 15 seconds to start, and nothing is reported before.
+    with session.limited(), needs_spark(), progress(f"{text}: starting Spark", quiet=session.quiet) as bar:
+        summary = call(lambda done, total: bar(done, total, text))
     session.out.one(summary)
     return summary
 
 
-@command.verb("list", example="trunkline pipeline list")
-def list_(session: Session) -> None:
-    """List pipelines and streaming queries with their progress."""
-    with needs_spark():
-        from trunkline.spark.progress import pipelines
+@command.verb("list", example="trunkline pipeline list --state failed")
+@click.option("--state", type=click.Choice(["running", "done", "failed", "stopped"]), help="Only pipelines in this state.")
+def list_(session: Session, state: str | None) -> None:
+    """List pipelines and streaming queries with their progress.
 
-        session.out.many(pipelines(session.url), _PIPELINES)
+    A query without a name is listed by its id; set `queryName` to name it.
+    """
+    with needs_spark():
+        from trunkline.spark.progress import with_queries
+
+        session.out.many([each for each in with_queries(session.url) if state in (None, each.state)], _PIPELINES)
 
 
 @command.verb("show", example="trunkline pipeline show archive:orders")

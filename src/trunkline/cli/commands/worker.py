@@ -108,7 +108,7 @@ def run(
     async def work() -> None:
         from trunkline.cli.framework.database import probe
 
-        await probe(loaded.client._url or session.url, source)
+        await probe(loaded.client.url or session.url, source)
         async with loaded:
             if drain:
                 from trunkline.jobs.testing import Jobs

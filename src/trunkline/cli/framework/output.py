@@ -309,20 +309,38 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(text: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr, on terminals only. Call the result with the amount done and, once known, the
-    total."""
+    """Show a progress bar with rate and remaining time on stderr, on terminals only.
+
+    Call the result with the amount done and, once known, the total; a third argument replaces the text.
+    """
     if quiet or not stderr_is_terminal():
-        yield lambda done, total=None: None
+        yield lambda done, total=None, text=None: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
 
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        Rate(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task(text, total=total)
-        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+        yield lambda done, total=None, text=None: bar.update(task, completed=done, total=total, description=text)

@@ -115,4 +115,4 @@ def with_headers(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
 def write(run: Run, frame: DataFrame, target: Target, writer: str, version: int) -> None:
     """Publish the frame once: a version that is already published adds nothing."""
     out: DataFrameWriter = frame.write.format(FORMAT).option("url", run.url).option(target.kind, target.name)
-    out.option("txnAppId", writer).option("txnVersion", version).mode("append").save()
+    out.option("pipelineWriter", writer).option("txnVersion", version).mode("append").save()

@@ -163,7 +163,7 @@ class Running:
 
     @property
     def _url(self) -> str:
-        return str(self._app.client._url)
+        return self._app.client.url
 
     def _session(self) -> SparkSession:
         with self._lock:

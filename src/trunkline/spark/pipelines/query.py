@@ -16,6 +16,7 @@ from trunkline.errors import InvalidArgument
 from trunkline.spark.errors import cause
 from trunkline.spark.pipelines import frames, transforms
 from trunkline.spark.pipelines.frames import Target
+from trunkline.spark.progress import QUERY
 from trunkline.spark.run import Progress, Run, clear_errors, running
 from trunkline.spark.source.log_reader import heads
 
@@ -154,7 +155,7 @@ def query(
         output = make(run, frames.stream(run, topic, start, group))
         writer = (output if target is None else frames.publishable(output)).writeStream
         # The session's listener reports rates and lag under the query's name.
-        writer = writer.option("checkpointLocation", checkpoint).queryName(f"{name}:query")
+        writer = writer.option("checkpointLocation", checkpoint).queryName(name + QUERY)
         if target is None:
             writer = writer.format("parquet").option("path", str(table)).option("compression", "zstd")
         else:

@@ -154,7 +154,7 @@ def _throughput(tables: Tables, step: timedelta) -> str:
     columns: list[Shown] = [
         ("topic", _text("topic"), False),
         ("messages", _in(svg.number, "messages"), True),
-        ("from archive", _in(svg.number, "archived"), True),
+        ("only in archive", _in(svg.number, "archived"), True),
         ("payload", _in(svg.size, "bytes"), True),
         ("keys (about)", _in(svg.number, "keys"), True),
         ("first", _time("first_at"), True),

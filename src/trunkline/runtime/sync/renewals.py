@@ -1,4 +1,4 @@
-# Written by tools/unasync.py from src/trunkline/client/renewals.py; change that file, not this one.
+# Written by tools/unasync.py from src/trunkline/runtime/renewals.py; change that file, not this one.
 """Renews leases while their messages are being processed: one loop for all consumers of a client."""
 
 from __future__ import annotations

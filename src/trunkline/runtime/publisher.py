@@ -6,16 +6,19 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trunkline.client.runtime import Runtime
+from trunkline import telemetry
 from trunkline.codec import Encoded, encode_message
 from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.binary_copy import fits
 from trunkline.db.pool import Connection
-from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable
+from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
+
+if TYPE_CHECKING:
+    from trunkline.runtime.session import Session
 
 B = TypeVar("B")
 PerBody = str | Callable[[Any], str | None] | None
@@ -69,43 +72,50 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
 async def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
     """Publish all batches in the transaction that the caller has opened."""
     published: list[Published] = []
-    for batch in batches(messages):
-        published += await calls.publish_many(conn, kind, name, batch)
+    with telemetry.publishing(name, messages) as traced:
+        for batch in batches(traced):
+            published += await calls.publish_many(conn, kind, name, batch)
     return published
 
 
 class Publisher:
     """Publishes to topics and queues. Each target has one flush in progress at a time; targets flush in parallel."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._numbers: dict[str, int] = {}
+        """Numbers of topics, by name."""
 
     async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        encoded = encode_message(message)
-        if encoded.priority is not None and kind == "topic":
-            raise TypeError("priority is only supported by queues, not by topics")
-        coalescer = self._coalescers.get((kind, name))
-        if coalescer is None:
-            # setdefault is atomic, also between threads: all callers use the same one
-            coalescer = self._coalescers.setdefault(
-                (kind, name),
-                Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
-            )
-        try:
-            return await coalescer.submit(encoded, len(encoded.payload))
-        except NotFound:
-            # drop it, or unknown names would accumulate
-            self._coalescers.pop((kind, name), None)
-            raise
+        with telemetry.publishing(name, (message,)) as (traced,):
+            encoded = encode_message(traced)
+            if encoded.priority is not None and kind == "topic":
+                raise InvalidType("priority is only supported by queues, not by topics")
+            coalescer = self._coalescers.get((kind, name))
+            if coalescer is None:
+                # setdefault is atomic, also between threads: all callers use the same one
+                coalescer = self._coalescers.setdefault(
+                    (kind, name),
+                    Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
+                )
+            try:
+                return await coalescer.submit(encoded, len(encoded.payload))
+            except NotFound:
+                # drop it, or unknown names would accumulate
+                self._coalescers.pop((kind, name), None)
+                raise
 
     async def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        remaining = batches(messages)
+        with telemetry.publishing(name, messages) as traced:
+            return await self._publish_batches(kind, name, batches(traced))
+
+    async def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
         second = next(remaining, None)
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             if second is None and len(first) < COPY_FROM:
                 published = await calls.publish_many(conn, kind, name, first)
             else:
@@ -114,7 +124,7 @@ class Publisher:
                     published = await self._one_of_many(conn, kind, name, target, first)
                     for batch in chain(() if second is None else (second,), remaining):
                         published += await self._one_of_many(conn, kind, name, target, batch)
-        self._runtime.wakeup.published(kind, name)
+        self._session.wakeup.published(kind, name)
         return published
 
     @staticmethod
@@ -137,7 +147,12 @@ class Publisher:
         If it is rejected, nothing was stored: bisect to isolate the invalid message.
         """
         try:
-            results: list[Published | BaseException] = list(await self._send(kind, name, batch))
+            async with self._session.connection(writing=True) as conn:
+                results: list[Published | BaseException]
+                if len(batch) == 1 and batch[0].plain:
+                    results = [await calls.publish_one(conn, kind, name, batch[0], self._numbers)]
+                else:
+                    results = list(await calls.publish_many(conn, kind, name, batch))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
             return [_own(exc) for _ in batch]
         except Exception as exc:
@@ -145,17 +160,8 @@ class Publisher:
                 return [exc]
             middle = len(batch) // 2
             return await self._flush(kind, name, batch[:middle]) + await self._flush(kind, name, batch[middle:])
-        self._runtime.wakeup.published(kind, name)
+        self._session.wakeup.published(kind, name)
         return results
-
-    async def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
-        async with self._runtime.connection(writing=True) as conn:
-            if len(batch) == 1 and batch[0].plain:
-                if kind == "inbox":
-                    return [await calls.enqueue_one(conn, name, batch[0])]
-                function = partial(calls.publish_one, conn, message=batch[0])
-                return [await self._runtime.own_function(conn, kind, name, function)]
-            return await calls.publish_many(conn, kind, name, batch)
 
 
 def _own(exc: Exception) -> Exception:

@@ -1,24 +1,24 @@
+# Written by tools/unasync.py from src/trunkline/runtime/transactions.py; change that file, not this one.
 """Exactly-once processing: the handler's writes and the ack or commit share one transaction."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from trunkline.client.refusals import LeaseLost, TransactionMisuse
-from trunkline.client.runtime import Runtime
-from trunkline.db import calls
-from trunkline.db.pool import Connection
-from trunkline.errors import OffsetAhead, from_psycopg
+from trunkline.db.sync import calls
+from trunkline.db.sync.pool import Connection
+from trunkline.errors import LeaseLost, OffsetAhead, TransactionMisuse, from_psycopg
+from trunkline.runtime.sync.session import Session
 from trunkline.types import Result
 
 
-class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class LentConnection(psycopg.Connection[tuple[Any, ...]]):
     """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
@@ -31,14 +31,14 @@ class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     def give_back(self) -> None:
         self._returned = True
 
-    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Check that the connection is still lent. Every query passes through this method."""
         if self._returned or self._pid != os.getpid():
             raise TransactionMisuse(
                 "cannot use this connection after its transaction ended or in a forked process",
-                hint="Use it only inside the `async with` block, in the process that opened it.",
+                hint="Use it only inside the `with` block, in the process that opened it.",
             )
-        return await super().wait(*args, **kwargs)
+        return super().wait(*args, **kwargs)
 
     def __del__(self, *_: Any) -> None:
         """Do not close the connection: its session belongs to the pool."""
@@ -53,10 +53,10 @@ class Once:
         self.spent = False
 
 
-@asynccontextmanager
-async def settled(
-    runtime: Runtime, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[Once]
-) -> AsyncIterator[Connection]:
+@contextmanager
+def settled(
+    session: Session, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[Once]
+) -> Iterator[Connection]:
     """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
     Commits if the block succeeds and the result is `done`; otherwise rolls back. After a commit, or a commit whose
@@ -67,16 +67,16 @@ async def settled(
             "cannot repeat a transaction for these messages: the first one was committed, or its outcome is unknown",
             hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
-    async with runtime.connection(writing=True) as owner:
+    with session.connection(writing=True) as owner:
         lent = LentConnection(owner)
         try:
-            async with lent.transaction():
-                number = await calls.transaction_number(lent)
+            with lent.transaction():
+                number = calls.transaction_number(lent)
                 yield lent
                 if lent.info.transaction_status == TransactionStatus.IDLE:
                     raise _misuse()
                 try:
-                    result, at_the_end = await settle(lent)
+                    result, at_the_end = settle(lent)
                 except psycopg.Error as exc:
                     # the server crashed before it saved this fetch: the messages will be fetched again
                     if isinstance(from_psycopg(exc), OffsetAhead):

@@ -1,4 +1,4 @@
-# Written by tools/unasync.py from src/trunkline/client/publishing.py; change that file, not this one.
+# Written by tools/unasync.py from src/trunkline/runtime/publisher.py; change that file, not this one.
 """Publishing through the pool: concurrent calls share a statement, and long lists are split into batches."""
 
 from __future__ import annotations
@@ -7,16 +7,19 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trunkline.client.sync.runtime import Runtime
+from trunkline import telemetry
 from trunkline.codec import Encoded, encode_message
 from trunkline.concurrency.threads import Coalescer
 from trunkline.db.binary_copy import fits
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, Unavailable
+from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
 from trunkline.types import Headers, NewMessage, Published
+
+if TYPE_CHECKING:
+    from trunkline.runtime.sync.session import Session
 
 B = TypeVar("B")
 PerBody = str | Callable[[Any], str | None] | None
@@ -70,43 +73,50 @@ def batches(messages: Iterable[NewMessage]) -> Iterator[list[Encoded]]:
 def send(conn: Connection, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
     """Publish all batches in the transaction that the caller has opened."""
     published: list[Published] = []
-    for batch in batches(messages):
-        published += calls.publish_many(conn, kind, name, batch)
+    with telemetry.publishing(name, messages) as traced:
+        for batch in batches(traced):
+            published += calls.publish_many(conn, kind, name, batch)
     return published
 
 
 class Publisher:
     """Publishes to topics and queues. Each target has one flush in progress at a time; targets flush in parallel."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._coalescers: dict[tuple[str, str], Coalescer[Encoded, Published]] = {}
+        self._numbers: dict[str, int] = {}
+        """Numbers of topics, by name."""
 
     def publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        encoded = encode_message(message)
-        if encoded.priority is not None and kind == "topic":
-            raise TypeError("priority is only supported by queues, not by topics")
-        coalescer = self._coalescers.get((kind, name))
-        if coalescer is None:
-            # setdefault is atomic, also between threads: all callers use the same one
-            coalescer = self._coalescers.setdefault(
-                (kind, name),
-                Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
-            )
-        try:
-            return coalescer.submit(encoded, len(encoded.payload))
-        except NotFound:
-            # drop it, or unknown names would accumulate
-            self._coalescers.pop((kind, name), None)
-            raise
+        with telemetry.publishing(name, (message,)) as (traced,):
+            encoded = encode_message(traced)
+            if encoded.priority is not None and kind == "topic":
+                raise InvalidType("priority is only supported by queues, not by topics")
+            coalescer = self._coalescers.get((kind, name))
+            if coalescer is None:
+                # setdefault is atomic, also between threads: all callers use the same one
+                coalescer = self._coalescers.setdefault(
+                    (kind, name),
+                    Coalescer(partial(self._flush, kind, name), max_items=MAX_MESSAGES, max_size=MAX_BYTES),
+                )
+            try:
+                return coalescer.submit(encoded, len(encoded.payload))
+            except NotFound:
+                # drop it, or unknown names would accumulate
+                self._coalescers.pop((kind, name), None)
+                raise
 
     def publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        remaining = batches(messages)
+        with telemetry.publishing(name, messages) as traced:
+            return self._publish_batches(kind, name, batches(traced))
+
+    def _publish_batches(self, kind: str, name: str, remaining: Iterator[list[Encoded]]) -> list[Published]:
         first = next(remaining, None)
         if first is None:
             return []
         second = next(remaining, None)
-        with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             if second is None and len(first) < COPY_FROM:
                 published = calls.publish_many(conn, kind, name, first)
             else:
@@ -115,7 +125,7 @@ class Publisher:
                     published = self._one_of_many(conn, kind, name, target, first)
                     for batch in chain(() if second is None else (second,), remaining):
                         published += self._one_of_many(conn, kind, name, target, batch)
-        self._runtime.wakeup.published(kind, name)
+        self._session.wakeup.published(kind, name)
         return published
 
     @staticmethod
@@ -138,7 +148,12 @@ class Publisher:
         If it is rejected, nothing was stored: bisect to isolate the invalid message.
         """
         try:
-            results: list[Published | BaseException] = list(self._send(kind, name, batch))
+            with self._session.connection(writing=True) as conn:
+                results: list[Published | BaseException]
+                if len(batch) == 1 and batch[0].plain:
+                    results = [calls.publish_one(conn, kind, name, batch[0], self._numbers)]
+                else:
+                    results = list(calls.publish_many(conn, kind, name, batch))
         except (NotFound, Unavailable, OutcomeUnknown, PermissionDenied) as exc:
             return [_own(exc) for _ in batch]
         except Exception as exc:
@@ -146,17 +161,8 @@ class Publisher:
                 return [exc]
             middle = len(batch) // 2
             return self._flush(kind, name, batch[:middle]) + self._flush(kind, name, batch[middle:])
-        self._runtime.wakeup.published(kind, name)
+        self._session.wakeup.published(kind, name)
         return results
-
-    def _send(self, kind: str, name: str, batch: list[Encoded]) -> list[Published]:
-        with self._runtime.connection(writing=True) as conn:
-            if len(batch) == 1 and batch[0].plain:
-                if kind == "inbox":
-                    return [calls.enqueue_one(conn, name, batch[0])]
-                function = partial(calls.publish_one, conn, message=batch[0])
-                return [self._runtime.own_function(conn, kind, name, function)]
-            return calls.publish_many(conn, kind, name, batch)
 
 
 def _own(exc: Exception) -> Exception:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TypeVar
 
-import psycopg
-
-from trunkline.client.renewals import Renewals
 from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
 from trunkline.db.wakeup import Wakeup
+from trunkline.runtime.publisher import Publisher
+from trunkline.runtime.renewals import Renewals
+from trunkline.runtime.settler import Settler
 from trunkline.types import Place
 
-T = TypeVar("T")
 
-_DELETED = ("42883", "TL010", "TL011")
-"""Errors from the publish function of a deleted topic: first it raises TL010 or TL011, later it no longer exists."""
-
-
-class Runtime:
+class Session:
     """The open resources of a client. A forked child creates a new one and does not touch its parent's sockets."""
 
     def __init__(self, conninfo: str, *, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
@@ -30,9 +24,13 @@ class Runtime:
         self.pool = Pool(conninfo, max_size=max_connections, timeout=pool_timeout.total_seconds(), prepare=prepare)
         self.wakeup = Wakeup(conninfo, prepare=prepare)
         self.renewals = Renewals()
-        self._numbers: dict[tuple[str, str], int] = {}
+        self.publisher = Publisher(self)
+        self.settler = Settler(self)
 
     async def close(self) -> None:
+        """Wait for publishes and acks in progress, then close all connections."""
+        await self.publisher.drain()
+        await self.settler.drain()
         # first: a loop woken below must find the pool closed, or it would wait again
         self.pool.refuse()
         await self.renewals.close()
@@ -55,17 +53,3 @@ class Runtime:
         """Sequence the topic before a reader is created or moved, so that "latest" is after all committed messages."""
         if start != "earliest" and not isinstance(start, int):
             await self.wakeup.sequence("topic", topic)
-
-    async def own_function(self, conn: Connection, kind: str, name: str, call: Callable[[int], Awaitable[T]]) -> T:
-        """Call the topic's generated function. The topic number in its name is looked up once and cached."""
-        number = self._numbers.get((kind, name))
-        if number is not None:
-            try:
-                return await call(number)
-            except psycopg.Error as exc:
-                if exc.sqlstate not in _DELETED:
-                    raise
-                # the name may belong to a new topic, with another number
-        number = await calls.topic_number(conn, kind, name)
-        self._numbers[kind, name] = number
-        return await call(number)
