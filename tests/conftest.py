@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.support.postgres import make_server, missing
+from tests.support.postgres import VERSIONS, make_server, missing
 from trunkline.sql.migrate import migrate
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -113,7 +113,7 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture
 def pg_version() -> int:
     """The server version of a test; folders that test several override this."""
-    return 18
+    return VERSIONS[0]
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.postgres import VERSIONS
+
 
 def _name(version: int) -> str:
     return f"pg{version}"
 
 
-@pytest.fixture(params=[18, 15], ids=_name)
+@pytest.fixture(params=VERSIONS, ids=_name)
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

@@ -13,6 +13,7 @@ from tests.conftest import Connection
 from tests.plans.seeding import Counters
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
+from tests.support.postgres import VERSIONS
 from tests.support.waiting import until
 from trunkline.push import Verifier
 
@@ -171,7 +172,7 @@ async def test_an_ordered_queue_is_sent_in_order_per_key(db: str, conn: Connecti
     assert numbers == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 async def test_replay_of_one_delivery_and_of_a_time_range(db: str, conn: Connection, receiver: Receiver) -> None:
     make(conn, receiver.url)
     conn.execute("select trunkline.enqueue('q', to_jsonb(n)) from generate_series(1, 5) n")
@@ -187,7 +188,7 @@ async def test_replay_of_one_delivery_and_of_a_time_range(db: str, conn: Connect
         assert value(conn, "select trunkline.replay('q', p_from => now() + interval '1 hour')") == 0
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 async def test_the_breaker_opens_probes_and_closes(db: str, conn: Connection) -> None:
     answers = [500]
     with receiving(lambda seen: answers[0]) as receiver:

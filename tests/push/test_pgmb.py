@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import Connection
 from tests.docs.shells import as_url
 from tests.push.receivers import Seen, receiving
+from tests.support.postgres import VERSIONS
 from tests.support.waiting import wait_until
 from trunkline.embedded.install import psql
 from trunkline.sql.migrate import migrate
@@ -168,7 +169,7 @@ def test_t18_bindings_take_only_the_star_for_a_wildcard(
     assert conn.execute("select matches from trunkline.test_routing('pgmb', %s)", (key,)).fetchone() == (hit,)
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 def test_a_view_that_shows_another_queue_is_said(pgmb: str, conn: Connection) -> None:
     notices: list[str] = []
     conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))

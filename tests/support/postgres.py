@@ -1,4 +1,4 @@
-"""Real Postgres servers for the tests: 18 and 16 from the wheel, 15 from Debian where it is installed."""
+"""Real Postgres servers for the tests: 18 and 16 from the wheel, other versions from Debian where they are installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from trunkline.embedded.server import EmbeddedServer
 
-DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
+DEBIAN = Path("/usr/lib/postgresql")
+_IN_THE_WHEEL = (18, 16)
+_ONLY = os.environ.get("TRUNKLINE_TEST_POSTGRES")
+VERSIONS = [int(_ONLY)] if _ONLY else [18, 15]
+"""Versions that the tests of the kernel run on, the one of all other tests first."""
 ROOM = 8 * 2**30  # bytes that must be free in /dev/shm for data to live there
 
 
@@ -27,10 +31,11 @@ def scratch(prefix: str) -> Path:
 
 
 class DebianServer:
-    """The distribution's Postgres 15 in a temporary directory, on a private socket."""
+    """The distribution's Postgres in a temporary directory, on a private socket."""
 
-    def __init__(self) -> None:
-        self.home = scratch("tl15-")
+    def __init__(self, version: int) -> None:
+        self.programs = DEBIAN / str(version) / "bin"
+        self.home = scratch(f"tl{version}-")
         self.account = {"user": "postgres"} if os.geteuid() == 0 else {}
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres")
@@ -42,15 +47,17 @@ class DebianServer:
 
     def start(self) -> str:
         data = str(self.home / "data")
-        self._run(str(DEBIAN_15 / "initdb"), "-D", data, "-U", "trunkline", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+        self._run(
+            str(self.programs / "initdb"), "-D", data, "-U", "trunkline", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
+        )
         options = (
             f"-p {self.port} -k {self.home} -c listen_addresses='' -c max_connections=200 -c max_prepared_transactions=20"
         )
-        self._run(str(DEBIAN_15 / "pg_ctl"), "-D", data, "-o", options, "-l", str(self.home / "log"), "-w", "start")
+        self._run(str(self.programs / "pg_ctl"), "-D", data, "-o", options, "-l", str(self.home / "log"), "-w", "start")
         return f"postgresql://trunkline@/postgres?host={self.home}&port={self.port}"
 
     def stop(self) -> None:
-        self._run(str(DEBIAN_15 / "pg_ctl"), "-D", str(self.home / "data"), "-m", "immediate", "-w", "stop")
+        self._run(str(self.programs / "pg_ctl"), "-D", str(self.home / "data"), "-m", "immediate", "-w", "stop")
         shutil.rmtree(self.home, ignore_errors=True)
 
 
@@ -77,11 +84,11 @@ class WheelServer:
 
 
 def make_server(version: int) -> DebianServer | WheelServer:
-    return DebianServer() if version == 15 else WheelServer(version)
+    return WheelServer(version) if version in _IN_THE_WHEEL else DebianServer(version)
 
 
 def missing(version: int) -> str | None:
     """Return why this version cannot be tested here, or None."""
-    if version == 15 and not (DEBIAN_15 / "initdb").exists():
-        return "Postgres 15 is not installed (Debian package postgresql-15)"
+    if version not in _IN_THE_WHEEL and not (DEBIAN / str(version) / "bin" / "initdb").exists():
+        return f"Postgres {version} is not installed (Debian package postgresql-{version})"
     return None
