@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -13,7 +12,6 @@ from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
-from trunkline import telemetry
 from trunkline.client.batches import Batch
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.concurrency.aio import Bell, log
@@ -53,27 +51,21 @@ async def claim(
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.
     """
-    tracer, began = telemetry.tracer(), time.time_ns()
-    async with session.connection() as conn:
-        attempt = partial(
-            calls.claim,
-            conn,
-            partial(Delivery, _settler=settler),
-            queue,
-            limit=limit,
-            lease=lease,
-            labels=labels,
-            consumer=consumer,
-            type=type,
-        )
+    attempt = partial(
+        session.claim,
+        partial(Delivery, _settler=settler),
+        queue,
+        limit=limit,
+        lease=lease,
+        labels=labels,
+        consumer=consumer,
+        type=type,
+    )
+    rows = await attempt()
+    if fresh and not rows:
+        await session.wakeup.sequence("queue", queue)
         rows = await attempt()
-        if fresh and not rows:
-            await session.wakeup.sequence("queue", queue)
-            rows = await attempt()
-        deliveries = Deliveries.of(rows, settler)
-    if tracer is not None and deliveries:
-        telemetry.claimed(tracer, queue, deliveries, began)
-    return deliveries
+    return Deliveries.of(rows, settler)
 
 
 class GroupReader(Generic[T]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -14,7 +13,6 @@ from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
-from trunkline import telemetry
 from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.deliveries import Deliveries, Delivery
 from trunkline.concurrency.threads import Bell, log
@@ -54,27 +52,21 @@ def claim(
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.
     """
-    tracer, began = telemetry.tracer(), time.time_ns()
-    with session.connection() as conn:
-        attempt = partial(
-            calls.claim,
-            conn,
-            partial(Delivery, _settler=settler),
-            queue,
-            limit=limit,
-            lease=lease,
-            labels=labels,
-            consumer=consumer,
-            type=type,
-        )
+    attempt = partial(
+        session.claim,
+        partial(Delivery, _settler=settler),
+        queue,
+        limit=limit,
+        lease=lease,
+        labels=labels,
+        consumer=consumer,
+        type=type,
+    )
+    rows = attempt()
+    if fresh and not rows:
+        session.wakeup.sequence("queue", queue)
         rows = attempt()
-        if fresh and not rows:
-            session.wakeup.sequence("queue", queue)
-            rows = attempt()
-        deliveries = Deliveries.of(rows, settler)
-    if tracer is not None and deliveries:
-        telemetry.claimed(tracer, queue, deliveries, began)
-    return deliveries
+    return Deliveries.of(rows, settler)
 
 
 class GroupReader(Generic[T]):
