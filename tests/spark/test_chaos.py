@@ -1,4 +1,4 @@
-"""Exactly once in a small size; `python -m tests.spark.chaos` runs the large one."""
+"""Exactly once in a small size; `python -m tests.chaos.spark` runs the large one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.spark.chaos import run
+from tests.chaos.spark import run
 
 pytestmark = pytest.mark.xdist_group("spark-chaos")
 
