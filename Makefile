@@ -15,9 +15,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Write bytecode even if the environment disables it: the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 CLASSES := .cache/trunkline/.classes
-CHECKS := check-types check-security check-audit check-lint
+# Quick tests that between them use every part but Spark.
+COVERED := tests/unit tests/client tests/cli tests/http tests/jobs tests/push
+CHECKS := check-types check-security check-audit check-lint check-generated docs
+# Material for MkDocs announces its successor at each start.
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup up test check $(CHECKS) format generate bench chaos lock clean
+.PHONY: help setup up test coverage dist check $(CHECKS) format generate bench chaos lock clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -49,7 +53,7 @@ $(CLASSES): $(SPARK)
 test: $(CLASSES) ## run all tests; ARGS="-k name"
 	$(BIN)/python tools/tests.py $(ARGS)
 
-check: $(SPARK) ## check format, lint, language, strict types, import contract, security
+check: $(SPARK) ## check format, lint, language, SQL text, strict types, import contract, security, docs
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(CHECKS)
 
 check-types:
@@ -65,15 +69,37 @@ check-lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/sql_text.py
+	$(BIN)/python tools/private_access.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
+
+check-generated:
+	$(BIN)/python tools/unasync.py --check
+	for page in sql python errors cli diagrams performance; do $(BIN)/python tools/docs_$$page.py --check || exit 1; done
+	$(BIN)/python -m bench.charts --check
+
+docs: setup ## build the documentation as a site in build/site
+	$(BIN)/mkdocs build
+
+coverage: setup ## measure the coverage of the quick tests; fails below the floor in pyproject.toml
+	rm -f .cache/coverage*
+	$(BIN)/coverage run -m pytest -q -n 2 --dist loadgroup $(COVERED) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+	$(BIN)/coverage html --quiet
+
+dist: setup ## build wheel and source distribution in dist
+	rm -rf dist
+	$(BIN)/hatchling build
 
 format: setup ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## regenerate the sync modules and the reference pages
+generate: setup ## regenerate the sync modules, the reference pages, and the figures of the README
 	$(BIN)/python tools/unasync.py
-	for page in sql python errors cli; do $(BIN)/python tools/docs_$$page.py; done
+	for page in sql python errors cli diagrams performance; do $(BIN)/python tools/docs_$$page.py; done
+	$(BIN)/python -m bench.charts
 
 bench: $(SPARK) ## run the benchmarks; prints a table and writes JSON
 	$(BIN)/python -m bench $(ARGS)

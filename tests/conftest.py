@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.servers import make_server, missing
+from tests.support.postgres import VERSIONS, make_server, missing
 from trunkline.sql.migrate import migrate
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -37,7 +37,7 @@ _LONG = [
     for each in (
         r"tests/spark/",
         r"test_chaos|property/",
-        r"docs/how-to/spark|word_count|test_held_xmin|plans/test_calls|http/test_life|test_exactly_once|e2e/test_setup",
+        r"docs/how-to/spark|word_count|test_held_xmin|plans/test_calls|http/test_life|test_exactly_once|e2e/test_(setup|wheel)",
     )
 ]
 
@@ -113,7 +113,7 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture
 def pg_version() -> int:
     """The server version of a test; folders that test several override this."""
-    return 18
+    return VERSIONS[0]
 
 
 @pytest.fixture

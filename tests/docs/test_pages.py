@@ -14,13 +14,13 @@ from tests.docs.pages import ROOT, RUN, SHOWN, Block, agree, blocks, pages, want
 from tests.docs.shells import Shells, Up, Upkeep, as_url, environment
 from tests.docs.test_cli_examples import PAGE as CLI
 from tests.http.servers import serving
-from tests.servers import WheelServer, scratch
+from tests.support.postgres import WheelServer, scratch
 
 # The only blocks that no test runs. Each says so, and why, on its page.
 NOT_RUN = {
     "README.md": [
+        "tests/e2e/test_wheel.py runs it, in a fresh environment",
         "the first stays in the foreground, the second runs this test among all others; tests/e2e/test_setup.py starts it",
-        "stays in the foreground until Ctrl-C",
     ],
     "docs/operations/pooler.md": ["needs PgBouncer; tests/docs/test_pooler.py runs this page where it is installed"],
     "docs/operations/roles.md": ["the role would own the schema of the other pages"],
@@ -166,7 +166,8 @@ def test_shown_output_may_leave_out_what_changes() -> None:
 def test_pages_for_newcomers_do_not_share_names() -> None:
     """README, what `up` prints, the tutorials and the webhooks page can be followed one after the other, in one database."""
     creates = re.compile(
-        r"""(?:create_topic|create_queue|topics\.ensure|queues\.ensure|App)\((?:queue=)?['"]([\w-]+)|queue create ([\w-]+)"""
+        r"""(?:(?:create|ensure)_(?:topic|queue)|(?:topics|queues)\.ensure|App)\((?:queue=)?['"]([\w-]+)"""
+        r"|queue create ([\w-]+)"
     )
     sources = [
         "README.md",

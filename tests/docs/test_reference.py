@@ -129,12 +129,6 @@ def test_recipes_run_as_sqlc_would_prepare_them(conn: Connection) -> None:
     assert conn.execute("select payload from trunkline.archive where queue = 'q'").fetchall() == [(b"work",)]
 
 
-def test_the_readme_is_short_and_names_the_demo() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 200
-    assert "trunkline demo" in text
-
-
 def test_tests_named_by_the_contract_exist() -> None:
     text = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
     for name in re.findall(r"`((?:tests/)?[a-z0-9_]+/test_\w+\.py)`", text):

@@ -10,9 +10,10 @@ import pytest
 
 from tests.conftest import Clock, Connection
 from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, sequence, value
+from tests.support.postgres import VERSIONS
 
 
-@pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

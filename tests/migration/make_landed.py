@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.servers import DEBIAN_15, make_server
+from tests.support.postgres import DEBIAN, make_server
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 ROOT = Path(__file__).parents[2]
@@ -302,7 +302,7 @@ def main(revision: str, file: str) -> None:
                 if not rows(conn, f"select from {name} limit 1")  # type: ignore[arg-type]
             ]
         print("tables without rows:", ", ".join(empty))
-        command = [str(DEBIAN_15 / "pg_dump"), "--no-owner", "--inserts", "--rows-per-insert=200", url]
+        command = [str(DEBIAN / "15" / "bin" / "pg_dump"), "--no-owner", "--inserts", "--rows-per-insert=200", url]
         dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     finally:
         server.stop()

@@ -16,6 +16,7 @@ from tests.conftest import Clock, Connection, Servers, _database, sequence_at_on
 from tests.migration.catalogs import catalog
 from tests.migration.make_landed import rows
 from tests.migration.test_migrate import add
+from tests.support.postgres import VERSIONS
 from trunkline.errors import SchemaVersion
 from trunkline.sql import baseline
 from trunkline.sql import catalog as files
@@ -27,7 +28,7 @@ LANDED = lzma.decompress((Path(__file__).parent / "landed_20.sql.xz").read_bytes
 OWN_OBJECTS = r"\b(topic|cursor|endpoint)_\d+"
 
 
-@pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import sequence_at_once
 from tests.migration.catalogs import catalog
+from tests.support import postgres
 from trunkline.sql import baseline
 from trunkline.sql import catalog as files
 from trunkline.sql.catalog import FUNCTION_FILES
@@ -15,7 +16,7 @@ from trunkline.sql.migrate import installed_version, latest_version, migrate
 VERSIONS = [file.number for file in files.migrations()]
 
 
-@pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
+@pytest.fixture(params=postgres.VERSIONS, ids=lambda version: f"pg{version}")
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

@@ -9,13 +9,14 @@ import pytest
 
 from tests.conftest import Connection
 from tests.plans import seeding
+from tests.support.postgres import VERSIONS
 
 ROUNDS = 20
 PER_ROUND = 120
 """Rows that a round of about twenty calls, among them three passes, may read of one table."""
 
 
-@pytest.fixture(params=[18, 15], ids=lambda version: f"pg{version}")
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

@@ -1,4 +1,7 @@
-"""Append-only on the normal path: no update and no delete whose number grows with the messages (DESIGN 3.3)."""
+"""Append-only on the normal path: no update and no delete whose number grows with the messages.
+
+See "Storage" in docs/explanation/architecture.md.
+"""
 
 from __future__ import annotations
 

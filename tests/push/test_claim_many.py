@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Connection
+from tests.support.postgres import VERSIONS
 
 QUEUES = {
     "exact": ("a.b", None),
@@ -83,7 +84,7 @@ def drain(conn: Connection, queues: dict[int, str], most: int) -> dict[str, list
     return found
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 @pytest.mark.parametrize("most", [7, 1000])
 def test_each_queue_gets_what_is_for_it_in_order(conn: Connection, most: int) -> None:
     queues = create(conn)

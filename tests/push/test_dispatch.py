@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +13,8 @@ from tests.conftest import Connection
 from tests.plans.seeding import Counters
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
+from tests.support.postgres import VERSIONS
+from tests.support.waiting import until
 from trunkline.push import Verifier
 
 
@@ -36,19 +36,9 @@ def make(conn: Connection, url: str, queue: str = "q", **settings: Any) -> str:
     return str(secret)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait until the condition holds; return its value."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never became true"
-        await asyncio.sleep(0.02)
-    return found
-
-
 async def test_a_delivery_carries_id_key_headers_attempt_and_signature(
     db: str, conn: Connection, receiver: Receiver
 ) -> None:
-    """T19."""
     secret = make(conn, receiver.url, headers='{"authorization": "Bearer x"}')
     conn.execute("select trunkline.create_topic('orders'), trunkline.subscribe('q', 'orders')")
     id = value(
@@ -182,7 +172,7 @@ async def test_an_ordered_queue_is_sent_in_order_per_key(db: str, conn: Connecti
     assert numbers == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 async def test_replay_of_one_delivery_and_of_a_time_range(db: str, conn: Connection, receiver: Receiver) -> None:
     make(conn, receiver.url)
     conn.execute("select trunkline.enqueue('q', to_jsonb(n)) from generate_series(1, 5) n")
@@ -198,7 +188,7 @@ async def test_replay_of_one_delivery_and_of_a_time_range(db: str, conn: Connect
         assert value(conn, "select trunkline.replay('q', p_from => now() + interval '1 hour')") == 0
 
 
-@pytest.mark.parametrize("pg_version", [18, 15])
+@pytest.mark.parametrize("pg_version", VERSIONS)
 async def test_the_breaker_opens_probes_and_closes(db: str, conn: Connection) -> None:
     answers = [500]
     with receiving(lambda seen: answers[0]) as receiver:

@@ -102,7 +102,7 @@ def test_kept_classes_are_ours(tmp_path: Path) -> None:
 _STARTS_AND_FAILS = """
 import contextlib, os, signal, sys
 from pyspark.sql import SparkSession
-from trunkline.spark import open_session, warm
+from trunkline.spark import open_session
 from trunkline.spark.pipelines import transforms
 
 change = transforms.load(sys.argv[1])

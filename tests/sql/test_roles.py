@@ -15,7 +15,7 @@ import trunkline
 from tests.conftest import Clock, Connection
 from tests.sql.test_search_path import FAKES
 from tests.sql.verbs import call, claim, contents, enqueue, fetch, publish, read, refused, rows, settle, upkeep, value
-from trunkline.cli.commands.doctor import examine
+from trunkline.doctor import examine
 from trunkline.sql.migrate import migrate
 
 ROLES = ["trunkline_publisher", "trunkline_consumer", "trunkline_reader", "trunkline_owner"]

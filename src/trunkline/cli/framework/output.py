@@ -93,9 +93,9 @@ def stderr_is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a message for people on stderr."""
-    click.echo(safe(words, keep="\n"), err=True)
+    click.echo(safe(text, keep="\n"), err=True)
 
 
 def write_line(text: str) -> None:
@@ -308,13 +308,13 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+def progress(text: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show a progress bar with rate and remaining time on stderr, on terminals only.
 
-    Call the result with the amount done and, once known, the total; `words` replaces the text.
+    Call the result with the amount done and, once known, the total; a third argument replaces the text.
     """
     if quiet or not stderr_is_terminal():
-        yield lambda done, total=None, words=None: None
+        yield lambda done, total=None, text=None: None
         return
     from rich.progress import (
         BarColumn,
@@ -342,5 +342,5 @@ def progress(words: str, total: int | None = None, *, quiet: bool = False) -> It
         console=console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(words, total=total)
-        yield lambda done, total=None, words=None: bar.update(task, completed=done, total=total, description=words)
+        task = bar.add_task(text, total=total)
+        yield lambda done, total=None, text=None: bar.update(task, completed=done, total=total, description=text)

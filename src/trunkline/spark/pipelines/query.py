@@ -54,7 +54,7 @@ def run_file(
     name: str | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> StreamReport:
     """Run a .py or .sql file on the new messages of a topic, up to the head (`once`) or until stopped (`stream`).
 
@@ -76,7 +76,7 @@ def run_file(
         group=group,
         spark=spark,
         master=master,
-        told=told,
+        on_progress=on_progress,
     )
 
 
@@ -99,7 +99,7 @@ def dedupe(
     start: str = "earliest",
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> StreamReport:
     """Copy a topic without duplicates: messages with an equal SQL expression `by`, less than `within` apart."""
 
@@ -123,7 +123,7 @@ def dedupe(
         start=start,
         spark=spark,
         master=master,
-        told=told,
+        on_progress=on_progress,
     )
 
 
@@ -142,13 +142,13 @@ def query(
     group: str | None = None,
     spark: SparkSession | None,
     master: str | None,
-    told: Progress | None,
+    on_progress: Progress | None,
 ) -> StreamReport:
     """Run a streaming query to its end and report its progress."""
     if mode not in MODES:
         raise InvalidArgument(f"mode must be {' or '.join(MODES)}, got {mode!r}")
     started = time.monotonic()
-    with running(url, name, kind, spark=spark, master=master, told=told) as run:
+    with running(url, name, kind, spark=spark, master=master, on_progress=on_progress) as run:
         heads(url, [topic])
         if target is not None:
             target.check(url)
