@@ -181,7 +181,7 @@ class Run:
         for _, n in sorted(copied.items()):
             # until partitions are added, a key is in one partition of the source
             place = (n % KEYS, bisect_right(self._eras, n))
-            if n <= newest.get(place, -1):
+            if n < newest.get(place, -1):
                 disorder.append(n)
             newest[place] = n
         if disorder:
