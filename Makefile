@@ -53,7 +53,7 @@ $(CLASSES): $(SPARK)
 test: $(CLASSES) ## run all tests; ARGS="-k name"
 	$(BIN)/python tools/tests.py $(ARGS)
 
-check: $(SPARK) ## check format, lint, language, strict types, import contract, security, docs
+check: $(SPARK) ## check format, lint, language, SQL text, strict types, import contract, security, docs
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(CHECKS)
 
 check-types:
@@ -69,6 +69,8 @@ check-lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/sql_text.py
+	$(BIN)/python tools/private_access.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 
 check-generated:

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.servers import VERSIONS, make_server, missing
+from tests.support.postgres import VERSIONS, make_server, missing
 from trunkline.sql.migrate import migrate
 
 Connection = psycopg.Connection[tuple[Any, ...]]

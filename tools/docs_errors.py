@@ -27,9 +27,10 @@ returns `lost`.
 """
 OUTRO = """
 Errors form a class hierarchy: `except NotFound` catches `TopicNotFound`, and `except Unavailable` catches all
-errors that a retry may resolve. The classes are in `trunkline.errors`, except `LeaseLost`, `TransactionMisuse` and
-`InvalidBody` in `trunkline.client`, and those of jobs in `trunkline.jobs`. As usual in Python, an argument of the
-wrong type or value raises `TypeError` or `ValueError`, before anything is sent.
+errors that a retry may resolve. The classes are in `trunkline.errors`, except `InvalidBody` in `trunkline.client`
+and those of jobs in `trunkline.jobs`. An argument that the library itself
+rejects, before anything is sent, raises `InvalidType` or `InvalidValue`. Both have the code `invalid_argument`;
+`InvalidType` is also a `TypeError`, and `InvalidValue` a `ValueError`.
 
 ```text
 {tree}
@@ -78,12 +79,13 @@ WHAT_TO_DO = {
 
 
 def classes() -> list[type[TrunklineError]]:
-    """Return all error classes, each before its subclasses."""
+    """Return one error class per code, each before its subclasses."""
     found: list[type[TrunklineError]] = []
 
     def walk(cls: type[TrunklineError]) -> None:
         if cls not in found and cls.__module__.startswith("trunkline."):
-            found.append(cls)
+            if "code" in cls.__dict__:
+                found.append(cls)
             for made in cls.__subclasses__():
                 walk(made)
 

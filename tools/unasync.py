@@ -38,12 +38,8 @@ TWINS = {
         "calls.push",
         "calls.jobs",
     ),
+    "runtime": ("renewals", "publisher", "settler", "session", "transactions"),
     "client": (
-        "runtime",
-        "renewals",
-        "transactions",
-        "publishing",
-        "settling",
         "deliveries",
         "batches",
         "consuming",

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.errors import InvalidArgument
+from trunkline.errors import InvalidArgument, InvalidType, InvalidValue
 from trunkline.settings import parse_duration
 from trunkline.types import Duration, NewMessage, Place
 
@@ -31,6 +31,7 @@ BYTES = "application/octet-stream"
 _DEEPEST = 200
 _LONGEST_ERROR = 10_000
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN = frozenset((str, int, bool, type(None)))
 _BINARY = (bytes, bytearray, memoryview)
 
@@ -43,35 +44,39 @@ def error_text(text: str | None) -> str | None:
     return None if text is None else _NOT_TEXT.sub("\ufffd", text[:_LONGEST_ERROR])
 
 
-class InvalidBody(InvalidArgument, ValueError):
+class InvalidBody(InvalidValue):
     """A payload is not JSON, or cannot be decoded into the requested type."""
 
     code = "invalid_body"
 
 
 def encode(body: Any, content_type: str | None = None) -> tuple[bytes, str]:
-    """Return a body's bytes and content type. Raises TypeError or ValueError with the path of an invalid value."""
+    """Return a body's bytes and content type. Raises `InvalidArgument` with the path of an invalid value."""
     if content_type is not None and "pickle" in content_type:
-        raise ValueError(f"content type {content_type} is not allowed: unpickling can run arbitrary code")
+        raise InvalidValue(f"content type {content_type} is not allowed: unpickling can run arbitrary code")
     # a tuple: a union would be created in each call
     if isinstance(body, _BINARY):
         return bytes(body), content_type or BYTES
     if content_type is not None and not _is_json(content_type):
-        raise TypeError(
+        raise InvalidType(
             f"a body of type {type(body).__name__} cannot be sent as {content_type}, only as JSON; encode it to bytes first"
         )
     return to_json(body), content_type or JSON
 
 
 def to_json(value: Any) -> bytes:
-    """Encode a value as JSON. Raises TypeError or ValueError with the path of a value that JSON would change."""
+    """Encode a value as JSON. Raises `InvalidArgument` with the path of a value that JSON would change."""
     try:
         _check(value, (), False)
         return _encoder.encode(value)
     except RecursionError:
-        raise ValueError("the body is nested too deeply, or contains itself") from None
+        raise InvalidValue("the body is nested too deeply, or contains itself") from None
     except UnicodeEncodeError:
-        raise ValueError(f"the body has text that is not valid Unicode at {_place(_bad_text(value, ()) or ())}") from None
+        raise InvalidValue(f"the body has text that is not valid Unicode at {_place(_bad_text(value, ()) or ())}") from None
+    except (TypeError, ValueError) as exc:
+        if isinstance(exc, InvalidArgument):
+            raise
+        raise InvalidValue(f"the body cannot be encoded as JSON: {exc}") from exc
 
 
 def headers_json(headers: Mapping[str, Any] | None) -> str | None:
@@ -79,7 +84,7 @@ def headers_json(headers: Mapping[str, Any] | None) -> str | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise TypeError(f"headers must be a mapping of names to values, got {type(headers).__name__}")
+        raise InvalidType(f"headers must be a mapping of names to values, got {type(headers).__name__}")
     return to_json(headers).decode()
 
 
@@ -130,7 +135,7 @@ def _is_model(value: Any) -> bool:
 def _enc_hook(value: Any) -> Any:
     if _is_model(value):
         return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+    raise InvalidType(f"{type(value).__name__} cannot be sent as JSON")
 
 
 def _dec_hook(kind: Any, value: Any) -> Any:
@@ -138,7 +143,7 @@ def _dec_hook(kind: Any, value: Any) -> Any:
     if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         validate: Callable[[Any], Any] = kind.model_validate  # type: ignore[attr-defined]
         return validate(value)
-    raise TypeError(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
+    raise InvalidType(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -152,11 +157,11 @@ def _check(value: Any, path: tuple[Any, ...], typed: bool) -> None:
     if kind in _PLAIN:
         return
     if len(path) > _DEEPEST:
-        raise ValueError(f"the body is nested more than {_DEEPEST} levels deep, or contains itself")
+        raise InvalidValue(f"the body is nested more than {_DEEPEST} levels deep, or contains itself")
     if kind is dict or isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str | int | UUID | enum.Enum) or isinstance(key, bool):
-                raise TypeError(f"the body has a key of type {type(key).__name__} at {_place(path)}; JSON keys are text")
+                raise InvalidType(f"the body has a key of type {type(key).__name__} at {_place(path)}; JSON keys are text")
             if type(inner) not in _PLAIN:
                 _check(inner, (*path, key), typed)
     elif isinstance(value, list | tuple):
@@ -165,7 +170,7 @@ def _check(value: Any, path: tuple[Any, ...], typed: bool) -> None:
                 _check(inner, (*path, number), typed)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"the body has {value} at {_place(path)}; JSON has no such number")
+            raise InvalidValue(f"the body has {value} at {_place(path)}; JSON has no such number")
     else:
         _check_rare(value, path, typed)
 
@@ -173,7 +178,7 @@ def _check(value: Any, path: tuple[Any, ...], typed: bool) -> None:
 def _check_rare(value: Any, path: tuple[Any, ...], typed: bool) -> None:
     if isinstance(value, datetime.datetime | datetime.time):
         if value.tzinfo is None:
-            raise ValueError(f"the body has a time without a zone at {_place(path)}; add one, such as datetime.UTC")
+            raise InvalidValue(f"the body has a time without a zone at {_place(path)}; add one, such as datetime.UTC")
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             _check(getattr(value, name), (*path, name), True)
@@ -184,21 +189,21 @@ def _check_rare(value: Any, path: tuple[Any, ...], typed: bool) -> None:
         _check(value.model_dump(mode="json"), path, True)
     elif isinstance(value, set | frozenset):
         if not typed:
-            raise TypeError(
+            raise InvalidType(
                 f"the body has a {type(value).__name__} at {_place(path)}; JSON has only lists: sort it into one"
             )
         for inner in value:
             _check(inner, (*path, inner), True)
     elif isinstance(value, bytes | bytearray | memoryview):
         if not typed:
-            raise TypeError(f"the body has bytes at {_place(path)}; send bytes as the whole body, or write them as text")
+            raise InvalidType(f"the body has bytes at {_place(path)}; send bytes as the whole body, or write them as text")
     elif isinstance(value, Decimal):
         if not typed:
-            raise TypeError(f"the body has a Decimal at {_place(path)}; send str(...) or float(...)")
+            raise InvalidType(f"the body has a Decimal at {_place(path)}; send str(...) or float(...)")
         if not value.is_finite():
-            raise ValueError(f"the body has {value} at {_place(path)}; JSON has no such number")
+            raise InvalidValue(f"the body has {value} at {_place(path)}; JSON has no such number")
     elif not isinstance(value, str | int | UUID | datetime.date | datetime.timedelta | enum.Enum | msgspec.Raw):
-        raise TypeError(f"the body has a {type(value).__name__} at {_place(path)}, which cannot be sent as JSON")
+        raise InvalidType(f"the body has a {type(value).__name__} at {_place(path)}, which cannot be sent as JSON")
 
 
 def _bad_text(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -241,16 +246,17 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """True if the fast path can take it: no idempotency key, delay or priority."""
-        return self.idempotency_key is None and self.delay is None and self.deliver_at is None and self.priority is None
+        """True if the fast path can take it: no idempotency key (which an id is too), delay or priority."""
+        special = (self.idempotency_key, self.id, self.delay, self.deliver_at, self.priority)
+        return all(value is None for value in special)
 
 
 def encode_message(message: NewMessage) -> Encoded:
-    """Encode a message for the database. Raises TypeError or ValueError before anything is sent."""
+    """Encode a message for the database. Raises `InvalidArgument` before anything is sent."""
     payload, content_type = encode(message.body, message.content_type)
     return Encoded(
         payload,
-        content_type,
+        _text("content_type", content_type) or content_type,
         _text("key", message.key),
         _text("routing_key", message.routing_key),
         _text("label", message.label),
@@ -270,7 +276,7 @@ def duration(value: Duration | None) -> datetime.timedelta | None:
         return parse_duration(value)
     if value is None or isinstance(value, datetime.timedelta):
         return value
-    raise TypeError(f"a duration must be a timedelta or text such as '30s', got {type(value).__name__}")
+    raise InvalidType(f"a duration must be a timedelta or text such as '30s', got {type(value).__name__}")
 
 
 def place(value: Place) -> str:
@@ -284,20 +290,27 @@ def place(value: Place) -> str:
 
 def _text(field: str, value: str | None) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{field} must be a string, got {type(value).__name__}")
+        raise InvalidType(f"{field} must be a string, got {type(value).__name__}")
+    if value is not None and not value.isascii() and _LONE_SURROGATE.search(value):
+        raise InvalidValue(f"{field} is not valid Unicode: {value!a}")
     return value
 
 
 def _uuid(value: UUID | str | None) -> UUID | None:
-    return UUID(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return UUID(value)
+    except ValueError:
+        raise InvalidValue(f'id must be a UUID, got "{value}"') from None
 
 
 def _moment(field: str, value: datetime.datetime | None) -> datetime.datetime | None:
     if value is not None and value.tzinfo is None:
-        raise ValueError(f"{field} must have a time zone, such as datetime.UTC")
+        raise InvalidValue(f"{field} must have a time zone, such as datetime.UTC")
     if value is not None and value.year in (1, 9999):
         try:
             value.astimezone(datetime.UTC)
         except OverflowError:
-            raise ValueError(f"{field} must be in the years 1 to 9999 (UTC), got {value.isoformat()}") from None
+            raise InvalidValue(f"{field} must be in the years 1 to 9999 (UTC), got {value.isoformat()}") from None
     return value

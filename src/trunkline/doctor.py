@@ -290,11 +290,11 @@ def alerts(conn: Connection) -> Iterator[Finding]:
 def advisory_locks(conn: Connection) -> Iterator[Finding]:
     """Report sessions that hold our advisory locks for long or without rights on Trunkline; any login can take them."""
     rows = calls.advisory_locks(conn, _ROLES, _LOCK_CLASSES)
-    found = 0
+    reported = 0
     for lock, key, pid, user, program, age, idle, ours, waiting in rows:
         if ours and not idle and (age is None or age < _LONG_LOCK):
             continue
-        if (found := found + 1) > _MOST_LOCKS:
+        if (reported := reported + 1) > _MOST_LOCKS:
             continue
         since = "" if age is None else f" for {int(age.total_seconds())} s"
         why = "" if ours else ", a role without rights on Trunkline,"
@@ -306,7 +306,7 @@ def advisory_locks(conn: Connection) -> Iterator[Finding]:
             f" {waiting} sessions wait for it",
             f"End it, or run select pg_terminate_backend({pid}).",
         )
-    if not found:
+    if not reported:
         yield Finding("advisory locks", "ok", f"no session holds one for more than {int(_LONG_LOCK.total_seconds())} s")
 
 

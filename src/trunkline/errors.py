@@ -42,9 +42,9 @@ class TrunklineError(Exception):
         """How to fix the error, in terms of the Python API."""
         return self.hint_in("python")
 
-    def hint_in(self, words: Words) -> str | None:
+    def hint_in(self, interface: Words) -> str | None:
         """Return the hint in terms of SQL, the command line, HTTP or Python."""
-        return reword(self._hint, words)
+        return reword(self._hint, interface)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -67,6 +67,14 @@ class InvalidArgument(TrunklineError):
     """An argument is malformed or out of range, or contains text that Postgres cannot store (NUL, bad encoding)."""
 
     code, status, exit_code = "invalid_argument", 400, 2
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has the wrong type. Raised before anything is sent."""
+
+
+class InvalidValue(InvalidArgument, ValueError):
+    """An argument has an unusable value. Raised before anything is sent."""
 
 
 class InvalidName(InvalidArgument):
@@ -235,6 +243,18 @@ class StageLost(Conflict):
     """Rows that the tasks of a Spark job staged were lost or abandoned; nothing was published."""
 
     code = "stage_lost"
+
+
+class LeaseLost(Conflict):
+    """The lease ended or was replaced before the transaction committed, so the transaction was rolled back."""
+
+    code = "lease_lost"
+
+
+class TransactionMisuse(Conflict):
+    """A transaction with an ack or commit was ended inside its block or used outside it; nothing was settled."""
+
+    code = "transaction_misuse"
 
 
 class RetryableConflict(Conflict):

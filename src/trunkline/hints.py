@@ -78,17 +78,17 @@ _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
 _PLAIN = re.compile(r"'([A-Za-z0-9._-]+)'")
 
 
-def reword(hint: str | None, words: Words) -> str | None:
+def reword(hint: str | None, interface: Words) -> str | None:
     """Return the hint with the names of the caller's interface."""
-    if hint is None or words == "sql":
+    if hint is None or interface == "sql":
         return hint
-    named = _FUNCTION.sub(lambda match: _function(match, words), hint)
-    return _ARGUMENT.sub(lambda match: _argument(match, words), named)
+    named = _FUNCTION.sub(lambda match: _function(match, interface), hint)
+    return _ARGUMENT.sub(lambda match: _argument(match, interface), named)
 
 
-def _function(match: re.Match[str], words: str) -> str:
+def _function(match: re.Match[str], interface: str) -> str:
     remedy = FUNCTIONS.get(match[1])
-    text: str | None = None if remedy is None else getattr(remedy, words)
+    text: str | None = None if remedy is None else getattr(remedy, interface)
     if remedy is None or text is None:
         return match[0]
     values = [_PLAIN.fullmatch(each.strip()) for each in (match[2] or "").split(",")]
@@ -98,11 +98,11 @@ def _function(match: re.Match[str], words: str) -> str:
     return text
 
 
-def _argument(match: re.Match[str], words: str) -> str:
+def _argument(match: re.Match[str], interface: str) -> str:
     remedy = ARGUMENTS.get(match[1])
     if remedy is None:
         return match[0]
-    name: str = getattr(remedy, words)
-    if match[2] == "true" and words != "command":
-        return f"{name}={'True' if words == 'python' else 'true'}"
+    name: str = getattr(remedy, interface)
+    if match[2] == "true" and interface != "command":
+        return f"{name}={'True' if interface == 'python' else 'true'}"
     return name

@@ -56,9 +56,14 @@ def carried(headers: Headers | None, trace: Headers) -> Headers | None:
 # Publishing
 
 
+def publishing(name: str, messages: Iterable[NewMessage]) -> AbstractContextManager[Iterable[NewMessage]]:
+    """Start a span for a publish to a topic or queue. Returns the messages with its trace headers."""
+    current = tracer()
+    return nullcontext(messages) if current is None else _publishing(current, name, messages)
+
+
 @contextmanager
-def publishing(tracer: Tracer, name: str, messages: Iterable[NewMessage]) -> Iterator[Iterator[NewMessage]]:
-    """Start a span for a publish to a topic or queue, and yield the messages with its trace headers."""
+def _publishing(tracer: Tracer, name: str, messages: Iterable[NewMessage]) -> Iterator[Iterable[NewMessage]]:
     with tracer.start_as_current_span(f"publish {name}", kind=_kind("PRODUCER"), attributes=_about("send", name)):
         trace = traceparent()
         yield (msgspec.structs.replace(message, headers=carried(message.headers, trace)) for message in messages)
@@ -88,11 +93,23 @@ def _handling(tracer: Tracer, message: Message[Any], name: str | None) -> Iterat
     about = _about("process", name) | {"messaging.message.id": str(message.id)}
     if isinstance(message, Delivery):
         about["messaging.message.delivery_attempt"] = message.attempt
+    if message.label is not None:
+        about["trunkline.label"] = message.label
     title = "process" if name is None else f"process {name}"
     with tracer.start_as_current_span(
         title, context=_context(message.headers), kind=_kind("CONSUMER"), attributes=about
     ) as span:
-        yield span
+        try:
+            yield span
+        except Exception:
+            raise  # recorded by the SDK
+        except BaseException as exc:
+            # the work was cancelled or interrupted
+            from opentelemetry.trace import StatusCode
+
+            span.record_exception(exc)
+            span.set_status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}")
+            raise
 
 
 # HTTP

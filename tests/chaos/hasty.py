@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 
 from trunkline.cli.commands.serve import command
-from trunkline.client.publishing import send
+from trunkline.runtime.publisher import send
 from trunkline.server import claiming, streams
 from trunkline.server.call import Answer, answer
 from trunkline.server.routes import claims, events, messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.chaos.http_session import HttpSession
 from tests.chaos.planted import QUEUE, TOPIC, Background, World, enqueue, finish_group, finish_queue, publish
 from tests.conftest import Clock
 from tests.http.servers import HttpServer
+from tests.support.waiting import wait_until
 
 MANY = 1_500
 _OPEN = (
@@ -91,10 +91,10 @@ def stream_that_breaks(world: HttpWorld) -> None:
         conn.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
         conn.sendall(b"".join(b"%x\r\n%s\r\n" % (len(line), line) for line in lines))
         # the first batch is on its way to the database
-        wait_for(lambda: client.rows("select last_value > 900 from trunkline.topic_1_0_ids")[0][0])
+        wait_until(lambda: client.rows("select last_value > 900 from trunkline.topic_1_0_ids")[0][0])
     client.recorder.done(op, "fail")
     # until the server has noticed
-    wait_for(lambda: client.rows(_OPEN)[0][0] == 0)
+    wait_until(lambda: client.rows(_OPEN)[0][0] == 0)
     publish(world.main, "end")
     finish_group(world)
 
@@ -105,7 +105,7 @@ def several_who_wait(world: HttpWorld) -> None:
     line = f'http_requests_inflight{{handler="/v1/queues/{{queue}}/claims",service="trunkline"}} {len(sessions)}.0'
     for value in "abc":
         calls = [Background(lambda session=session: session.claim("q", 1, 5.0, wait=2)) for session in sessions]  # type: ignore[misc]
-        wait_for(lambda: line in httpx.get(f"{world.server.url}/metrics").text)
+        wait_until(lambda: line in httpx.get(f"{world.server.url}/metrics").text)
         # known to the server, and perhaps not yet among those that wait
         time.sleep(0.3)
         enqueue(world.main, value)
@@ -114,13 +114,6 @@ def several_who_wait(world: HttpWorld) -> None:
     # far beyond the lease and any delay before the next attempt
     world.advance(60)
     finish_queue(world)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 SCRIPTS = {

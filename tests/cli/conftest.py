@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +112,3 @@ def cli(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setenv("TRUNKLINE_DATABASE_URL", db)
     monkeypatch.chdir(tmp_path)
     return Cli(db, tmp_path)
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something is so; what never happens fails."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        import threading
-
-        pause = threading.Event()
-        for _ in range(600):
-            if condition():
-                return
-            pause.wait(0.05)
-        raise AssertionError("it did not happen")
-
-    return wait

@@ -1,4 +1,4 @@
-"""Bad input of reliability 4.3, rows 85 to 98: a clear line, an exit code, no traceback, nothing changed."""
+"""Bad input on the command line: a clear line, an exit code, no traceback, nothing changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def topic(cli: Cli) -> str:
     return "t"
 
 
-def test_row_85_no_arguments_unknown_command_typo(cli: Cli) -> None:
+def test_missing_and_unknown_commands_print_help(cli: Cli) -> None:
     assert "Commands:" in cli(code=2).stderr
     assert "Commands:" in cli("topic", code=2).stderr
     assert "did you mean 'topic'?" in cli("topci", "list", code=2).stderr
@@ -47,16 +47,16 @@ def test_row_85_no_arguments_unknown_command_typo(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_row_86_flags(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_invalid_flags_are_refused(cli: Cli, arguments: tuple[str, ...]) -> None:
     refused = cli("topic", "list", *arguments, code=2)
     assert refused.stdout == ""
 
 
-def test_row_86_an_equals_sign_is_fine(cli: Cli) -> None:
+def test_a_flag_may_use_an_equals_sign(cli: Cli) -> None:
     assert cli("topic", "list", "--timeout=10s", "--output=json").json == []
 
 
-def test_row_87_secrets(cli: Cli) -> None:
+def test_secrets_are_not_printed(cli: Cli) -> None:
     secret = "s3cr3t"
     url = f"postgresql://me:{secret}@127.0.0.1:1/x"
     warned = cli("topic", "list", "--database-url", url, code=6)
@@ -67,7 +67,7 @@ def test_row_87_secrets(cli: Cli) -> None:
     assert secret not in cli("topic", "list", "--database-url", secret, code=2).stderr
 
 
-def test_row_88_files(cli: Cli, topic: str) -> None:
+def test_unusable_files_are_refused(cli: Cli, topic: str) -> None:
     cli("topic", "publish", topic, "--file", "missing", code=3)
     cli("topic", "publish", topic, "--file", ".", code=3)
     cli("topic", "publish", topic, "--file", "a\0b", code=3)
@@ -87,7 +87,7 @@ def test_row_88_files(cli: Cli, topic: str) -> None:
     assert cli("topic", "read", topic).json == []
 
 
-def test_row_89_stdin(cli: Cli, topic: str) -> None:
+def test_unusable_standard_input_is_refused(cli: Cli, topic: str) -> None:
     closed = subprocess.run(
         ["sh", "-c", f"exec {COMMAND} topic publish {topic} <&-"], env=cli.environment(), capture_output=True, cwd=cli.folder
     )
@@ -100,7 +100,7 @@ def test_row_89_stdin(cli: Cli, topic: str) -> None:
     assert counted.json["failed"] == 1 and counted.json["stored"] == 1
 
 
-def test_row_90_closed_pipe(cli: Cli, topic: str) -> None:
+def test_a_closed_pipe_ends_the_command(cli: Cli, topic: str) -> None:
     cli.process("topic", "publish", topic, input=b'"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"\n' * 3000)
     for format in ("json", "jsonl", "table"):
         reader = cli.start("topic", "read", topic, "--limit", 3000, "-o", format)
@@ -111,7 +111,7 @@ def test_row_90_closed_pipe(cli: Cli, topic: str) -> None:
         assert reader.stderr.read() == b""
 
 
-def test_row_91_escape_sequences(cli: Cli, topic: str) -> None:
+def test_escape_sequences_do_not_reach_the_terminal(cli: Cli, topic: str) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
     cli("topic", "publish", topic, evil, "--content-type", "text/plain", "--key", evil, "--label", "\x1b[1mx")
     code, shown = on_a_terminal(cli, "topic", "read", topic, NO_COLOR="1")
@@ -124,7 +124,7 @@ def test_row_91_escape_sequences(cli: Cli, topic: str) -> None:
     assert "\x1b" not in cli("\x1b[31m", code=2).stderr
 
 
-def test_row_92_errors_as_json(cli: Cli) -> None:
+def test_errors_as_json(cli: Cli) -> None:
     for format in ("json", "jsonl"):
         failed = cli("topic", "show", "missing", "-o", format, code=3)
         assert failed.stdout == ""
@@ -132,7 +132,7 @@ def test_row_92_errors_as_json(cli: Cli) -> None:
     assert cli("topic", "show", "-o", "json", code=2).error["code"] == "usage"
 
 
-def test_row_94_unreachable_and_wrong(cli: Cli, empty_db: str) -> None:
+def test_an_unreachable_or_wrong_database_is_named(cli: Cli, empty_db: str) -> None:
     refused = cli("topic", "list", "--database-url", "postgresql://127.0.0.1:1/x", "-o", "json", code=6)
     assert refused.error["code"] == "database_unavailable" and "refused" in refused.error["message"]
     tls = cli(
@@ -143,18 +143,18 @@ def test_row_94_unreachable_and_wrong(cli: Cli, empty_db: str) -> None:
     assert empty.error["code"] == "not_installed" and "migrate" in empty.error["hint"]
 
 
-def test_row_94_a_schema_of_another_time(cli: Cli, conn: Connection) -> None:
+def test_a_schema_of_another_version_is_named(cli: Cli, conn: Connection) -> None:
     conn.execute("insert into trunkline.migrations (version, name, checksum) select 9999, 'x', 'x'")
     assert cli("topic", "list", "-o", "json", code=5).error["code"] == "schema_version"
 
 
-def test_row_95_destructive_without_a_terminal(cli: Cli, topic: str) -> None:
+def test_a_destructive_command_needs_a_confirmation(cli: Cli, topic: str) -> None:
     refused = cli.process("topic", "delete", topic, code=2)
     assert "--yes" in refused.stderr
     cli("topic", "show", topic)
 
 
-def test_row_95_on_a_terminal_the_name_is_typed(cli: Cli, topic: str) -> None:
+def test_on_a_terminal_the_name_is_typed(cli: Cli, topic: str) -> None:
     code, shown = on_a_terminal(cli, "topic", "delete", topic, typed="nope\n")
     assert code == 1 and "not confirmed" in shown
     cli("topic", "show", topic)
@@ -175,13 +175,13 @@ def test_row_95_on_a_terminal_the_name_is_typed(cli: Cli, topic: str) -> None:
     ],
     ids=str,
 )
-def test_row_97_locales_and_terminals(cli: Cli, topic: str, env: dict[str, str]) -> None:
+def test_any_locale_and_terminal(cli: Cli, topic: str, env: dict[str, str]) -> None:
     cli("topic", "publish", topic, '"İı ünï 日本"')
     assert cli.process("topic", "read", topic, env=env).json[0]["body"] == "İı ünï 日本" or "PYTHONIOENCODING" in env
     assert "PLACE" in cli.process("topic", "read", topic, "-o", "table", env=env).stdout
 
 
-def test_row_97_twenty_columns(cli: Cli, topic: str) -> None:
+def test_a_terminal_of_twenty_columns(cli: Cli, topic: str) -> None:
     cli("topic", "publish", topic, '"hello"')
     for arguments in (("topic", "list"), ("topic", "read", topic), ("doctor",), ("top", "--once")):
         code, shown = on_a_terminal(cli, *arguments, columns=20, NO_COLOR="1")
@@ -190,7 +190,7 @@ def test_row_97_twenty_columns(cli: Cli, topic: str) -> None:
     assert 'payload      "hello"' in on_a_terminal(cli, "topic", "read", topic, columns=20)[1]
 
 
-def test_row_98_settings_file(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_files(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRUNKLINE_DATABASE_URL")
     dotenv = Path(".env")
     dotenv.write_text("TRUNKLINE_DATABSE_URL=x\n")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from tests.cli.conftest import Cli, on_a_terminal
 from tests.conftest import Connection
 from tests.sql.verbs import value
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +102,7 @@ def test_a_repeat_with_a_prefix_adds_only_what_is_missing(cli: Cli) -> None:
     assert sorted(map(str, bodies(cli))) == ["1", "2", "3"]
 
 
-def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
-    cli: Cli, conn: Connection, eventually: Callable[..., None]
-) -> None:
-    """reliability 4.3 row 93."""
+def test_ctrl_c_reports_how_many_are_stored_and_a_repeat_continues(cli: Cli, conn: Connection) -> None:
     lines = [b"%d\n" % n for n in range(3000)]
     publisher = cli.start("topic", "publish", "t", "--idempotency-prefix", "run")
     assert publisher.stdin is not None
@@ -115,7 +112,7 @@ def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
     def stored() -> int:
         return int(value(conn, "select trunkline.head('t', 0)"))
 
-    eventually(lambda: stored() == 2000)
+    wait_until(lambda: stored() == 2000)
     publisher.send_signal(signal.SIGINT)
     out, err = publisher.communicate(timeout=30)
     assert publisher.returncode == 130
@@ -126,24 +123,24 @@ def test_ctrl_c_says_how_many_are_stored_and_a_repeat_goes_on(
     assert bodies(cli) == list(range(3000))
 
 
-def test_lines_are_stored_as_they_come(cli: Cli, conn: Connection, eventually: Callable[..., None]) -> None:
+def test_lines_are_stored_as_they_come(cli: Cli, conn: Connection) -> None:
     """A pipe that stays open (tail -f) does not hold messages back."""
     publisher = cli.start("topic", "publish", "t")
     assert publisher.stdin is not None
     for n in (1, 2):
         publisher.stdin.write(b"%d\n" % n)
         publisher.stdin.flush()
-        eventually(lambda n=n: value(conn, "select trunkline.head('t', 0)") == n)
+        wait_until(lambda n=n: value(conn, "select trunkline.head('t', 0)") == n)
     out, _ = publisher.communicate(timeout=30)
     assert json.loads(out)["stored"] == 2
 
 
-def test_a_database_that_goes_away_is_told(cli: Cli, conn: Connection, eventually: Callable[..., None]) -> None:
+def test_a_database_that_goes_away_is_told(cli: Cli, conn: Connection) -> None:
     publisher = cli.start("topic", "publish", "t", "-o", "json")
     assert publisher.stdin is not None
     publisher.stdin.write(b"1\n")
     publisher.stdin.flush()
-    eventually(lambda: value(conn, "select trunkline.head('t', 0)") == 1)
+    wait_until(lambda: value(conn, "select trunkline.head('t', 0)") == 1)
     conn.execute("alter table trunkline.topics rename to topics_away")
     publisher.stdin.write(b"2\n")
     _, err = publisher.communicate(timeout=60)

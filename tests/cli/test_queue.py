@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from tests.cli.conftest import Cli
 from tests.conftest import Clock
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -124,15 +124,13 @@ def test_priorities(cli: Cli) -> None:
     cli("queue", "enqueue", "p", "1", "--priority", -1, code=2)
 
 
-def test_a_killed_consumer_loses_only_its_leases(
-    cli: Cli, queue: str, clock: Clock, eventually: Callable[..., None]
-) -> None:
-    """reliability 4.3 row 96: `claim --ack` that dies before its output is taken acks nothing."""
+def test_a_killed_consumer_loses_only_its_leases(cli: Cli, queue: str, clock: Clock) -> None:
+    """`claim --ack` that dies before its output is taken acks nothing."""
     cli.process("queue", "enqueue", queue, input=b"\n".join(b'"' + b"x" * 1000 + b'"' for _ in range(200)))
     reader = cli.start("queue", "claim", queue, "--limit", 500, "--ack")
     assert reader.stdout is not None
     reader.stdout.read(10)  # and no more: it hangs in the full pipe, between claim and ack
-    eventually(lambda: cli("queue", "show", queue).json["leased"] == 200)
+    wait_until(lambda: cli("queue", "show", queue).json["leased"] == 200)
     reader.send_signal(signal.SIGKILL)
     reader.wait(30)
     assert cli("queue", "show", queue).json["acked"] == 0

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from trunkline.cli.commands.top_view import LONGEST_NAME, View, short
+from trunkline.cli.commands.top_view import HELP, LONGEST_NAME, View, short
 
 COMMAND = [str(Path(sys.executable).parent / "trunkline"), "top", "--every", "100ms"]
 
@@ -60,6 +60,7 @@ def test_the_window_scrolls_within_the_picture() -> None:
     assert lines()[0] == "line 0"
     view.press("?")
     assert "scroll" in lines()[4]
+    assert len(HELP) < 80
 
 
 def test_long_names_are_cut() -> None:
@@ -117,6 +118,8 @@ def screen(db: str) -> Iterator[Screen]:
         for n in range(20):
             conn.execute("select trunkline.create_topic(%s)", [f"topic-{n:02}"])
         conn.execute("select trunkline.publish('topic-17', '1')")
+        conn.execute("call trunkline.sequence()")
+        conn.execute("select trunkline.create_group('topic-00', 'a-reader'), trunkline.create_group('topic-17', 'b-reader')")
     screen = Screen(db)
     try:
         yield screen
@@ -149,19 +152,23 @@ def test_keys(screen: Screen) -> None:
     screen.press(b"\x1b[B")
     screen.shows(b"lines 3-13 of")
     screen.press(b" ")
-    screen.shows(b"topic-17", b"lines 14-24 of", not_=b"topic-00")
+    screen.shows(b"topic-17", b"lines 14-24 of", not_=b"topic-01")
     screen.press(b"b\x1b[A")
     screen.shows(b"lines 2-12 of")
     screen.press(b"k")
     screen.shows(b"lines 1-11 of", b"topic-00")
+    screen.press(b"/reader\r")
+    screen.shows(b"a-reader", b"b-reader", b"sorted by name", not_=b"PARTITION")
+    assert screen.frame().index(b"a-reader") < screen.frame().index(b"b-reader")
     screen.press(b"s")
-    screen.shows(b"sorted by activity", b"topic-17")
-    screen.press(b"s")
-    screen.shows(b"sorted by name", not_=b"topic-17")
+    screen.shows(b"b-reader", b"sorted by activity")
+    assert screen.frame().index(b"b-reader") < screen.frame().index(b"a-reader"), "it has the larger lag"
+    screen.press(b"s\x1b")
+    screen.shows(b"sorted by name", not_=b"filter")
     screen.press(b"/17")
     screen.shows(b"topic-17", b"filter: 17_", not_=b"topic-00")
     screen.press(b"q")
-    screen.shows(b"filter: 17q_", not_=b"topic-")
+    screen.shows(b"filter: 17q_", not_=b"topic-17")
     screen.press(b"\x7f\r")
     screen.shows(b"topic-17", b"filter: 17", not_=b"17_")
     screen.press(b"\x1b")

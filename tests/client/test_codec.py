@@ -18,6 +18,7 @@ import pytest
 import trunkline
 from trunkline import Client
 from trunkline.codec import InvalidBody, decoder, encode, encode_message
+from trunkline.errors import InvalidValue
 from trunkline.types import NewMessage
 
 NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
@@ -149,8 +150,22 @@ async def test_refused_before_any_io(kind: str) -> None:
                 await send("t", 1, delay=30)
             with pytest.raises(ValueError, match=r"nan at \$\.h"):
                 await send("t", 1, headers={"h": float("nan")})
+            with pytest.raises(InvalidValue, match="key is not valid Unicode"):
+                await send("t", 1, key="a\ud800")
+            with pytest.raises(InvalidValue, match='id must be a UUID, got "7"'):
+                await send("t", 1, id="7")
         with pytest.raises(TypeError, match="headers"):
             await mq.publish_many("t", [1], headers=["a"])
+
+
+async def test_a_name_that_is_not_unicode_is_rejected(db: str, kind: str) -> None:
+    from tests.client import twins
+
+    async with twins.client(kind, db) as mq:
+        with pytest.raises(InvalidValue, match="text is not valid Unicode"):
+            await mq.topics.get("a\ud800")
+        with pytest.raises(InvalidValue, match="text is not valid Unicode"):
+            await mq.publish("a\ud800", 1)
 
 
 def test_content_types() -> None:

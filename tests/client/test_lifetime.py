@@ -78,7 +78,7 @@ async def test_a_database_that_cannot_be_used_is_the_error_of_the_first_call(
         # the pool would retry for ever and say nothing
         with pytest.raises(DatabaseUnavailable, match=cause):
             await mq.publish("t", 1)
-        assert twins.bare(mq)._runtime().pool._pool.get_stats().get("connections_num", 0) == 0
+        assert twins.bare(mq).session.pool._pool.get_stats().get("connections_num", 0) == 0
     assert caplog.records == []
 
 
@@ -96,7 +96,7 @@ def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(SettingsError, match="no database URL"):
         Client()
     monkeypatch.setenv("TRUNKLINE_DATABASE_URL", "postgresql:///somewhere")
-    assert Client()._url == SyncClient()._url == "postgresql:///somewhere"
+    assert Client().url == SyncClient().url == "postgresql:///somewhere"
 
 
 def _child(mq: SyncClient, pipe: Any) -> None:

@@ -39,6 +39,20 @@ async def test_every_field_arrives(mq: Any) -> None:
     assert (message.payload, message.body) == (b'{"n":1}', {"n": 1})
 
 
+@pytest.mark.parametrize("count", [1, 3, 300], ids=["alone", "statement", "copy"])
+async def test_a_given_id_is_published_once(mq: Any, count: int) -> None:
+    await mq.topics.create("t")
+    messages = [NewMessage(body=n, id=uuid4()) for n in range(count)]
+    for expected in (False, True):
+        sent = await mq.publish_many("t", messages)
+        assert [row.id for row in sent] == [message.id for message in messages]
+        assert {row.duplicate for row in sent} == {expected}
+        assert (await mq.publish("t", 0, id=messages[0].id)).duplicate
+    with pytest.raises(IdempotencyConflict):
+        await mq.publish("t", "other", id=messages[0].id)
+    assert await bodies(mq, "t") == list(range(count))
+
+
 async def test_delay_idempotency_and_enqueue(mq: Any) -> None:
     await mq.queues.create("q")
     await mq.enqueue("q", "later", delay="1h")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -55,6 +56,17 @@ async def test_a_message_carries_the_trace_from_publisher_to_handler(db: str, sp
     assert handled.attributes is not None and handled.attributes["messaging.message.delivery_attempt"] == 1
     assert not handled.status.is_ok and handled.events[0].name == "exception"
     assert [span.kind.name for span in (published, claimed, handled)] == ["PRODUCER", "CLIENT", "CONSUMER"]
+
+
+async def test_publishes_on_a_connection_are_spans(db: str, spans: InMemorySpanExporter) -> None:
+    async with Client(db) as mq, await psycopg.AsyncConnection.connect(db) as conn:
+        await mq.topics.create("orders")
+        await mq.on(conn).publish("orders", 1)
+        await mq.on(conn).publish_many("orders", [2, 3])
+        await conn.commit()
+        headers = [message.headers for message in await mq.topics.read("orders")]
+    ids = [f"{id_of(span)[1]:016x}" for span in spans.get_finished_spans() if span.name == "publish orders"]
+    assert [value["traceparent"].split("-")[2] for value in headers if value] == [ids[0], ids[1], ids[1]]
 
 
 def test_a_batch_is_one_span_and_a_trace_of_its_own_stays(db: str, spans: InMemorySpanExporter) -> None:

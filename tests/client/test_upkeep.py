@@ -12,7 +12,7 @@ import pytest
 
 from tests.client import twins
 from tests.conftest import Connection
-from tests.jobs.conftest import until
+from tests.support.waiting import until
 from trunkline import Client, upkeep
 from trunkline.errors import TrunklineError
 from trunkline.jobs import App, Worker

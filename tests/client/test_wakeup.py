@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.client import twins
+from tests.support.waiting import until
 from trunkline.db import wakeup as async_wakeup
 from trunkline.db.sync import wakeup as sync_wakeup
 from trunkline.errors import OutcomeUnknown, Unavailable
@@ -25,15 +25,8 @@ def slow_poll(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "POLL_SECONDS", 1000.0)
 
 
-async def until(condition: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.005)
-
-
 async def hearing(mq: Any) -> None:
-    wakeup = twins.bare(mq)._runtime().wakeup
+    wakeup = twins.bare(mq).session.wakeup
     await until(lambda: wakeup.hearing)
 
 
@@ -217,7 +210,7 @@ async def test_idle_consumers_cost_one_query_per_second_together(
 
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     tasks = [asyncio.create_task(idle(loop)) for loop in loops]
-    wakeup = twins.bare(mq)._runtime().wakeup
+    wakeup = twins.bare(mq).session.wakeup
     await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), 60)
     await hearing(mq)
     # what they looked for once is over when two polls have passed without a ring

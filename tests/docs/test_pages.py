@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, RUN, SHOWN, Block, agree, blocks, pages, want
 from tests.docs.shells import Shells, Up, Upkeep, as_url, environment
 from tests.docs.test_cli_examples import PAGE as CLI
 from tests.http.servers import serving
-from tests.servers import WheelServer, scratch
+from tests.support.postgres import WheelServer, scratch
 
 # The only blocks that no test runs. Each says so, and why, on its page.
 NOT_RUN = {

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -74,6 +74,18 @@ async def test_queues(mq: HttpClient, name: str) -> None:
     with pytest.raises(errors.InUse):
         await mq.queues.delete(name)
     await mq.queues.delete(name, force=True)
+
+
+async def test_a_given_id_is_published_once(mq: HttpClient, name: str) -> None:
+    await mq.queues.ensure(name)
+    mine = uuid4()
+    for expected in (False, True):
+        stored = await mq.enqueue(name, 1, id=mine)
+        assert (stored.id, stored.duplicate) == (mine, expected)
+    with pytest.raises(errors.IdempotencyConflict):
+        await mq.enqueue(name, 2, id=mine)
+    assert [row.duplicate for row in await mq.enqueue_many(name, [NewMessage(body=1, id=mine), 2])] == [True, False]
+    assert [delivery.body for delivery in await mq.claim(name, limit=9)] == [1, 2]
 
 
 async def test_subscriptions(mq: HttpClient, name: str) -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.http.servers import HttpServer, free_port, problem, serving
-from tests.servers import make_server
+from tests.support.postgres import make_server
 from trunkline.sql.migrate import migrate
 
 QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 3600}

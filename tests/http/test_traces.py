@@ -66,5 +66,10 @@ async def test_with_opentelemetry_it_goes_through_the_span_of_the_request(db: st
     assert {f"{span.parent.span_id:016x}" for span in requests if span.parent} == {SPAN_ID}
     assert all(text.startswith(f"00-{TRACE_ID}-") for text in arrived)
     assert [text.split("-")[2] for text in arrived] == [f"{span.context.span_id:016x}" for span in requests if span.context]
+    published = [span for span in spans.get_finished_spans() if span.name == "publish mail"]
+    assert {span.kind.name for span in published} == {"PRODUCER"}
+    assert [span.parent.span_id for span in published if span.parent] == [
+        span.context.span_id for span in requests if span.context
+    ]
     missed = [span for span in spans.get_finished_spans() if span.name == "GET /v1/queues/{queue}"]
     assert [span.attributes["http.response.status_code"] for span in missed if span.attributes] == [404]

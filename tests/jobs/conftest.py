@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from trunkline.jobs import App
 from trunkline.jobs.backoff import Backoff
 
@@ -17,19 +17,6 @@ async def app(db: str) -> AsyncIterator[App]:
     app = App(db, backoff=Backoff("50ms", cap="1s"))
     yield app
     await app.close()
-
-
-async def until(condition: Callable[[], Any], *, seconds: float = 30.0) -> Any:
-    """Wait until something is so; plain or awaited. What never happens fails."""
-    end = asyncio.get_running_loop().time() + seconds
-    while True:
-        found = condition()
-        if isinstance(found, Awaitable):
-            found = await found
-        if found:
-            return found
-        assert asyncio.get_running_loop().time() < end, "it did not happen"
-        await asyncio.sleep(0.01)
 
 
 async def stats(app: App, queue: str = "default") -> Any:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline.errors import InvalidArgument
-from trunkline.jobs import App, Context, JobFailed, UnknownKind, Worker, running_calls
+from trunkline.jobs import App, Context, JobFailed, UnknownKind, Worker, executor
 
 CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
@@ -28,7 +29,7 @@ RELEASE = threading.Event()
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Handlers that cannot be ended are left alone soon, and end with the test."""
     monkeypatch.setattr("trunkline.jobs.worker.LEAVE_SECONDS", 0.2)
-    monkeypatch.setattr(running_calls, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(executor, "LEAVE_SECONDS", 0.2)
     RELEASE.clear()
     yield
     RELEASE.set()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.cli.conftest import Cli, cli, eventually, on_a_terminal  # noqa: F401
+from tests.cli.conftest import Cli, cli, on_a_terminal  # noqa: F401
+from tests.support.waiting import wait_until
 from trunkline import SyncClient
 
 MODULE = """
@@ -182,17 +182,17 @@ def test_wrong_uses(shop: Cli) -> None:
     shop("job", "run", module.replace(":app", ":elsewhere"), "plain", "--database-url", shop.url)
 
 
-def test_a_worker_is_listed_reloads_and_stops(shop: Cli, eventually: Callable[[Callable[[], bool]], None]) -> None:  # noqa: F811
+def test_a_worker_is_listed_reloads_and_stops(shop: Cli) -> None:
     module = shop.module  # type: ignore[attr-defined]
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     worker = shop.start("worker", module, "--queues", "mail:3", "--reload", env=env)
     try:
-        eventually(lambda: len(shop("worker", "list").json) == 1)
+        wait_until(lambda: len(shop("worker", "list").json) == 1)
         [first] = shop("worker", "list").json
         assert first["info"]["queues"] == {"mail": 3} and first["info"]["kinds"] == ["plain", "send", "sleeps"]
         source = Path(shop.folder / f"{module.partition(':')[0]}.py")
         source.write_text(MODULE + "\n@app.job\ndef third() -> None: ...\n")
-        eventually(lambda: any("third" in row["info"]["kinds"] for row in shop("worker", "list").json))
+        wait_until(lambda: any("third" in row["info"]["kinds"] for row in shop("worker", "list").json))
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=60)

@@ -14,7 +14,8 @@ import pydantic
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline import SyncClient
 from trunkline.errors import IdempotencyConflict, InvalidArgument, JobNotFound, PayloadTooLarge, QueueNotFound
 from trunkline.jobs import App, Context, InvalidArguments, JobFailed, UnknownKind, Worker

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline import LeaseLost
 from trunkline.jobs import App, Context, SyncContext, Worker
 
@@ -121,7 +122,7 @@ async def test_an_outside_effect_is_not_repeated_by_the_next_attempt(app: App) -
 async def test_a_crash_between_effect_and_answer_is_reported_as_unknown(
     app: App, conn: Connection, choice: Any, sent_again: int
 ) -> None:
-    """J3, T24: the marker is on disk, the response is not."""
+    """J3: the marker is on disk, the response is not."""
     sent: list[int] = []
 
     @app.job(result=True)

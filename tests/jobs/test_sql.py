@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.servers import VERSIONS
 from tests.sql.verbs import Connect, call, claim, enqueue, refused, rows, sequence, value
+from tests.support.postgres import VERSIONS
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.jobs.conftest import dead, stats, until
+from tests.jobs.conftest import dead, stats
+from tests.support.waiting import until
 from trunkline.jobs import (
     App,
     Backoff,
@@ -146,7 +147,7 @@ async def test_plain_functions_run_in_threads_and_in_processes(app: App) -> None
         return n * 2
 
     here = process_jobs.app
-    here.url = app.client._url
+    here.url = app.client.url
     async with here, Worker(app), Worker(here, queues={"processes": 1}):
         assert await (await plain.enqueue(21)).result("10s") == 42
         assert where != [threading.get_ident()]

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.servers import DEBIAN, make_server
+from tests.support.postgres import DEBIAN, make_server
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 ROOT = Path(__file__).parents[2]

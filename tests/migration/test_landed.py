@@ -16,7 +16,7 @@ from tests.conftest import Clock, Connection, Servers, _database, sequence_at_on
 from tests.migration.catalogs import catalog
 from tests.migration.make_landed import rows
 from tests.migration.test_migrate import add
-from tests.servers import VERSIONS
+from tests.support.postgres import VERSIONS
 from trunkline.errors import SchemaVersion
 from trunkline.sql import baseline
 from trunkline.sql import catalog as files
@@ -142,15 +142,18 @@ def test_another_version_20_is_refused(db: str) -> None:
 
 
 class Landed:
-    """A converted database at the time of its dump, and what its revision returned."""
+    """A converted database at the time of its dump, and what its revision returned. Time stands still: no lease ends."""
 
     def __init__(self, url: str, conn: Connection) -> None:
         migrate(url)
         sequence_at_once(conn)
         self.conn = conn
         self.clock = Clock(conn)
-        [(age, self.expected)] = conn.execute("select clock_timestamp() - at, expected from public.landed").fetchall()
-        self.clock.advance(-age)
+        conn.execute(
+            "create or replace function trunkline.clock() returns timestamptz language sql volatile as"
+            " $$ select at + skew from public.landed, public.test_clock $$"
+        )
+        [self.expected] = rows(conn, "select expected from public.landed")
         for _ in range(4):
             conn.execute("call trunkline.sequence()")
 

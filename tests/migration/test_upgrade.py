@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests import servers
 from tests.conftest import sequence_at_once
 from tests.migration.catalogs import catalog
+from tests.support import postgres
 from trunkline.sql import baseline
 from trunkline.sql import catalog as files
 from trunkline.sql.catalog import FUNCTION_FILES
@@ -16,7 +16,7 @@ from trunkline.sql.migrate import installed_version, latest_version, migrate
 VERSIONS = [file.number for file in files.migrations()]
 
 
-@pytest.fixture(params=servers.VERSIONS, ids=lambda version: f"pg{version}")
+@pytest.fixture(params=postgres.VERSIONS, ids=lambda version: f"pg{version}")
 def pg_version(request: pytest.FixtureRequest) -> int:
     version: int = request.param
     return version

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Connection
 from tests.plans import seeding
-from tests.servers import VERSIONS
+from tests.support.postgres import VERSIONS
 
 ROUNDS = 10
 PER_ROUND = 300

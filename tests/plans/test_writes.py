@@ -1,7 +1,4 @@
-"""Append-only on the normal path: no update and no delete whose number grows with the messages.
-
-See "Storage" in docs/explanation/architecture.md.
-"""
+"""Append-only on the normal path: no update and no delete whose number grows with the messages."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ import pytest
 from tests.conftest import Connection
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver
-from tests.push.test_dispatch import make, until, value
+from tests.push.test_dispatch import make, value
 from tests.push.test_egress import Names, post
+from tests.support.waiting import until
 from trunkline.push.egress import Guard
 from trunkline.push.requests import Sender
 

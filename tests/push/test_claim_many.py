@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Connection
-from tests.servers import VERSIONS
+from tests.support.postgres import VERSIONS
 
 QUEUES = {
     "exact": ("a.b", None),

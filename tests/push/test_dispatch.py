@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +13,8 @@ from tests.conftest import Connection
 from tests.plans.seeding import Counters
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
-from tests.servers import VERSIONS
+from tests.support.postgres import VERSIONS
+from tests.support.waiting import until
 from trunkline.push import Verifier
 
 
@@ -37,19 +36,9 @@ def make(conn: Connection, url: str, queue: str = "q", **settings: Any) -> str:
     return str(secret)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait until the condition holds; return its value."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never became true"
-        await asyncio.sleep(0.02)
-    return found
-
-
 async def test_a_delivery_carries_id_key_headers_attempt_and_signature(
     db: str, conn: Connection, receiver: Receiver
 ) -> None:
-    """T19."""
     secret = make(conn, receiver.url, headers='{"authorization": "Bearer x"}')
     conn.execute("select trunkline.create_topic('orders'), trunkline.subscribe('q', 'orders')")
     id = value(

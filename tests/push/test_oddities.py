@@ -15,7 +15,8 @@ from aiohttp import web
 from tests.conftest import Connection
 from tests.push.dispatch import dispatching
 from tests.push.receivers import Receiver, Seen, receiving
-from tests.push.test_dispatch import make, until, value
+from tests.push.test_dispatch import make, value
+from tests.support.waiting import until
 from trunkline.push.dispatcher import PLAN_SECONDS
 from trunkline.push.outcomes import Answer, judge, judge_batch, pause_asked_for
 
@@ -95,7 +96,7 @@ async def test_what_is_cut_off_when_a_queue_is_unbound_comes_back(db: str, conn:
         async with dispatching(db, grace=0.1):
             await asyncio.to_thread(receiver.wait, bool)
             conn.execute("select trunkline.unbind_queue('q')")
-            await until(lambda: value(conn, "select ready = 1 from trunkline.queue_stats('q')"), 20)
+            await until(lambda: value(conn, "select ready = 1 from trunkline.queue_stats('q')"), seconds=20)
         assert value(conn, "select error from trunkline.list_attempts('e')") == "no response before the dispatcher stopped"
 
 
@@ -120,7 +121,7 @@ async def test_what_is_in_hand_of_a_queue_that_is_unbound_goes_back(db: str, con
             conn.execute("select trunkline.enqueue('other', '1') from generate_series(1, 3)")
             await until(lambda: value(conn, "select leased > 0 from trunkline.queue_stats('other')"))
             conn.execute("select trunkline.unbind_queue('other')")
-            await until(lambda: value(conn, "select ready = 3 from trunkline.queue_stats('other')"), 20)
+            await until(lambda: value(conn, "select ready = 3 from trunkline.queue_stats('other')"), seconds=20)
         assert len(receiver.seen) == 1
 
 
@@ -138,7 +139,7 @@ async def test_a_batch_in_hand_is_sent_one_by_one_when_the_mode_changes(
         await asyncio.sleep(3 * PLAN_SECONDS)
         # the wait that was computed from the old rate, 120 seconds, ends with it
         conn.execute("select trunkline.alter_endpoint('e', p_rate => 100)")
-        await until(lambda: value(conn, "select acked = 11 from trunkline.queue_stats('q')"), 30)
+        await until(lambda: value(conn, "select acked = 11 from trunkline.queue_stats('q')"), seconds=30)
     assert sorted(int(seen.body) for seen in receiver.seen[1:]) == list(range(1, 11))
 
 
@@ -152,7 +153,7 @@ async def test_very_many_go_back_together(db: str, conn: Connection) -> None:
         async with dispatching(db, grace=0.1):
             await until(lambda: value(conn, "select leased >= 25000 from trunkline.queue_stats('q')"))
             conn.execute("select trunkline.pause_endpoint('e')")
-            await until(lambda: value(conn, "select leased <= 8000 from trunkline.queue_stats('q')"), 20)
+            await until(lambda: value(conn, "select leased <= 8000 from trunkline.queue_stats('q')"), seconds=20)
 
 
 def test_a_raised_rate_holds_at_once(conn: Connection) -> None:

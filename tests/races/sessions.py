@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 
 from tests.conftest import Connection
 from tests.sql.verbs import READS, sequence
+from tests.support.waiting import wait_until
 
 PATIENCE = 20.0
 """Seconds after which a wait gives up; far above what any of them needs."""
@@ -60,10 +60,7 @@ def wait_blocked(watcher: Session, waiting: Session) -> None:
 
 def wait_for(watcher: Session, question: str, *params: Any) -> None:
     """Repeat the query until it returns true."""
-    deadline = time.monotonic() + PATIENCE
-    while not watcher.one(question, *params):
-        assert time.monotonic() < deadline, f"still not true: {question} {params}"
-        time.sleep(0.005)
+    wait_until(lambda: watcher.one(question, *params), seconds=PATIENCE, message=f"still not true: {question} {params}")
 
 
 def answer(call: Future[Rows]) -> Rows:

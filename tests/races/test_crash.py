@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from tests.races.sessions import PATIENCE
-from tests.servers import WheelServer
+from tests.support.postgres import WheelServer
 from trunkline.sql.migrate import migrate
 
 

@@ -76,7 +76,7 @@ def _work(mq: SyncClient, clock: Clock, dice: random.Random, queue: str, *, brok
 
 
 def main(folder: str) -> None:
-    from tests.servers import make_server
+    from tests.support.postgres import make_server
     from trunkline.spark import open_session
     from trunkline.spark.pipelines.report import report
     from trunkline.sql.migrate import migrate

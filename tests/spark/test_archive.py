@@ -54,7 +54,9 @@ def test_archive_then_drop_then_read_all(spark: SparkSession, db: str, conn: Con
         archive(db, "t", "nowhere://x", open=True, spark=spark)
     assert calls.list_archive_files(conn, "t") == []
     told: list[tuple[int, int | None]] = []
-    done = archive(db, "t", location, rows_per_file=300, required=True, spark=spark, told=lambda *each: told.append(each))
+    done = archive(
+        db, "t", location, rows_per_file=300, required=True, spark=spark, on_progress=lambda *each: told.append(each)
+    )
     assert done.rows == planned.rows == told[-1][0] == told[-1][1]
     assert done.files == len(list(Path(location).rglob("*.parquet"))) > 4
     assert archive(db, "t", spark=spark).files == 0

@@ -28,7 +28,7 @@ from trunkline.spark.archive.export import export, store_settings
 from trunkline.spark.archive.writer import write_piece
 from trunkline.spark.source import tiered_messages
 from trunkline.spark.source.log_reader import read_range
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 from trunkline.types import NewMessage
 
 
@@ -57,7 +57,7 @@ def message(number: int) -> NewMessage:
 
 
 def live(db: str, topic: str, topic_id: int, lo: int, hi: int, partition: int = 0, columns: Any = None) -> pa.Table:
-    return pa.Table.from_batches(read_range(db, Range(topic, topic_id, partition, lo, hi), columns))
+    return pa.Table.from_batches(read_range(db, OffsetRange(topic, topic_id, partition, lo, hi), columns))
 
 
 def seal(conn: Connection) -> None:

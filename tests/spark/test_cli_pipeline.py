@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -12,6 +18,11 @@ import trunkline
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
 from trunkline import SyncClient
+from trunkline.cli.commands import pipeline as pipeline_command
+from trunkline.spark.progress import report
+
+if TYPE_CHECKING:
+    from trunkline.cli.framework.command import Session
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -108,6 +119,37 @@ def test_a_declared_pipeline_finds_its_tables_again(cli: Cli, tmp_path: Path) ->
             assert [each.body["n"] for each in mq.topics.scan("out")] == list(range(first + 50))
     assert not (tmp_path / "derby.log").exists()
     assert not (tmp_path / "spark-warehouse").exists()
+
+
+def test_a_list_fits_and_can_be_filtered(cli: Cli) -> None:
+    report(cli.url, "compact:orders", "compact", state="failed", error="no room: " + "x" * 500)
+    report(cli.url, "archive:orders", "archive", state="done")
+    shown = cli("pipeline", "list", "-o", "table").stdout
+    assert "no room" in shown and max(map(len, shown.splitlines())) < 250
+    assert [each["name"] for each in cli("pipeline", "list", "--state", "failed", "-o", "json").json] == ["compact:orders"]
+    assert cli("pipeline", "list", "--state", "failed", "-o", "json").json[0]["error"].endswith("xxx"), "the whole text"
+
+
+def test_the_bar_says_that_spark_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("trunkline.cli.framework.output.stderr_is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    session = SimpleNamespace(quiet=False, limited=nullcontext, out=SimpleNamespace(one=lambda summary: None))
+
+    def call(told: Callable[[int, int | None], None]) -> dict[str, int]:
+        time.sleep(0.3)
+        shown.append(capsys.readouterr().err)
+        for done in (100, 200, 300):
+            told(done, 1000)
+            time.sleep(0.3)
+        shown.append(capsys.readouterr().err)
+        return {}
+
+    shown: list[str] = []
+    pipeline_command._run(cast("Session", session), "archive orders", call)
+    assert "archive orders: starting Spark" in shown[0]
+    last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown[1]).splitlines()[-1]
+    assert "archive orders " in last and "starting" not in last and re.search(r"300/1000\D+\d+/s", last), last
 
 
 def test_pipelines_are_enqueued(cli: Cli) -> None:

@@ -66,7 +66,7 @@ def test_tables_views_and_sinks(connect_spark: SparkSession, orders: str, tmp_pa
     told: list[tuple[int, int | None]] = []
     dry = run_declared(orders, str(file), storage=storage, dry_run=True, spark=connect_spark)
     assert (dry.name, dry.flows, numbers(orders)) == ("shop", [], [])
-    done = run_declared(orders, str(file), storage=storage, spark=connect_spark, told=lambda *each: told.append(each))
+    done = run_declared(orders, str(file), storage=storage, spark=connect_spark, on_progress=lambda *each: told.append(each))
     assert done.flows == ["declared_orders", "declared_totals", "publish_large"]
     assert told[-1] == (3, 3)
     assert numbers(orders) == list(range(90, 100))

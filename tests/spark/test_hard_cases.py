@@ -86,7 +86,7 @@ def test_the_database_goes_away_in_the_middle(spark: SparkSession, db: str, tmp_
         cut(db)
 
     try:
-        archive(db, "t", location, open=True, rows_per_file=100, spark=spark, told=told)
+        archive(db, "t", location, open=True, rows_per_file=100, spark=spark, on_progress=told)
     except TrunklineError as exc:
         assert isinstance(exc, Unavailable) or exc.code in ("pipeline_failed", "connection_lost"), exc
     assert rounds
@@ -98,7 +98,7 @@ def test_the_database_goes_away_in_the_middle(spark: SparkSession, db: str, tmp_
     # A replay that is interrupted after each chunk resumes there, and publishes nothing twice.
     for _ in range(5):
         try:
-            replay(db, "t", id="r", to_topic="copy", chunk_rows=300, spark=spark, told=lambda *_: cut(db))
+            replay(db, "t", id="r", to_topic="copy", chunk_rows=300, spark=spark, on_progress=lambda *_: cut(db))
             break
         except TrunklineError:
             continue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound
 from trunkline.spark.source import loss, offsets
-from trunkline.spark.source.ranges import Head, Range
+from trunkline.spark.source.ranges import Head, OffsetRange
 
 
 def document(positions: offsets.Positions, starts: offsets.Positions | None = None, **ids: int) -> dict[str, Any]:
@@ -21,9 +21,9 @@ def document(positions: offsets.Positions, starts: offsets.Positions | None = No
 
 @given(st.integers(1, 30), st.integers(0, 30), st.sets(st.integers(1, 60)))
 def test_what_is_read_and_what_is_missing_make_up_the_range(lo: int, count: int, kept: set[int]) -> None:
-    range_ = Range("t", 1, 0, lo, lo + count)
+    range_ = OffsetRange("t", 1, 0, lo, lo + count)
 
-    def stored(part: Range) -> list[Range]:
+    def stored(part: OffsetRange) -> list[OffsetRange]:
         return [part.between(n, n + 1) for n in range(part.lo, part.hi) if n in kept]
 
     found = loss.readable([range_], stored, fail=False)
@@ -37,15 +37,15 @@ def test_what_is_read_and_what_is_missing_make_up_the_range(lo: int, count: int,
             assert f"offsets {part.lo} to {part.hi - 1} of partition 0 of topic t are gone" in raised.value.message
 
 
-def everything(range_: Range) -> list[Range]:
+def everything(range_: OffsetRange) -> list[OffsetRange]:
     return [range_]
 
 
-def from_20(range_: Range) -> list[Range]:
+def from_20(range_: OffsetRange) -> list[OffsetRange]:
     return [range_.between(max(20, range_.lo), range_.hi)] if range_.hi > 20 else []
 
 
-def nothing(range_: Range) -> None:
+def nothing(range_: OffsetRange) -> None:
     return None
 
 

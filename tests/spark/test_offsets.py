@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange
 from trunkline.spark.source import offsets
-from trunkline.spark.source.ranges import Head, Range, tasks
+from trunkline.spark.source.ranges import Head, OffsetRange, tasks
 
 HEADS = [Head("a", 7, 0, 1, 101), Head("a", 7, 1, 11, 11), Head("b", 9, 0, 1, 51)]
 POSITIONS = {"a": {0: 1, 1: 11}, "b": {0: 1}}
@@ -97,7 +97,7 @@ ranges_of_rows = st.lists(st.integers(0, 30) | st.integers(0, 900_000), max_size
 def test_tasks_cover_everything_once_and_in_order(
     rows: list[int], least: int | None, largest: int | None, most: int | None
 ) -> None:
-    ranges = [Range("t", 1, number, 10, 10 + count) for number, count in enumerate(rows)]
+    ranges = [OffsetRange("t", 1, number, 10, 10 + count) for number, count in enumerate(rows)]
     # a tiny limit with many rows would only make millions of pieces
     assume(largest is None or largest >= 5_000 or sum(rows) <= 1_000)
     made = tasks(ranges, min_tasks=least, max_rows=largest, max_tasks=most)
@@ -119,5 +119,5 @@ def test_tasks_cover_everything_once_and_in_order(
 
 
 def test_small_ranges_share_a_task() -> None:
-    assert len(tasks([Range("t", 1, number, 1, 11) for number in range(64)])) == 1
-    assert len(tasks([Range("t", 1, 0, 1, 1_000_001)])) == 4
+    assert len(tasks([OffsetRange("t", 1, number, 1, 11) for number in range(64)])) == 1
+    assert len(tasks([OffsetRange("t", 1, 0, 1, 1_000_001)])) == 4

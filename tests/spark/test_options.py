@@ -102,11 +102,24 @@ def test_writes() -> None:
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion"),
         ({"txnAppId": "once:a", "txnVersion": "1"}, "begins with once:, which is reserved"),
         ({"txnAppId": "query:a", "txnVersion": "1"}, "begins with query:, which is reserved"),
+        ({"txnAppId": "replay:a", "txnVersion": "1"}, "begins with replay:, which is reserved"),
+        ({"txnAppId": "compact:a", "txnVersion": "1"}, "begins with compact:, which is reserved"),
+        ({"txnAppId": "validate:a", "txnVersion": "1"}, "begins with validate:, which is reserved"),
+        ({"pipelineWriter": "nightly", "txnVersion": "1"}, "pipelineWriter is reserved for pipelines"),
+        ({"pipelineWriter": "replay:a"}, "must be set together"),
         ({"subscribe": "t"}, "does not apply to a write"),
         ({"topik": "t"}, "Did you mean topic"),
     ]:
         with pytest.raises(InvalidOption, match=said):
             WriteOptions.parse({"url": URL, **options})
+
+
+def test_a_pipeline_names_its_own_writer() -> None:
+    options = {"url": URL, "topic": "t", "pipelineWriter": "replay:a", "txnVersion": "1"}
+    assert WriteOptions.parse(options).app_id == "replay:a"
+    with pytest.raises(InvalidOption) as caught:
+        WriteOptions.parse({"url": URL, "nothing": "1"})
+    assert "txnAppId" in str(caught.value.hint) and "pipelineWriter" not in str(caught.value.hint)
 
 
 def test_the_address_does_not_show_itself(monkeypatch: pytest.MonkeyPatch) -> None:

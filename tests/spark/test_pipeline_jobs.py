@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +9,7 @@ import pytest
 
 from tests.conftest import Connection
 from tests.spark.topics import payloads, publish
+from tests.support.waiting import until
 from trunkline.jobs import App, Worker
 from trunkline.spark.pipelines.jobs import _below_uri, add_pipelines
 
@@ -30,18 +28,6 @@ def slowly(batches):
 def transform(messages):
     return messages.select("key", "value").mapInArrow(slowly, "key string, value binary")
 """
-
-
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    end = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if isinstance(found, Awaitable):
-            found = await found
-        if found:
-            return found
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.05)
 
 
 async def test_one_runs_while_another_is_cancelled(spark: SparkSession, db: str, conn: Connection, tmp_path: Path) -> None:

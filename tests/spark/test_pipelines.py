@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from tests.conftest import Connection
 from trunkline import SyncClient
@@ -18,7 +19,7 @@ from trunkline.spark.pipelines import validate as validating
 from trunkline.spark.pipelines.compact import compact
 from trunkline.spark.pipelines.query import dedupe, run_file
 from trunkline.spark.pipelines.replay import replay
-from trunkline.spark.pipelines.report import report
+from trunkline.spark.pipelines.report import _distinct_keys, report
 from trunkline.spark.pipelines.validate import merge, shape_of, validate
 from trunkline.types import Message, NewMessage
 
@@ -234,6 +235,13 @@ def test_report_is_one_page_and_its_tables(spark: SparkSession, orders: str, con
     last = report(orders, str(tmp_path), topics=["out"], spark=spark)
     assert last.messages == 0
     assert not {"topics", "throughput", "sizes", "hot_keys"} & {path.stem for path in tmp_path.glob("*.parquet")}
+
+
+def test_a_report_shows_no_more_keys_than_messages(spark: SparkSession) -> None:
+    keys = spark.range(60_000).selectExpr("id div 2000 as part", "cast(id as string) as key")
+    found = keys.groupBy("part").agg(_distinct_keys(), f.approx_count_distinct("key")).collect()
+    assert len(found) == 30 and all(1600 < row[1] <= 2000 for row in found)
+    assert max(row[2] for row in found) > 2000, "the bound was needed"
 
 
 def test_a_report_leaves_out_a_topic_whose_archive_is_not_there(

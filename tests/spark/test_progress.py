@@ -11,7 +11,7 @@ from tests.spark.topics import publish
 from trunkline.db.calls import spark as calls
 from trunkline.errors import InUse, InvalidArgument
 from trunkline.spark.database import plain
-from trunkline.spark.progress import pipelines, report
+from trunkline.spark.progress import pipelines, report, with_queries
 from trunkline.spark.session.listener import lag_of
 
 
@@ -43,6 +43,14 @@ def test_a_pipeline_says_how_it_fares(db: str, conn: Connection) -> None:
     with plain(db) as mine:
         assert calls.forget_pipeline(mine, "p")
         assert not calls.forget_pipeline(mine, "p")
+
+
+def test_a_pipeline_and_its_query_are_one_row(db: str) -> None:
+    report(db, "run:large", "run", batch=2, rows=100)
+    report(db, "run:large:query", "stream", rows=100, rows_per_second=50.0, lag=7)
+    report(db, "mine:query", "stream", rows=1, lag=1)
+    found = {each.name: (each.kind, each.rows, each.rows_per_second, each.lag) for each in with_queries(db)}
+    assert found == {"run:large": ("run", 100, 50.0, 7), "mine:query": ("stream", 1, None, 1)}
 
 
 def test_a_group_moves_forwards_only(db: str, conn: Connection) -> None:

@@ -19,7 +19,7 @@ from trunkline.spark.database import close_all
 from trunkline.spark.options import Selection
 from trunkline.spark.source.columns import selected
 from trunkline.spark.source.log_reader import LOG_SCHEMA, heads, read_range, resolved
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 
 
 def publish(conn: Connection, topic: str, count: int, first: int = 0) -> None:
@@ -31,7 +31,7 @@ def publish(conn: Connection, topic: str, count: int, first: int = 0) -> None:
     )
 
 
-def read(db: str, range_: Range, columns: list[str] | None = None, **options: object) -> pa.Table:
+def read(db: str, range_: OffsetRange, columns: list[str] | None = None, **options: object) -> pa.Table:
     names = LOG_SCHEMA.names if columns is None else columns
     batches = list(read_range(db, range_, columns, **options))  # type: ignore[arg-type]
     return pa.Table.from_batches(
@@ -56,7 +56,7 @@ def test_a_range_is_what_the_log_says(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     publish(conn, "t", 2500)
     head = heads(db, ["t"])[0]
-    whole = read(db, Range("t", head.topic_id, 0, 1, head.head))
+    whole = read(db, OffsetRange("t", head.topic_id, 0, 1, head.head))
     assert whole.schema == LOG_SCHEMA
     expected = conn.execute(
         "select log_offset, id::text, key, routing_key, label, payload, content_type, created_at"
@@ -64,15 +64,15 @@ def test_a_range_is_what_the_log_says(db: str, conn: Connection) -> None:
     ).fetchall()
     names = ["offset", "id", "key", "routing_key", "label", "payload", "content_type", "created_at"]
     assert [tuple(row.values()) for row in whole.select(names).to_pylist()] == expected
-    part = read(db, Range("t", head.topic_id, 0, 997, 1004), ["payload", "offset"])
+    part = read(db, OffsetRange("t", head.topic_id, 0, 997, 1004), ["payload", "offset"])
     assert part.to_pylist() == [{"payload": str(n - 1).encode(), "offset": n} for n in range(997, 1004)]
-    assert read(db, Range("t", head.topic_id, 0, 5, 5)).num_rows == 0
+    assert read(db, OffsetRange("t", head.topic_id, 0, 5, 5)).num_rows == 0
 
 
 def test_a_selection_leaves_what_matches(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     publish(conn, "t", 420)
-    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 421)
+    range_ = OffsetRange("t", heads(db, ["t"])[0].topic_id, 0, 1, 421)
 
     def offsets(**selection: str) -> list[int]:
         found: list[int] = read(db, range_, ["offset"], selection=Selection(**selection)).column("offset").to_pylist()
@@ -93,8 +93,8 @@ def test_times_that_arrow_cannot_represent_are_refused(db: str, conn: Connection
     for at in ("infinity", "-infinity", "294276-01-01"):
         conn.execute(update.encode(), (at,))
         with pytest.raises(InvalidArgument, match="occurred_at of offset 4 is outside of the years 1 to 9999"):
-            read(db, Range("t", head.topic_id, 0, 1, 6))
-    assert read(db, Range("t", head.topic_id, 0, 1, 6), ["offset", "payload"]).num_rows == 5
+            read(db, OffsetRange("t", head.topic_id, 0, 1, 6))
+    assert read(db, OffsetRange("t", head.topic_id, 0, 1, 6), ["offset", "payload"]).num_rows == 5
 
 
 _WORDS = [
@@ -142,7 +142,7 @@ def test_patterns_mean_the_same_in_the_log_the_archive_and_a_group(db: str, conn
     keys += [".".join(source.choice(_WORDS) for _ in range(source.randint(1, 4))) for _ in range(150)]
     conn.execute("select trunkline.create_topic('t')")
     conn.execute("select count(trunkline.publish('t', 'null', p_routing_key => k)) from unnest(%s::text[]) k", (keys,))
-    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, len(keys) + 1)
+    range_ = OffsetRange("t", heads(db, ["t"])[0].topic_id, 0, 1, len(keys) + 1)
     table = pa.record_batch({"offset": pa.array(range(1, len(keys) + 1)), "routing_key": pa.array(keys, pa.string())})
     made = [".".join(source.choice([*_WORDS, *"*#*#*#"]) for _ in range(source.randint(1, 4))) for _ in range(60)]
     hits = 0
@@ -177,7 +177,7 @@ def test_a_fragmented_log_is_read_in_windows_of_bounded_size(
     (head,) = heads(db, ["t"])
     monkeypatch.setattr("trunkline.spark.source.log_reader._WINDOW_BYTES", 60_000)
     monkeypatch.setattr("trunkline.spark.source.log_reader._BATCH_BYTES", 30_000)
-    batches = list(read_range(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload"]))
+    batches = list(read_range(db, OffsetRange("t", head.topic_id, 0, 1, head.head), ["offset", "payload"]))
     assert [at for batch in batches for at in batch.column("offset").to_pylist()] == list(range(1, 2 * len(sizes) + 1))
     payloads = [value for batch in batches for value in batch.column("payload").to_pylist()]
     assert [len(value) - 2 for value in payloads] == [size for size in sizes for _ in range(2)]
@@ -204,7 +204,7 @@ def test_ticks_are_scanned_not_searched_one_by_one(db: str, conn: Connection) ->
     # any range gives the same as the messages say
     expected = [row[0] for row in conn.execute("select payload from trunkline.read('t', 0, 1, 1000)")]
     for lo, hi in ((1, 601), (2, 3), (2, 4), (3, 600), (599, 601), (600, 601)):
-        table = read(db, Range("t", head.topic_id, 0, lo, hi), ["payload"])
+        table = read(db, OffsetRange("t", head.topic_id, 0, lo, hi), ["payload"])
         assert table.column("payload").to_pylist() == expected[lo - 1 : hi - 1]
 
 
@@ -231,7 +231,7 @@ def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connect
     head = heads(db, ["t"])[0]
     runs = conn.execute("select count(*) from trunkline.log_runs('t', null, 0, 1, %s)", (head.head,)).fetchone()
     assert runs is not None and runs[0] > 10, "the log is not fragmented: the test shows nothing"
-    found = read(db, Range("t", head.topic_id, 0, 1, head.head), ["offset", "payload", "key"])
+    found = read(db, OffsetRange("t", head.topic_id, 0, 1, head.head), ["offset", "payload", "key"])
     assert np.array_equal(found.column("offset").to_numpy(), np.arange(1, head.head))
     expected = []
     for at in range(1, head.head, 1000):
@@ -241,7 +241,7 @@ def test_many_publishers_and_late_commits(db: str, connect: Callable[[], Connect
     conn.execute("select trunkline.run_upkeep('rotate')")
     conn.execute("select trunkline.run_upkeep('rotate')")
     again = [
-        read(db, Range("t", head.topic_id, 0, lo, min(lo + 100, head.head)), ["offset", "payload", "key"])
+        read(db, OffsetRange("t", head.topic_id, 0, lo, min(lo + 100, head.head)), ["offset", "payload", "key"])
         for lo in range(1, head.head, 100)
     ]
     assert pa.concat_tables(again).equals(found)
@@ -260,14 +260,14 @@ def test_what_retention_took_is_told(db: str, conn: Connection, clock: Clock) ->
     base = heads(db, ["t"])[0].base
     assert base > 1
     with pytest.raises(OffsetOutOfRange, match=f"the earliest available offset is {base}"):
-        read(db, Range("t", topic_id, 0, 1, 101))
-    assert read(db, Range("t", topic_id, 0, base, 101)).num_rows == 101 - base
+        read(db, OffsetRange("t", topic_id, 0, 1, 101))
+    assert read(db, OffsetRange("t", topic_id, 0, base, 101)).num_rows == 101 - base
     with pytest.raises(OffsetOutOfRange):
-        read(db, Range("t", topic_id, 0, base - 1, 101), selection=Selection(key="nobody"))
+        read(db, OffsetRange("t", topic_id, 0, base - 1, 101), selection=Selection(key="nobody"))
     with pytest.raises(OffsetAhead, match="is out of range: the head of topic"):
-        read(db, Range("t", topic_id, 0, base, 102))
+        read(db, OffsetRange("t", topic_id, 0, base, 102))
     with pytest.raises(OffsetOutOfRange, match="created again"):
-        read(db, Range("t", topic_id + 1, 0, base, 101))
+        read(db, OffsetRange("t", topic_id + 1, 0, base, 101))
 
 
 def test_rows_that_vanish_during_the_read(db: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_rows_that_vanish_during_the_read(db: str, conn: Connection, monkeypatch
 
     monkeypatch.setattr(log_reader, "_rows", emptied_first)
     with pytest.raises(OffsetOutOfRange, match="offset 1 is gone"):
-        read(db, Range("t", head.topic_id, 0, 1, 61))
+        read(db, OffsetRange("t", head.topic_id, 0, 1, 61))
 
 
 def test_a_reader_needs_no_right_on_tables(db: str, conn: Connection, servers: Servers) -> None:
@@ -297,7 +297,7 @@ def test_a_reader_needs_no_right_on_tables(db: str, conn: Connection, servers: S
         head = heads(db, ["t"])[0]
         mine = make_conninfo(db, user=name, password="x")
         assert heads(mine, ["t"]) == [head]
-        for range_ in (Range("t", head.topic_id, 0, 1, 3001), Range("t", head.topic_id, 0, 1234, 2345)):
+        for range_ in (OffsetRange("t", head.topic_id, 0, 1, 3001), OffsetRange("t", head.topic_id, 0, 1234, 2345)):
             assert read(mine, range_).equals(read(db, range_))
         with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(mine) as other:
             other.execute(f"select * from trunkline.topic_{head.topic_id}")
@@ -310,14 +310,14 @@ def test_a_reader_needs_no_right_on_tables(db: str, conn: Connection, servers: S
 def test_smallest_and_largest_payloads(db: str, conn: Connection, size: int) -> None:
     conn.execute("select trunkline.create_topic('t')")
     conn.execute("select trunkline.publish_bytes('t', decode(repeat('ab', %s), 'hex')) from generate_series(1, 5)", (size,))
-    found = read(db, Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 6), ["payload"])
+    found = read(db, OffsetRange("t", heads(db, ["t"])[0].topic_id, 0, 1, 6), ["payload"])
     assert [len(payload) for payload in found.column("payload").to_pylist()] == [size] * 5
 
 
 def test_a_lost_connection_is_replaced(db: str, conn: Connection) -> None:
     conn.execute("select trunkline.create_topic('t')")
     publish(conn, "t", 3)
-    range_ = Range("t", heads(db, ["t"])[0].topic_id, 0, 1, 4)
+    range_ = OffsetRange("t", heads(db, ["t"])[0].topic_id, 0, 1, 4)
     assert read(db, range_).num_rows == 3
     conn.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity"

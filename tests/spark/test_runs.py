@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.spark.source.id_runs import Runs, as_runs, ascending
+from trunkline.spark.source.id_runs import IdRuns, as_runs, ascending
 
 
-def made(ids: list[int], first: int = 1) -> Runs:
-    """Runs of the ids that offsets first, first + 1, ... have."""
+def made(ids: list[int], first: int = 1) -> IdRuns:
+    """IdRuns of the ids that offsets first, first + 1, ... have."""
     offset, id_, n = [], [], []
     for number, row in enumerate(ids):
         if id_ and id_[-1] + n[-1] == row:

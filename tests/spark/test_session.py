@@ -14,7 +14,7 @@ import pytest
 from trunkline.errors import SparkUnavailable
 from trunkline.spark import open_session
 from trunkline.spark.session import class_cache
-from trunkline.spark.session.session import _wrapper, check_java
+from trunkline.spark.session.session import _defaults, _wrapper, check_java
 
 
 def program(folder: Path, text: str) -> Path:
@@ -102,7 +102,7 @@ def test_kept_classes_are_ours(tmp_path: Path) -> None:
 _STARTS_AND_FAILS = """
 import contextlib, os, signal, sys
 from pyspark.sql import SparkSession
-from trunkline.spark import open_session, warm
+from trunkline.spark import open_session
 from trunkline.spark.pipelines import transforms
 
 change = transforms.load(sys.argv[1])
@@ -146,6 +146,11 @@ def test_a_quiet_session_that_is_interrupted_while_it_starts(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", _STARTS_AND_FAILS, file], capture_output=True, text=True, check=True)
     assert done.stdout == "started True\n['key', 'value']\n"
     assert "spark" not in done.stderr.lower(), done.stderr
+
+
+def test_a_connect_server_keeps_its_own_settings() -> None:
+    assert "spark.redaction.regex" in _defaults("local[2]")
+    assert {name.startswith("spark.sql.") for name in _defaults("sc://host:15002")} == {True}
 
 
 @pytest.mark.parametrize(

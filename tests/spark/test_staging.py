@@ -602,10 +602,11 @@ def test_readers_see_both_kinds_of_rows_once_and_in_order(db: str, conn: Connect
         ({"key": "a\0", "value": b"x"}, "headers of row 12 of the task: the key of a header has a NUL character"),
         ({"key": "a", "value": b"\0"}, "headers of row 12 of the task: the value of a header has a NUL character"),
         ({"key": "a", "value": b"\xff"}, "headers of row 12 of the task: the value of a header is not UTF-8 text"),
+        ({"key": "b", "value": b"2"}, "headers of row 12 of the task: the name 'b' occurs twice"),
     ],
 )
 def test_bad_entries_of_headers_name_their_row(entry: dict[str, Any] | None, said: str) -> None:
-    good = {"key": "a", "value": None}
+    good, other = {"key": "c", "value": None}, {"key": "b", "value": None}
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     with pytest.raises(InvalidArgument, match=said):
-        header_lists(pa.array([[good, good], None, [good, entry]], kind), 10)
+        header_lists(pa.array([[good, other], None, [good, other, entry], [good, entry]], kind), 10)

@@ -21,7 +21,7 @@ from trunkline.spark.options import ReadOptions
 from trunkline.spark.source import log_reader
 from trunkline.spark.source.columns import Shape
 from trunkline.spark.source.planner import batch_ranges
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 from trunkline.spark.source.tiered_reader import Reading, read
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_a_read_goes_on_in_the_archive(
     monkeypatch.setattr(log_reader, "_BATCH_BYTES", 20_000)
     shape = Shape(pa.schema([("offset", pa.int64()), ("value", pa.binary())]))
     (head,) = [row.head for row in calls.archive_stats(conn, "t") if row.partition == 0]
-    rows = read(db, Range("t", archiver._topic_id, 0, 1, head + 1), Reading(shape, "auto", True, None))
+    rows = read(db, OffsetRange("t", archiver._topic_id, 0, 1, head + 1), Reading(shape, "auto", True, None))
     first = next(rows)
     while archiver.archive(conn, 100):
         pass
@@ -148,7 +148,7 @@ def test_a_hole_in_the_archive_is_all_that_is_skipped(
     assert len(caplog.records) == 1
     # a task that finds the hole only while it reads
     shape = Shape(pa.schema([("offset", pa.int64())]))
-    whole = Range("t", number, 0, 5, 101)
+    whole = OffsetRange("t", number, 0, 5, 101)
     with pytest.raises(OffsetOutOfRange, match="offsets 16 to 47 of"):
         read_offsets(read(db, whole, Reading(shape, "auto", True, None)))
     caplog.clear()
@@ -183,7 +183,7 @@ def test_an_archive_that_cannot_be_read_is_not_needed_for_what_the_log_has(
     number = archive_offsets(db, conn, tmp_path / "archive", (1, 50), (51, 80))
     (tmp_path / "archive").rename(tmp_path / "elsewhere")
     shape = Shape(pa.schema([("offset", pa.int64())]))
-    whole = Range("t", number, 0, 1, 101)
+    whole = OffsetRange("t", number, 0, 1, 101)
     assert read_offsets(read(db, whole, Reading(shape, "auto", True, None))) == list(range(1, 101))
     assert [record.message for record in caplog.records if "reading the log instead" in record.message]
     with pytest.raises(ArchiveDamaged):
@@ -194,4 +194,4 @@ def test_an_archive_that_cannot_be_read_is_not_needed_for_what_the_log_has(
     calls.move_archive(conn, "t", "nowhere://x")
     with pytest.raises(InvalidArgument, match="cannot be read"):
         read_offsets(read(db, whole, Reading(shape, "auto", True, None)))
-    assert read_offsets(read(db, Range("t", number, 0, 20, 101), Reading(shape, "auto", True, None)))[0] == 20
+    assert read_offsets(read(db, OffsetRange("t", number, 0, 20, 101), Reading(shape, "auto", True, None)))[0] == 20

@@ -15,6 +15,7 @@ from trunkline.spark.session import class_cache, session
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(class_cache.KEEP_VARIABLE, raising=False)
+    monkeypatch.delenv("CI", raising=False)
     return tmp_path
 
 
@@ -65,10 +66,19 @@ def test_it_is_made_once_when_the_program_has_ended(at_exit: list[object]) -> No
     assert len(at_exit) == 1
 
 
-@pytest.mark.parametrize("reason", ["it is there", "it is forbidden", "the cache cannot be written"])
+def test_a_ci_runner_may_ask_for_it(monkeypatch: pytest.MonkeyPatch, at_exit: list[object]) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv(class_cache.KEEP_VARIABLE, "auto")
+    class_cache.warm_later()
+    assert len(at_exit) == 1
+
+
+@pytest.mark.parametrize("reason", ["it is there", "it is forbidden", "the cache cannot be written", "a CI runner"])
 def test_it_is_not_made(monkeypatch: pytest.MonkeyPatch, cache: Path, at_exit: list[object], reason: str) -> None:
     if reason == "it is there":
         file().touch()
+    elif reason == "a CI runner":
+        monkeypatch.setenv("CI", "true")
     elif reason == "it is forbidden":
         monkeypatch.setenv(class_cache.KEEP_VARIABLE, "off")
     else:

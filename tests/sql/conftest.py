@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.conftest import Connection, Servers, _database
-from tests.servers import VERSIONS
+from tests.support.postgres import VERSIONS
 
 
 def _name(version: int) -> str:

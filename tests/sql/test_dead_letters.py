@@ -18,6 +18,7 @@ from tests.sql.verbs import (
     queue_stats,
     refused,
     settle,
+    settle_all,
     value,
 )
 
@@ -153,3 +154,16 @@ def test_a_notice_says_how_many_dead_letters_are_left(conn: Connection) -> None:
     )
     assert (call(conn, "redrive", "q", ids[3:4])[0].redrive, notices[2:]) == (1, [])  # the caller knows which
     assert (call(conn, "redrive", "q")[0].redrive, notices[2:]) == (2, [])
+
+
+def test_dead_letters_are_listed_and_redriven(conn: Connection) -> None:
+    """DLQ list and redrive."""
+    call(conn, "create_queue", "q", p_max_attempts=1)
+    ids = enqueue(conn, "q", 1, 2)
+    settle_all(conn, "nack", claim(conn, "q"), p_error="no")
+    dead = call(conn, "list_dead_letters", "q")
+    assert [(letter.id, letter.error) for letter in dead] == [(ids[0], "no"), (ids[1], "no")]
+    assert value(conn, "select trunkline.redrive('q', %s)", [ids[1]]) == 1
+    assert [delivery.id for delivery in claim(conn, "q")] == [ids[1]]
+    assert value(conn, "select trunkline.redrive('q')") == 1
+    assert [delivery.id for delivery in claim(conn, "q")] == [ids[0]]

@@ -8,7 +8,19 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, contents, fetch, head, publish, refused, rows, run_upkeep, seal, value
+from tests.sql.verbs import (
+    Connect,
+    call,
+    contents,
+    fetch,
+    head,
+    publish,
+    refused,
+    rows,
+    run_upkeep,
+    seal,
+    value,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.sql.verbs import Connect, call, claim, contents, enqueue, head, publish, read, refused, upkeep, value
+from tests.sql.verbs import Connect, call, claim, contents, enqueue, head, publish, read, refused, sequence, upkeep, value
 
 DAY = 24 * 3600
 
@@ -31,6 +32,46 @@ def test_a_repeat_answers_the_first_id_and_adds_nothing(conn: Connection) -> Non
         assert answer(conn) == (first, True)
     assert answer(conn, key="other") != (first, True)
     assert head(conn, "t") == 2
+
+
+@pytest.mark.parametrize("verb", ["publish", "publish_bytes", "enqueue", "enqueue_bytes"])
+def test_a_given_id_is_a_key(conn: Connection, verb: str) -> None:
+    """Receivers that take each id once would drop a second message with it."""
+    call(conn, "create_queue", "t")
+    mine = uuid4()
+    assert call(conn, verb, "t", "1", p_id=mine) == [(1, mine, False)]
+    for _ in range(2):
+        assert call(conn, verb, "t", "1", p_id=mine) == [(1, mine, True)]
+    with refused("TL022", str(mine)):
+        call(conn, verb, "t", "2", p_id=mine)
+    assert call(conn, verb, "t", "1", p_id=mine, p_idempotency_key="mine") == [(1, mine, False)], "the key decides"
+    sequence(conn)
+    assert len(read(conn, "t") if verb.startswith("publish") else claim(conn, "t")) == 2
+
+
+@pytest.mark.parametrize("verb", ["publish_many", "enqueue_many"])
+def test_given_ids_of_a_batch_are_keys(conn: Connection, verb: str) -> None:
+    call(conn, "create_queue", "t")
+    one, two = uuid4(), uuid4()
+    first = call(conn, verb, "t", [b"1", b"1", b"2", b"3"], p_ids=[one, one, None, two])
+    assert [row.duplicate for row in first] == [False, True, False, False]
+    assert [first[n].id for n in (0, 1, 3)] == [one, one, two]
+    again = call(conn, verb, "t", [b"3", b"4", b"1"], p_ids=[two, None, one], p_idempotency_keys=[None, None, "k"])
+    assert [row.duplicate for row in again] == [True, False, False]
+    with refused("TL001", "one element per message"):
+        call(conn, verb, "t", [b"1"], p_ids=[one, two])
+
+
+def test_jobs_with_an_id_need_no_key(conn: Connection) -> None:
+    """A unique job, and one that waits for others, is started once anyway."""
+    call(conn, "create_queue", "q")
+    call(conn, "enqueue_unique", "q", "u", b"1", "job", p_id=uuid4())
+    [parent] = enqueue(conn, "q", 1, p_label="job")
+    call(conn, "enqueue_after", "q", [parent], b"2", "job", p_id=uuid4())
+    for row in claim(conn, "q"):
+        call(conn, "finish_jobs", "ack", [row.receipt], [row.id], p_results=[b"5"], p_tracked=[True])
+    assert contents(claim(conn, "q")) == [2]
+    assert value(conn, "select count(*) from trunkline.idempotency") == 0
 
 
 def test_a_key_belongs_to_its_topic(conn: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -12,15 +13,20 @@ from tests.sql.verbs import (
     assert_conserved,
     call,
     claim,
+    claim_all,
     contents,
     enqueue,
+    fetch,
     passes,
     publish,
     queue_stats,
     refused,
     rows,
+    run_together,
     sequence,
     settle,
+    settle_all,
+    upkeep,
     value,
 )
 
@@ -473,6 +479,33 @@ def test_rows_of_another_cluster_count_once(conn: Connection, newest: str) -> No
     assert settle(conn, "ack", three.receipt, *[row.receipt for row in found]) == ["done"] * 3
 
 
+def test_pass_with_the_number_of_a_row_of_another_cluster_counts_it_once(conn: Connection) -> None:
+    """The first pass after a restore may itself get a number that an old row has."""
+    call(conn, "create_queue", "mail", p_backoff_base="0")
+    enqueue(conn, "mail", *range(4))
+    one, two, _ = claim(conn, "mail", 3)
+    settle(conn, "ack", one.receipt)
+    settle(conn, "release", two.receipt)
+    sequence(conn)
+    before = rows(conn, "select * from trunkline.audit_queue('mail')")
+    conn.execute(
+        "update trunkline.passes set snapshot = format('%s:%s:', pg_snapshot_xmin(snapshot)::text::bigint + 500,"
+        " pg_snapshot_xmax(snapshot)::text::bigint + 500)::pg_snapshot"
+    )
+    with conn.transaction():
+        number = value(conn, "select pg_current_xact_id()::text")
+        for table in ("leases", "settled"):
+            conn.execute(f"update trunkline.{table} set xid = %s::xid8".encode(), [number])
+        # a new message, so that the pass has something to do
+        enqueue(conn, "mail", 4)
+        assert value(conn, "select trunkline._pass(null)") is not None
+    for _ in range(3):
+        sequence(conn)
+    [(accepted, ready, *rest)] = before
+    assert rows(conn, "select * from trunkline.audit_queue('mail')") == [(accepted + 1, ready + 1, *rest)]
+    assert sorted(row.payload for row in claim(conn, "mail")) == [b"1", b"3", b"4"]
+
+
 def test_cleanup_removes_finished_messages_now(conn: Connection) -> None:
     call(conn, "create_queue", "mail", p_segment_rows=16)
     enqueue(conn, "mail", *range(40))
@@ -565,3 +598,100 @@ def test_ensure_makes_it_so(conn: Connection) -> None:
     assert call(conn, "get_queue", "q")[0].max_attempts == 3
     levels = call(conn, "ensure_queue", "levels", p_priorities=3)[0]
     assert call(conn, "ensure_queue", "levels", p_priorities=3, p_partitions=1) == [levels]
+
+
+def test_a_nacked_message_is_invisible_for_its_delay(conn: Connection, clock: Clock) -> None:
+    """nack with 30 s: invisible for 30 s."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", 1)
+    settle(conn, "nack", claim(conn, "q")[0].receipt, p_delay="30 seconds")
+    clock.advance(28)
+    upkeep(conn)
+    assert claim(conn, "q") == []
+    clock.advance(3)
+    assert contents(claim(conn, "q")) == [1]
+
+
+def test_an_acked_message_never_returns(conn: Connection, connect: Connect, clock: Clock) -> None:
+    """ack and nack of one message in parallel, 1000 times: an acked message never returns."""
+    call(conn, "create_queue", "q", p_lease="12 hours")
+    call(conn, "enqueue_many", "q", [str(n).encode() for n in range(1000)])
+    receipts = [delivery.receipt for n in range(10) for delivery in claim(conn, "q", 100)]
+    assert len(receipts) == 1000
+    answers: dict[str, list[str]] = {"ack": [], "nack": []}
+    step = threading.Barrier(2, timeout=60)
+
+    def answer(verb: str, mine: Connection) -> None:
+        for receipt in receipts:
+            step.wait()
+            named = {} if verb == "ack" else {"p_delay": "0"}
+            answers[verb] += settle(mine, verb, receipt, **named)
+
+    run_together([threading.Thread(target=answer, args=(verb, connect())) for verb in answers])
+    outcome = list(zip(answers["ack"], answers["nack"], strict=True))
+    assert set(outcome) <= {("done", "lost"), ("lost", "done")}
+    returned = [n for n, pair in enumerate(outcome) if pair == ("lost", "done")]
+    clock.advance(24 * 3600)
+    upkeep(conn)
+    assert sorted(contents(claim_all(conn, "q"))) == returned
+
+
+def test_a_late_ack_is_refused(conn: Connection, clock: Clock) -> None:
+    """Late ack with an old lease: refused, and does not complete the new holder's delivery."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", 1)
+    [old] = claim(conn, "q")
+    clock.advance(31)
+    [new] = claim(conn, "q")
+    assert settle(conn, "ack", old.receipt) == ["lost"]
+    assert queue_stats(conn, "q").leased == 1
+    assert settle(conn, "nack", new.receipt, p_delay="0") == ["done"]
+    assert len(claim(conn, "q")) == 1
+
+
+@pytest.mark.parametrize("name", ["order", "My-Queue", "q" * 64, "q" * 200])
+def test_odd_names_work(conn: Connection, name: str) -> None:
+    """Queue named `order`, `My-Queue`, 63+ characters: works or clean error."""
+    call(conn, "create_queue", name)
+    call(conn, "create_topic", name)
+    call(conn, "subscribe", name, name)
+    enqueue(conn, name, 1)
+    publish(conn, name, 2)
+    deliveries = claim(conn, name)
+    assert sorted(contents(deliveries)) == [1, 2]
+    assert settle_all(conn, "ack", deliveries) == ["done", "done"]
+    assert contents(fetch(conn, name, name, name)) == [2]
+    upkeep(conn)
+    call(conn, "delete_queue", name)
+    call(conn, "delete_topic", name, True)
+
+
+def pages(conn: Connection, query: str) -> int:
+    """Pages that a query touches, as the least of several runs: the first ones fill caches."""
+    counts = []
+    for _ in range(4):
+        [(plan,)] = conn.execute("explain (analyze, buffers, format json) " + query).fetchall()  # type: ignore[arg-type]
+        top = plan[0]["Plan"]
+        counts.append(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+    return min(counts)
+
+
+def finish(conn: Connection, batches: int) -> None:
+    for _ in range(batches):
+        call(conn, "enqueue_many", "q", [b"1"] * 1000)
+        settle_all(conn, "ack", claim(conn, "q", 1000))
+
+
+def test_completed_messages_do_not_slow_a_claim(conn: Connection) -> None:
+    """A table full of finished messages: the work of a claim is unchanged."""
+    call(conn, "create_queue", "q")
+    finish(conn, 2)
+    call(conn, "enqueue_many", "q", [b"1"] * 100)
+    claim(conn, "q", 1)
+    before = pages(conn, "select * from trunkline.claim('q', 10)")
+    settle_all(conn, "ack", claim(conn, "q", 100))
+    finish(conn, 200)
+    call(conn, "enqueue_many", "q", [b"1"] * 100)
+    claim(conn, "q", 1)
+    after = pages(conn, "select * from trunkline.claim('q', 10)")
+    assert after <= 1.5 * before + 20

@@ -107,3 +107,15 @@ def test_a_deleted_topic_takes_its_delayed_messages_with_it(conn: Connection, cl
     clock.advance(61)
     run_upkeep(conn, "pass", 3)
     assert rows(conn, "select from trunkline.later where due > (select max(walked) from trunkline.passes)") == []
+
+
+def test_a_delayed_message_is_not_early(conn: Connection, clock: Clock) -> None:
+    """A message delayed 5 s is not delivered before 5 s."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", 1, p_delay="5 minutes")
+    clock.advance(295)
+    upkeep(conn)
+    assert claim(conn, "q") == []
+    clock.advance(6)
+    [delivery] = claim(conn, "q")
+    assert delivery.created_at <= value(conn, "select trunkline.clock()")

@@ -180,3 +180,15 @@ def test_statistics_of_all_queues_keep_no_lock_on_their_sequences(conn: Connecti
             )
             == 0
         )
+
+
+def test_stats_show_every_state(conn: Connection) -> None:
+    """Stats show visible, leased, delayed, dead."""
+    call(conn, "create_queue", "q")
+    enqueue(conn, "q", *range(8))
+    enqueue(conn, "q", "later", p_delay="1 hour")
+    a, b, _ = claim(conn, "q", 3)
+    settle(conn, "bury", a.receipt)
+    settle(conn, "nack", b.receipt, p_delay="1 hour")
+    stats = queue_stats(conn, "q")
+    assert (stats.ready, stats.leased, stats.delayed, stats.dead) == (5, 1, 2, 1)

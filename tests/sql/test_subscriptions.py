@@ -309,3 +309,13 @@ def test_one_claim_draws_from_a_hundred_partitions_at_most(conn: Connection) -> 
     assert len({(row.topic, row.partition) for row in first}) == 100
     rest = claim(conn, "q", 1000)
     assert len(first) + len(rest) == 800
+
+
+def test_an_underscore_in_a_pattern_is_literal(conn: Connection) -> None:
+    """Binding `user_created` does not match `userXcreated`."""
+    call(conn, "create_topic", "t")
+    call(conn, "create_queue", "q")
+    call(conn, "subscribe", "q", "t", "user_created")
+    for key in ("userXcreated", "user_created", "user.created"):
+        publish(conn, "t", key, p_routing_key=key)
+    assert contents(claim_all(conn, "q")) == ["user_created"]

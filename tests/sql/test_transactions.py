@@ -273,3 +273,20 @@ def test_verbs_leave_the_callers_settings_alone(conn: Connection, yard: Yard) ->
         work(conn, yard)
         assert conn.execute(settings, (names,)).fetchall() == before, verb
         conn.execute("rollback")
+
+
+def test_a_long_publishing_transaction_blocks_no_publisher(conn: Connection, connect: Connect) -> None:
+    """Open a long transaction that published: other publishers on the topic still proceed."""
+    call(conn, "create_topic", "t")
+    slow = connect()
+    slow.execute("begin")
+    publish(slow, "t", "slow")
+    publish(slow, "t", "slow too", p_idempotency_key="k")
+    other = connect()
+    other.execute("set statement_timeout = '5s'")
+    publish(other, "t", *range(20))
+    call(other, "publish_many", "t", [b"20"] * 100)
+    publish(other, "t", 21, p_idempotency_key="l")
+    assert head(other, "t") == 121
+    slow.execute("commit")
+    assert head(other, "t") == 123

@@ -587,3 +587,24 @@ def test_leases_that_end_while_their_partition_is_emptied_are_counted(conn: Conn
     assert (stats.ready, stats.leased) == (5, 0)
     assert_conserved(conn, "q")
     assert [row.kind for row in rows(conn, "select * from trunkline.history")] == ["x"]
+
+
+def test_retention_runs_by_itself_in_bounded_steps(conn: Connection, clock: Clock) -> None:
+    """Retention and cleanup run by themselves, in bounded batches."""
+    call(conn, "create_topic", "t", p_segment_rows=64, p_retention="1 hour")
+    call(conn, "create_queue", "q", p_segment_rows=64, p_retention="1 hour")
+    for _ in range(5):
+        call(conn, "publish_many", "t", [b"1"] * 100)
+        call(conn, "enqueue_many", "q", [b"1"] * 100)
+    settle_all(conn, "ack", claim(conn, "q", 1000))
+    upkeep(conn, 10)
+    clock.advance(2 * 3600)
+    upkeep(conn, 10)
+    clock.advance(2 * 3600)
+    upkeep(conn, 3)
+    assert value(conn, "select count(*) from trunkline.topic_1") == 0
+    assert value(conn, "select count(*) from trunkline.topic_2") == 0
+    assert value(conn, "select count(*) from trunkline.segments where log = 64") <= 4
+    publish(conn, "t", "new")
+    assert head(conn, "t") == 501
+    assert contents(read(conn, "t", 501)) == ["new"]

@@ -19,7 +19,11 @@ from trunkline.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements-runtime.lock", "requirements-build.lock")
-INSTRUCTIONS = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "CMD"}
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "CMD"}
+
+
+IMAGE = re.compile(r"docker\.io/[\w./-]+:\d[\w.-]+(@sha256:[0-9a-f]{64})?")
+"""A full name with a version, and perhaps a digest."""
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -44,8 +48,12 @@ def command_exists(words: list[str]) -> None:
 def test_the_image_is_pinned_small_and_not_root() -> None:
     found = instructions()
     assert {name for name, _ in found} <= INSTRUCTIONS
-    images = [value.split(" ")[0] for name, value in found if name == "FROM"]
-    assert all(re.fullmatch(r"[\w./]+:\d[\w.-]+", image) for image in images), images
+    assert found[0][0] == "ARG" and [name for name, _ in found].count("ARG") == 1
+    argument, _, image = found[0][1].partition("=")
+    assert IMAGE.fullmatch(image), image
+    assert {value.split(" ")[0] for name, value in found if name == "FROM"} == {f"${{{argument}}}"}, (
+        "one base for all stages"
+    )
     last = found[max(place for place, (name, _) in enumerate(found) if name == "FROM") :]
     assert [value for name, value in last if name == "USER"] == ["trunkline"]
     assert not any("pip install" in value for name, value in last if name == "RUN")
@@ -53,6 +61,15 @@ def test_the_image_is_pinned_small_and_not_root() -> None:
     assert "/healthz" in check
     compile(json.loads(check[check.index("[") :])[2], "healthcheck", "exec")
     command_exists(json.loads(next(value for name, value in last if name == "CMD")))
+
+
+def test_images_without_a_digest_are_documented() -> None:
+    """The registries of images cannot be asked here, so no checked digest is available."""
+    images = [instructions()[0][1], compose()["services"]["postgres"]["image"]]
+    text = " ".join((ROOT / "docs" / "http" / "security.md").read_text().split())
+    assert all("@sha256:" in image for image in images) or "named by tag, not by digest" in text
+    for name in ("PYTHON_IMAGE", "POSTGRES_IMAGE"):
+        assert name in text
 
 
 def test_what_is_copied_is_there_and_enough_to_build() -> None:
@@ -114,7 +131,8 @@ def test_the_image_has_what_runs_and_nothing_else() -> None:
 def test_compose_has_postgres_the_schema_and_the_service() -> None:
     services = compose()["services"]
     assert set(services) == {"postgres", "migrate", "http"}
-    assert re.fullmatch(r"docker\.io/library/postgres:18\.\d+", services["postgres"]["image"])
+    variable, _, image = services["postgres"]["image"].removeprefix("${").removesuffix("}").partition(":-")
+    assert variable == "POSTGRES_IMAGE" and image.startswith("docker.io/library/postgres:18.") and IMAGE.fullmatch(image)
     for service in services.values():
         assert ":latest" not in service.get("image", "")
         assert set(service.get("depends_on", {})) <= set(services)
@@ -124,6 +142,7 @@ def test_compose_has_postgres_the_schema_and_the_service() -> None:
     assert all(port.startswith("127.0.0.1:") for port in services["http"]["ports"])
     for name in ("migrate", "http"):
         assert (ROOT / services[name]["build"]["dockerfile"]).exists()
+        assert services[name]["build"]["args"] == [instructions()[0][1].partition("=")[0]]
         assert "${POSTGRES_PASSWORD:?" in services[name]["environment"]["TRUNKLINE_DATABASE_URL"]
     command_exists(services["migrate"]["command"])
     assert set(compose()["volumes"]) == {"data"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 import subprocess
@@ -62,7 +63,8 @@ def subclasses(cls: type[errors.TrunklineError]) -> set[type[errors.TrunklineErr
 
 
 def test_every_class_has_its_own_code() -> None:
-    classes = subclasses(errors.TrunklineError)
+    # these two only add a built-in base
+    classes = subclasses(errors.TrunklineError) - {errors.InvalidType, errors.InvalidValue}
     assert len({cls.code for cls in classes}) == len(classes)
     assert all(re.fullmatch("[a-z_]+", cls.code) for cls in classes)
 
@@ -122,6 +124,28 @@ def test_errors_survive_pickling() -> None:
     error = errors.DiskFull("full", hint="h", detail="d", sqlstate="53100")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.__dict__) == (errors.DiskFull, error.__dict__)
+
+
+def test_rejected_arguments_are_also_the_builtin_errors() -> None:
+    for cls, builtin in ((errors.InvalidType, TypeError), (errors.InvalidValue, ValueError)):
+        error = pickle.loads(pickle.dumps(cls("wrong", hint="h")))
+        assert isinstance(error, builtin) and isinstance(error, errors.InvalidArgument)
+        assert (type(error), error.code, error.status, error.exit_code) == (cls, "invalid_argument", 400, 2)
+
+
+def test_bad_arguments_never_raise_a_bare_builtin() -> None:
+    """Callers identify a rejected argument by its class. A bare TypeError or ValueError is a defect of the program."""
+    folder = Path(errors.__file__).parent
+    # values of requests and of HTTP headers: caught in the same module, or raised to aiohttp
+    internal = {"server/params.py", "push/wire.py"}
+    bare = [
+        f"{file.relative_to(folder)}:{node.lineno}"
+        for file in sorted(folder.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("TypeError", "ValueError")
+        if str(file.relative_to(folder)) not in internal
+    ]
+    assert bare == []
 
 
 def test_module_does_not_import_the_driver() -> None:

@@ -6,7 +6,6 @@ import importlib
 import itertools
 import os
 import sys
-from typing import Any
 
 try:
     import click
@@ -16,7 +15,7 @@ except ModuleNotFoundError:
 import msgspec
 
 from trunkline import __version__
-from trunkline.cli.framework.command import Noun
+from trunkline.cli.framework.command import CommandGroup
 from trunkline.cli.framework.output import ClosedOutput, say
 from trunkline.errors import TrunklineError, from_psycopg
 
@@ -50,7 +49,7 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
-class _Lazy(Noun):
+class _Lazy(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -124,14 +123,14 @@ def _wants_json(arguments: list[str]) -> bool:
 
 
 def _report_usage(exc: click.ClickException, as_json: bool) -> int:
-    words = exc.format_message()
+    text = exc.format_message()
     ctx = exc.ctx if isinstance(exc, click.UsageError) else None
-    if not as_json and ctx is not None and words == ctx.get_help():
-        click.echo(words, err=True)  # no arguments: print help, but exit with an error
+    if not as_json and ctx is not None and text == ctx.get_help():
+        click.echo(text, err=True)  # no arguments: print help, but exit with an error
         return exc.exit_code
     if not as_json and ctx is not None:
         say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
-    return _fail(words, "usage" if exc.exit_code == 2 else "error", exc.exit_code, as_json)
+    return _fail(text, "usage" if exc.exit_code == 2 else "error", exc.exit_code, as_json)
 
 
 def _report(exc: Exception, as_json: bool) -> int:
@@ -142,21 +141,10 @@ def _report(exc: Exception, as_json: bool) -> int:
     error = exc if isinstance(exc, TrunklineError) else None
     if error is None and type(exc).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):
         error = from_psycopg(exc)
-    if error is None and isinstance(exc, TypeError | ValueError) and _from_client(exc):
-        return _fail(str(exc), "invalid_argument", 2, as_json)
     if error is None:
         words = f"unexpected {type(exc).__name__}: {exc}"
         return _fail(words, "error", 1, as_json, hint="Set TRUNKLINE_DEBUG=1 for a traceback.")
     return _fail(error.message, error.code, error.exit_code, as_json, hint=error.hint_in("command"), detail=error.detail)
-
-
-def _from_client(exc: Exception) -> bool:
-    """Distinguish an argument rejected by the client library (the caller's mistake) from our own errors."""
-    last = exc.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))
 
 
 def _fail(

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from trunkline.client import transactions
-from trunkline.client.runtime import Runtime
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import OffsetAhead
+from trunkline.runtime import transactions
+from trunkline.runtime.session import Session
 from trunkline.types import Message, Result
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Batch(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -42,7 +42,7 @@ class Batch(Generic[T]):
         self.messages: list[Message[T]] = messages
         self.committed = False
         """True if the whole batch was committed through this object."""
-        self._runtime = runtime
+        self._session = session
         self._fetched_at = deadline - lease
         self._once = transactions.Once()
 
@@ -78,7 +78,7 @@ class Batch(Generic[T]):
         Returns `lost` if another member has the partition.
         """
         try:
-            async with self._runtime.connection(writing=True) as conn:
+            async with self._session.connection(writing=True) as conn:
                 return (await self.commit_on(conn, offset))[0]
         except OffsetAhead:
             if offset is not None and offset > self.last_offset:
@@ -103,7 +103,7 @@ class Batch(Generic[T]):
         block after `OutcomeUnknown`: if it was not committed, the messages are redelivered.
         """
         try:
-            async with transactions.settled(self._runtime, self.commit_on, once=[self._once]) as conn:
+            async with transactions.settled(self._session, self.commit_on, once=[self._once]) as conn:
                 yield conn
         except BaseException:
             self.committed = False

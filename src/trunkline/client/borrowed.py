@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import psycopg
 
+from trunkline.errors import InvalidType
+
 AsyncDriver = psycopg.AsyncConnection[Any]
 SyncDriver = psycopg.Connection[Any]
 
@@ -64,7 +66,7 @@ def is_async(conn: object) -> bool:
         return True
     if _is(conn, "sqlalchemy.", "Session", "Connection", "scoped_session") or hasattr(conn, "ensure_connection"):
         return False
-    raise TypeError(
+    raise InvalidType(
         f"on() takes a psycopg 3, SQLAlchemy or Django connection, or a SQLAlchemy session, got {type(conn).__name__}"
     )
 
@@ -108,9 +110,9 @@ def _is(conn: object, module: str, *names: str) -> bool:
     return any(cls.__name__ in names and cls.__module__.startswith(module) for cls in type(conn).__mro__)
 
 
-def _not_psycopg(driver: object) -> TypeError:
+def _not_psycopg(driver: object) -> InvalidType:
     kind = type(driver)
-    return TypeError(
+    return InvalidType(
         f"on() requires a connection over psycopg 3, got {kind.__module__}.{kind.__qualname__}; use postgresql+psycopg://"
         " with SQLAlchemy, and psycopg 3 with Django"
     )

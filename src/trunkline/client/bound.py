@@ -10,13 +10,14 @@ from uuid import UUID
 
 import psycopg
 
+from trunkline import telemetry
 from trunkline.client.batches import Batch
 from trunkline.client.borrowed import async_driver
-from trunkline.client.publishing import PerBody, new_messages, send
 from trunkline.codec import duration, encode_message
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import from_psycopg
+from trunkline.runtime.publisher import PerBody, new_messages, send
 from trunkline.types import Duration, Headers, NewMessage, Published, Result
 
 
@@ -156,9 +157,10 @@ class Bound:
             return (await batch.commit_on(conn, offset))[0]
 
     async def _one(self, kind: str, name: str, message: NewMessage) -> Published:
-        encoded = encode_message(message)
-        async with self._borrow() as conn:
-            return (await calls.publish_many(conn, kind, name, [encoded]))[0]
+        with telemetry.publishing(name, (message,)) as traced:
+            encoded = [encode_message(each) for each in traced]
+            async with self._borrow() as conn:
+                return (await calls.publish_many(conn, kind, name, encoded))[0]
 
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Connection]:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline import telemetry
 from trunkline.client import consuming
 from trunkline.client.batches import Batch
 from trunkline.client.consuming import Claims, GroupReader
@@ -19,32 +18,22 @@ from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
 from trunkline.client.lending import Lender
-from trunkline.client.publishing import PerBody, Publisher, new_messages
 from trunkline.client.queues import Queues
-from trunkline.client.runtime import Runtime
 from trunkline.client.schedules import Schedules
-from trunkline.client.settling import Settler
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
 from trunkline.codec import duration, place
 from trunkline.db import calls
 from trunkline.db.pool import Connection
-from trunkline.errors import SettingsError
+from trunkline.errors import InvalidValue, SettingsError
+from trunkline.runtime.publisher import PerBody, new_messages
+from trunkline.runtime.session import Session
 from trunkline.settings import Settings
 from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
-
-
-class _Life:
-    """The open state of a client in one process. A forked child creates a new one."""
-
-    def __init__(self, conninfo: str, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
-        self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare, pool_timeout=pool_timeout)
-        self.publisher = Publisher(self.runtime)
-        self.settler = Settler(self.runtime)
 
 
 class Client(Lender):
@@ -70,26 +59,28 @@ class Client(Lender):
         prepare: bool = True,
         pool_timeout: Duration = _POOL_TIMEOUT,
     ) -> None:
-        self._url = url or Settings.load().database_url
-        if self._url is None:
+        known = url or Settings.load().database_url
+        if known is None:
             hint = "Pass a URL to the client, or set TRUNKLINE_DATABASE_URL."
             raise SettingsError("no database URL is set", hint=hint)
+        patience = duration(pool_timeout)
+        if patience is None or patience <= timedelta(0):
+            raise SettingsError(f"pool_timeout must be longer than 0 s, got {pool_timeout}", hint="Use for example 5s.")
+        self._url = known
         self._max_connections = max_connections
         self._prepare = prepare
-        self._pool_timeout = duration(pool_timeout)
-        if self._pool_timeout is None or self._pool_timeout <= timedelta(0):
-            raise SettingsError(f"pool_timeout must be longer than 0 s, got {pool_timeout}", hint="Use for example 5s.")
-        self._life: _Life | None = None
-        self.topics = Topics(self._runtime)
-        self.queues = Queues(self._runtime)
-        self.groups = Groups(self._runtime)
-        self.subscriptions = Subscriptions(self._runtime)
-        self.dead = DeadLetters(self._runtime)
-        self.schedules = Schedules(self._runtime)
-        self.endpoints = Endpoints(self._runtime)
+        self._pool_timeout = patience
+        self._session: Session | None = None
+        self.topics = Topics(self._open)
+        self.queues = Queues(self._open)
+        self.groups = Groups(self._open)
+        self.subscriptions = Subscriptions(self._open)
+        self.dead = DeadLetters(self._open)
+        self.schedules = Schedules(self._open)
+        self.endpoints = Endpoints(self._open)
 
     async def __aenter__(self) -> Self:
-        self._living()
+        self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,26 +88,35 @@ class Client(Lender):
 
     async def close(self) -> None:
         """Wait for publishes and acks in progress, then close all connections."""
-        life, self._life = self._life, None
-        if life is not None and life.runtime.pid == os.getpid():
-            await life.publisher.drain()
-            await life.settler.drain()
-            await life.runtime.close()
+        session, self._session = self._session, None
+        if session is not None and session.pid == os.getpid():
+            await session.close()
 
-    def _living(self) -> _Life:
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self._url
+
+    @property
+    def session(self) -> Session:
+        """The connections and background tasks of this client in this process. Internal: it may change without notice."""
+        return self._open()
+
+    def _open(self) -> Session:
         # A forked child must not touch its parent's sockets or wait for threads that exist only in the parent.
-        if self._life is None or self._life.runtime.pid != os.getpid():
-            assert self._url is not None and self._pool_timeout is not None  # noqa: S101
-            self._life = _Life(self._url, self._max_connections, self._prepare, self._pool_timeout)
-        return self._life
-
-    def _runtime(self) -> Runtime:
-        return self._living().runtime
+        if self._session is None or self._session.pid != os.getpid():
+            self._session = Session(
+                self._url,
+                max_connections=self._max_connections,
+                prepare=self._prepare,
+                pool_timeout=self._pool_timeout,
+            )
+        return self._session
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Borrow a connection from the client's pool, in autocommit mode."""
-        async with self._runtime().connection() as conn:
+        async with self._open().connection() as conn:
             yield conn
 
     # Publishing
@@ -140,7 +140,8 @@ class Client(Lender):
         """Publish a message to a topic. It is on disk when this returns.
 
         Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
-        call. If a call is cancelled while it runs, the message may or may not have been published.
+        call. If a call is cancelled while it runs, the message may or may not have been published. A repeated
+        `idempotency_key`, or `id` without a key, adds nothing and returns the first id with `duplicate` true.
         """
         message = NewMessage(
             body=body,
@@ -155,7 +156,7 @@ class Client(Lender):
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return await self._publish("topic", topic, message)
+        return await self._open().publisher.publish("topic", topic, message)
 
     async def enqueue(
         self,
@@ -192,7 +193,7 @@ class Client(Lender):
             content_type=content_type,
             priority=priority,
         )
-        return await self._publish("inbox", queue, message)
+        return await self._open().publisher.publish("inbox", queue, message)
 
     async def publish_many(
         self,
@@ -215,7 +216,7 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._publish_many("topic", topic, messages)
+        return await self._open().publisher.publish_many("topic", topic, messages)
 
     async def enqueue_many(
         self,
@@ -232,28 +233,14 @@ class Client(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return await self._publish_many("inbox", queue, messages)
-
-    async def _publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return await publisher.publish(kind, name, message)
-        with telemetry.publishing(tracer, name, [message]) as traced:
-            return await publisher.publish(kind, name, next(traced))
-
-    async def _publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return await publisher.publish_many(kind, name, messages)
-        with telemetry.publishing(tracer, name, messages) as traced:
-            return await publisher.publish_many(kind, name, traced)
+        return await self._open().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
         """Wake all consumers, in every process.
 
         Call it after you commit a transaction that published through `on(conn)`.
         """
-        self._runtime().wakeup.tell_all()
+        self._open().wakeup.tell_all()
 
     # Queues
 
@@ -297,10 +284,10 @@ class Client(Lender):
 
         Returns an empty result at once if none is ready.
         """
-        life = self._living()
+        session = self._open()
         return await consuming.claim(
-            life.runtime,
-            life.settler,
+            session,
+            session.settler,
             queue,
             limit=limit,
             lease=duration(lease),
@@ -311,7 +298,7 @@ class Client(Lender):
 
     async def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
-        return await self._living().settler.ack_many(receipts)
+        return await self._open().settler.ack_many(receipts)
 
     async def nack(
         self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
@@ -320,19 +307,19 @@ class Client(Lender):
 
         After its last attempt a message becomes a dead letter.
         """
-        return await self._living().settler.nack(receipts, delay=delay, error=error)
+        return await self._open().settler.nack(receipts, delay=delay, error=error)
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         """Move deliveries to the dead letters now, whatever attempts remain."""
-        return await self._living().settler.bury(receipts, error=error)
+        return await self._open().settler.bury(receipts, error=error)
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
         """Return deliveries to the queue now, without counting an attempt."""
-        return await self._living().settler.release(receipts)
+        return await self._open().settler.release(receipts)
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         """Extend the leases of deliveries to `lease` from now."""
-        return await self._living().settler.extend(receipts, lease=lease)
+        return await self._open().settler.extend(receipts, lease=lease)
 
     # Groups
 
@@ -377,7 +364,7 @@ class Client(Lender):
         the group's members. A group that does not exist is created at `start`. Bodies are decoded into `type`.
         """
         return GroupReader(
-            self._runtime(),
+            self._open(),
             topic,
             group,
             start=place(start),
@@ -401,13 +388,13 @@ class Client(Lender):
 
         Returns None if there is nothing to read.
         """
-        runtime = self._runtime()
+        session = self._open()
         span = duration(lease) or _LEASE
-        async with runtime.connection() as conn:
+        async with session.connection() as conn:
             fetch = partial(
                 calls.fetch,
                 conn,
-                partial(Batch, runtime, topic, group, lease=span),
+                partial(Batch, session, topic, group, lease=span),
                 topic,
                 group,
                 member=member,
@@ -418,24 +405,24 @@ class Client(Lender):
             batch: Batch[Any] | None = await fetch()
             if batch is None:
                 # committed messages may not have an offset yet
-                await runtime.wakeup.sequence("topic", topic)
+                await session.wakeup.sequence("topic", topic)
                 batch = await fetch()
             return batch
 
     async def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
-            raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
+            raise InvalidValue(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return await batch.commit(offset)
 
     async def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = _LEASE) -> int:
         """Extend the member's partition leases to `lease` from now. Returns the number of partitions it still holds."""
-        async with self._runtime().connection(writing=True) as conn:
+        async with self._open().connection(writing=True) as conn:
             return await calls.heartbeat(conn, topic, group, member=member, lease=duration(lease) or _LEASE)
 
     async def leave(self, topic: str, group: str, *, member: str) -> int:
         """Release the member's partitions, so that other members need not wait for its lease to end."""
-        async with self._runtime().connection(writing=True) as conn:
+        async with self._open().connection(writing=True) as conn:
             return await calls.leave(conn, topic, group, member=member)
 
     async def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
@@ -444,11 +431,11 @@ class Client(Lender):
         The group's position moves at once. Read the messages with `topics.read`; if the process crashes before that,
         the group does not receive them again.
         """
-        async with self._runtime().connection(writing=True) as conn:
+        async with self._open().connection(writing=True) as conn:
             claimed = await calls.claim_range(conn, topic, group, limit=limit)
             if claimed is None:
                 # committed messages may not have an offset yet
-                await self._runtime().wakeup.sequence("topic", topic)
+                await self._open().wakeup.sequence("topic", topic)
                 claimed = await calls.claim_range(conn, topic, group, limit=limit)
             return claimed
 
@@ -456,17 +443,17 @@ class Client(Lender):
 
     async def explain(self, id: UUID) -> Explanation:
         """Explain a message: where it is, which consumer holds it, why it is not being delivered, and its history."""
-        async with self._runtime().connection() as conn:
+        async with self._open().connection() as conn:
             return await calls.explain_message(conn, id)
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """Explain the message at an offset of a topic."""
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._open().reading(topic=topic) as conn:
             return await calls.explain_offset(conn, topic, partition, offset)
 
     async def stats(self) -> Stats:
         """Return the statistics of all topics, groups and queues."""
-        async with self._runtime().reading() as conn:
+        async with self._open().reading() as conn:
             return Stats(
                 topics=await calls.topic_stats(conn),
                 groups=await calls.group_stats(conn),
@@ -516,7 +503,7 @@ class QueueHandle:
         how soon messages are redelivered if this process dies.
         """
         return Claims(
-            self._client._runtime(),
+            self._client.session,
             self.name,
             slots=slots,
             lease=duration(lease),

@@ -9,19 +9,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
 from trunkline import telemetry
 from trunkline.client.batches import Batch
 from trunkline.client.deliveries import Deliveries, Delivery
-from trunkline.client.renewals import Renewal
-from trunkline.client.runtime import Runtime
-from trunkline.client.settling import Settler
 from trunkline.concurrency.aio import Bell, log
 from trunkline.db import calls
 from trunkline.db.wakeup import Watch
-from trunkline.errors import PermissionDenied, Unavailable
+from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
+from trunkline.runtime.leases import HeldLeases
+from trunkline.runtime.renewals import Renewal
+from trunkline.runtime.session import Session
+from trunkline.runtime.settler import Settler
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -35,7 +37,7 @@ def consumer_name() -> str:
 
 
 async def claim(
-    runtime: Runtime,
+    session: Session,
     settler: Settler,
     queue: str,
     *,
@@ -52,7 +54,7 @@ async def claim(
     wait.
     """
     tracer, began = telemetry.tracer(), time.time_ns()
-    async with runtime.connection() as conn:
+    async with session.connection() as conn:
         attempt = partial(
             calls.claim,
             conn,
@@ -66,7 +68,7 @@ async def claim(
         )
         rows = await attempt()
         if fresh and not rows:
-            await runtime.wakeup.sequence("queue", queue)
+            await session.wakeup.sequence("queue", queue)
             rows = await attempt()
         deliveries = Deliveries.of(rows, settler)
     if tracer is not None and deliveries:
@@ -83,7 +85,7 @@ class GroupReader(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -96,7 +98,7 @@ class GroupReader(Generic[T]):
         self.topic = topic
         self.group = group
         self.member = member or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._start = start
         self._size = batch
         self._lease = lease
@@ -107,18 +109,18 @@ class GroupReader(Generic[T]):
         self._stopped = False
 
     async def __aenter__(self) -> Self:
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             await calls.create_group(conn, self.topic, self.group, start=self._start, ensure=True)
-        self._watch = self._runtime.wakeup.watch("group", self.topic, group=self.group, member=self.member)
+        self._watch = self._session.wakeup.watch("group", self.topic, group=self.group, member=self.member)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
         self._put_down()
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         try:
-            async with self._runtime.connection(writing=True) as conn:
+            async with self._session.connection(writing=True) as conn:
                 await calls.leave(conn, self.topic, self.group, member=self.member)
         except Unavailable as exc:
             log.warning("could not leave group group=%s member=%s error=%s", self.group, self.member, exc)
@@ -141,10 +143,10 @@ class GroupReader(Generic[T]):
             if self._stopped:
                 raise StopAsyncIteration
             try:
-                async with self._runtime.connection() as conn:
+                async with self._session.connection() as conn:
                     batch = await calls.fetch(
                         conn,
-                        partial(Batch, self._runtime, self.topic, self.group, lease=self._lease),
+                        partial(Batch, self._session, self.topic, self.group, lease=self._lease),
                         self.topic,
                         self.group,
                         member=self.member,
@@ -162,19 +164,19 @@ class GroupReader(Generic[T]):
             if batch is not None:
                 self._watch.found()
                 self._batch = batch
-                self._renewal = self._runtime.renewals.add(self._lease.total_seconds() / 3, self._renew)
+                self._renewal = self._session.renewals.add(self._lease.total_seconds() / 3, self._renew)
                 return batch
             await self._watch.wait()
 
     def _put_down(self) -> Batch[T] | None:
         """Stop renewing the current batch. Return it if it was not committed."""
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         batch, self._batch, self._renewal = self._batch, None, None
         return batch if batch is not None and not batch.committed else None
 
     async def _renew(self) -> None:
-        async with self._runtime.connection(writing=True) as conn:
+        async with self._session.connection(writing=True) as conn:
             await calls.heartbeat(conn, self.topic, self.group, member=self.member, lease=self._lease)
 
 
@@ -188,7 +190,7 @@ class Claims(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         queue: str,
         *,
         slots: int,
@@ -198,17 +200,17 @@ class Claims(Generic[T]):
         type: Any,
     ) -> None:
         if slots < 1:
-            raise ValueError(f"slots must be at least 1, got {slots}")
+            raise InvalidValue(f"slots must be at least 1, got {slots}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._slots = slots
         self._lease = lease
         self._labels = labels
         self._type = type
-        self._settler = Settler(runtime, self._settled)
+        self._settler = Settler(session, self._settled)
         self._ready: deque[Delivery[T]] = deque()
-        self._held: dict[str, None] = {}
+        self._held = HeldLeases()
         self._free = Bell()
         self._watch: Watch | None = None
         self._renewal: Renewal | None = None
@@ -218,23 +220,23 @@ class Claims(Generic[T]):
     async def __aenter__(self) -> Self:
         sources: frozenset[str] | None = None
         try:
-            async with self._runtime.connection() as conn:
+            async with self._session.connection() as conn:
                 self._span = self._lease or (await calls.get_queue(conn, self.queue)).lease
                 sources = frozenset(row.topic for row in await calls.list_subscriptions(conn, self.queue, None))
         except PermissionDenied:
             # this role may only claim and cannot read the queue's own lease
             self._span = self._lease = self._lease or _LEASE
-        self._watch = self._runtime.wakeup.watch("queue", self.queue)
+        self._watch = self._session.wakeup.watch("queue", self.queue)
         self._watch.sources = sources
-        self._renewal = self._runtime.renewals.add(self._span.total_seconds() / 3, self._renew)
+        self._renewal = self._session.renewals.add(self._span.total_seconds() / 3, self._renew)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         unused = [delivery.receipt for delivery in self._ready]
         self._ready.clear()
         try:
@@ -276,9 +278,10 @@ class Claims(Generic[T]):
                         "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
                     )
                 continue
+            claimed_at = monotonic()
             try:
                 deliveries = await claim(
-                    self._runtime,
+                    self._session,
                     self._settler,
                     self.queue,
                     limit=min(free, 1000),
@@ -292,7 +295,7 @@ class Claims(Generic[T]):
                 log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 await self._watch.wait(_RETRY_SECONDS)
                 continue
-            self._held.update(dict.fromkeys(deliveries.receipts))
+            self._held.add(deliveries.receipts, span=self._span.total_seconds(), now=claimed_at)
             self._ready.extend(deliveries)
             if deliveries:
                 self._watch.found()
@@ -300,14 +303,14 @@ class Claims(Generic[T]):
                 await self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:
-        for receipt in receipts:
-            self._held.pop(receipt, None)
+        self._held.drop(receipts)
         self._free.ring()
 
     async def _renew(self) -> None:
-        receipts = list(self._held)
-        if not receipts:
-            return
-        results = await self._settler.extend(receipts, lease=self._span)
-        # lost deliveries can no longer be settled and must not occupy a slot
-        self._settled([receipt for receipt, result in zip(receipts, results, strict=True) if result != "done"])
+        now = monotonic()
+        # a sixth: what is not due yet is next checked when at most half of its lease has passed
+        for receipts, span in self._held.due(now, part=1 / 6):
+            results = await self._settler.extend(receipts, lease=self._span)
+            # lost deliveries can no longer be settled and must not occupy a slot
+            if self._held.renewed(receipts, results, span=span, now=now):
+                self._free.ring()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from trunkline.client import transactions
 from trunkline.db import calls
 from trunkline.db.pool import Connection
+from trunkline.runtime import transactions
 from trunkline.types import Delivery as DeliveryRecord
 from trunkline.types import Duration, Result
 
 if TYPE_CHECKING:
-    from trunkline.client.settling import Settler
+    from trunkline.runtime.settler import Settler
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
         Raises `LeaseLost` if the lease has ended; everything is then rolled back. Do not repeat the block after
         `OutcomeUnknown`: if it was not committed, the message is redelivered.
         """
-        async with transactions.settled(self._settler.runtime, self._ack_on, once=[self._once]) as conn:
+        async with transactions.settled(self._settler.session, self._ack_on, once=[self._once]) as conn:
             yield conn
         self._settler.forget([self.receipt])
 
@@ -104,7 +104,7 @@ class Deliveries(tuple[Delivery[T], ...]):
     async def transaction(self) -> AsyncIterator[Connection]:
         """Ack all messages in a transaction with your own writes. Raises `LeaseLost` if any lease has ended."""
         marks = [delivery._once for delivery in self]
-        async with transactions.settled(self._settler.runtime, self._ack_on, once=marks) as conn:
+        async with transactions.settled(self._settler.session, self._ack_on, once=marks) as conn:
             yield conn
         self._settler.forget(self.receipts)
 

@@ -47,7 +47,7 @@ class Groups(Noun):
     async def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
-        await self._runtime().sequence_before(topic, start)
+        await self._session().sequence_before(topic, start)
         async with self._writing() as conn:
             return await calls.create_group(
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
@@ -73,13 +73,13 @@ class Groups(Noun):
 
         Returns the next offset of each partition.
         """
-        await self._runtime().sequence_before(topic, to)
+        await self._session().sequence_before(topic, to)
         async with self._writing() as conn:
             return await calls.seek(conn, topic, group, place(to), partition=partition)
 
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """Return one row per group and partition: position, lag, owner."""
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._session().reading(topic=topic) as conn:
             return await calls.group_stats(conn, topic, group)
 
     async def position(self, topic: str, group: str) -> dict[int, int]:

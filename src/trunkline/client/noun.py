@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from trunkline.client.runtime import Runtime
 from trunkline.codec import duration
 from trunkline.db.pool import Connection
+from trunkline.runtime.session import Session
 
 S = TypeVar("S")
 
@@ -16,14 +16,14 @@ S = TypeVar("S")
 class Noun:
     """Manages one kind of resource. Each call is a separate transaction."""
 
-    def __init__(self, runtime: Callable[[], Runtime]) -> None:
-        self._runtime = runtime
+    def __init__(self, session: Callable[[], Session]) -> None:
+        self._session = session
 
     def _reading(self) -> AbstractAsyncContextManager[Connection]:
-        return self._runtime().connection()
+        return self._session().connection()
 
     def _writing(self) -> AbstractAsyncContextManager[Connection]:
-        return self._runtime().connection(writing=True)
+        return self._session().connection(writing=True)
 
 
 def settings(**values: Any) -> dict[str, Any]:

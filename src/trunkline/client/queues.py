@@ -172,7 +172,7 @@ class Queues(Noun):
         """Deliver messages again after `pause`."""
         async with self._writing() as conn:
             await calls.pause_queue(conn, name, paused=False)
-        self._runtime().wakeup.published("inbox", name)
+        self._session().wakeup.published("inbox", name)
 
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Drop all undelivered messages. Messages that are leased at this moment are kept.
@@ -180,7 +180,7 @@ class Queues(Noun):
         Runs in bounded steps. Returns the number of messages dropped.
         """
         total = 0
-        await self._runtime().wakeup.sequence("queue", name)
+        await self._session().wakeup.sequence("queue", name)
         while True:
             async with self._writing() as conn:
                 step = await calls.purge_queue(conn, name)
@@ -200,7 +200,7 @@ class Queues(Noun):
 
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all."""
-        async with self._runtime().reading(queue=name) as conn:
+        async with self._session().reading(queue=name) as conn:
             return await calls.queue_stats(conn, name)
 
     @overload
@@ -209,5 +209,5 @@ class Queues(Noun):
     async def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
-        async with self._runtime().reading(queue=queue) as conn:
+        async with self._session().reading(queue=queue) as conn:
             return await calls.peek_queue(conn, queue, limit=limit, type=type)

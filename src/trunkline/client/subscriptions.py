@@ -27,7 +27,7 @@ class Subscriptions(Noun):
 
         `name` defaults to the topic's name. A queue may have several subscriptions to one topic under different names.
         """
-        await self._runtime().sequence_before(topic, start)
+        await self._session().sequence_before(topic, start)
         async with self._writing() as conn:
             await calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
             rows = await calls.list_subscriptions(conn, queue, topic)

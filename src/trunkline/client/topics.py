@@ -119,17 +119,17 @@ class Topics(Noun):
 
     async def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
         """Return one row per partition, of one topic or of all."""
-        async with self._runtime().reading(topic=name) as conn:
+        async with self._session().reading(topic=name) as conn:
             return await calls.topic_stats(conn, name)
 
     async def head(self, topic: str, partition: int = 0) -> int:
         """Return the highest offset, including all messages committed before the call; 0 if there are none."""
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._session().reading(topic=topic) as conn:
             return await calls.head(conn, topic, partition)
 
     async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._session().reading(topic=topic) as conn:
             return await calls.offset_at(conn, topic, partition, at)
 
     @overload
@@ -147,7 +147,7 @@ class Topics(Noun):
 
         Returns an empty list past the head. Raises `OffsetOutOfRange` if retention has removed `start`.
         """
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._session().reading(topic=topic) as conn:
             return await calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     async def _page(self, topic: str, partition: int, start: int, limit: int, type: Any) -> builtins.list[Message[Any]]:
@@ -181,11 +181,11 @@ class Topics(Noun):
     def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> AsyncIterator[Message[T]]: ...
     async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
-        watch = self._runtime().wakeup.watch("topic", topic)
+        watch = self._session().wakeup.watch("topic", topic)
         try:
             partitions = (await self.get(topic)).partitions
             # messages committed before the call are not new
-            await self._runtime().wakeup.sequence("topic", topic)
+            await self._session().wakeup.sequence("topic", topic)
             places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()
@@ -201,10 +201,10 @@ class Topics(Noun):
                     # partitions may have been added in the meantime
                     places += [1] * ((await self.get(topic)).partitions - len(places))
         finally:
-            self._runtime().wakeup.unwatch(watch)
+            self._session().wakeup.unwatch(watch)
 
     async def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        async with self._runtime().reading(topic=topic) as conn:
+        async with self._session().reading(topic=topic) as conn:
             return await calls.offset_of(conn, topic, partition, place(start))

@@ -370,18 +370,18 @@ class Wakeup:
         # notifications may have been missed while not listening: poll once for all consumers
         self._poke.ring()
         token = str(uuid4())
-        asked, heard = monotonic() - PING_SECONDS, monotonic()
+        pinged_at, heard_at = monotonic() - PING_SECONDS, monotonic()
         pinged = False
         while not self._closed:
             now = monotonic()
-            if pinged and now - asked > PATIENCE_SECONDS and heard < asked:
+            if pinged and now - pinged_at > PATIENCE_SECONDS and heard_at < pinged_at:
                 return
-            if now - asked > PING_SECONDS:
-                asked = monotonic()
+            if now - pinged_at > PING_SECONDS:
+                pinged_at = monotonic()
                 pinged = await self._ping(token)
             async for hint in conn.notifies(timeout=_TURN_SECONDS, stop_after=1):
                 if hint.payload == token:
-                    heard = monotonic()
+                    heard_at = monotonic()
                     self.hearing = True
                 elif hint.payload == "" and hint.pid != self._side_pid:
                     self._follow()

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client.publishing import PerBody, new_messages
-from trunkline.errors import InvalidArgument, SettingsError
+from trunkline.errors import InvalidArgument, InvalidValue, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
 from trunkline.http_client.publishing import batches, envelope
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
 from trunkline.http_client.transport import Transport, quoted
+from trunkline.runtime.publisher import PerBody, new_messages
 from trunkline.types import (
     Duration,
     Explanation,
@@ -212,7 +212,7 @@ class HttpClient:
     async def commit(self, topic: str, group: str, batch: HttpBatch, *, offset: int | None = None) -> Result:
         """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
-            raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
+            raise InvalidValue(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return await batch.commit(offset)
 
     async def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = "30s") -> int:

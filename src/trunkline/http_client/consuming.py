@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client.refusals import LeaseLost
 from trunkline.codec import error_text
+from trunkline.errors import LeaseLost
 from trunkline.http_client.rows import DeliveryRow, MessageRow, seconds
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.types import Delivery, Duration, Message, Result

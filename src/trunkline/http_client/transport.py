@@ -10,8 +10,7 @@ import httpx
 import msgspec
 
 from trunkline import errors, telemetry
-from trunkline.client.refusals import LeaseLost
-from trunkline.errors import DatabaseUnavailable, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
+from trunkline.errors import DatabaseUnavailable, LeaseLost, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
 
 T = TypeVar("T")
 PAGE = 1000

@@ -1,6 +1,7 @@
 """Typed background jobs: functions that workers run later, with guarantees J1 to J6 of the contract."""
 
 from trunkline.jobs.app import App
+from trunkline.jobs.attempt import Stop, StopReason
 from trunkline.jobs.backoff import Backoff
 from trunkline.jobs.context import Context, ProcessContext, SyncContext
 from trunkline.jobs.handle import Handle
@@ -29,6 +30,8 @@ __all__ = [
     "ProcessContext",
     "Retry",
     "Snooze",
+    "Stop",
+    "StopReason",
     "SyncContext",
     "UnknownKind",
     "Worker",

@@ -15,7 +15,7 @@ from trunkline.client import Client
 from trunkline.codec import duration
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import jobs as calls
-from trunkline.errors import InvalidArgument, PermissionDenied, QueueNotFound
+from trunkline.errors import InvalidArgument, InvalidType, InvalidValue, PermissionDenied, QueueNotFound
 from trunkline.jobs import enqueuing
 from trunkline.jobs.arguments import Arguments, parameters, wants_context
 from trunkline.jobs.backoff import Backoff
@@ -199,7 +199,7 @@ class App:
     def _add(self, job: Job[..., Any]) -> Job[..., Any]:
         known = self.kinds.get(job.name)
         if known is not None and known.function is not None:
-            raise ValueError(f"job {job.name!r} is already defined; set another name with name=")
+            raise InvalidValue(f"job {job.name!r} is already defined; set another name with name=")
         self.kinds[job.name] = job
         self.queue(job.definition.queue)
         return job
@@ -224,7 +224,7 @@ class App:
             known = self.kinds.get(name)
             context = len(signature) > 1
             if not 1 <= len(signature) <= 2 or (context and not wants_context(hints.get(signature[1].name, Context))):
-                raise TypeError(f"the handler of {name!r} must take the payload, or the payload and the context")
+                raise InvalidType(f"the handler of {name!r} must take the payload, or the payload and the context")
             whole = hints.get(signature[0].name, Any)
             arguments = known.arguments if known else Arguments(name, [("payload", whole, None)], whole=whole)
             definition = known.definition if known else Definition(queue=self.default_queue)
@@ -241,9 +241,9 @@ class App:
     def schedule(self, name: str, cron: str, call: Call, *, timezone: str = "UTC", catch_up: CatchUp = "one") -> Self:
         """Enqueue `call` at the times of a cron expression, once across all processes. Requires upkeep to run."""
         if name in self.schedules:
-            raise ValueError(f"schedule {name!r} is already defined")
+            raise InvalidValue(f"schedule {name!r} is already defined")
         if not call.plain:
-            raise ValueError("a scheduled job cannot have unique or after")
+            raise InvalidValue("a scheduled job cannot have unique or after")
         self.schedules[name] = Schedule(name=name, cron=cron, call=call, timezone=timezone, catch_up=catch_up)
         return self
 
@@ -267,7 +267,7 @@ class App:
         for name in self.queues:
             await self.setup_queue(name)
         try:
-            async with self.client._runtime().connection(writing=True) as conn:
+            async with self.client.session.connection(writing=True) as conn:
                 for limit in self._limits().values():
                     await calls.ensure_limit(conn, limit.name, max_running=limit.running, rate=limit.rate, burst=limit.burst)
             for schedule in self.schedules.values():
@@ -300,7 +300,7 @@ class App:
         groups = [*self.queue_limits.values(), *(job.definition.limits for job in self.kinds.values())]
         for limit in (limit for group in groups for limit in group):
             if limits.setdefault(limit.name, limit) is not limit:
-                raise ValueError(f"limit {limit.name!r} is defined twice; use one Limit object for both")
+                raise InvalidValue(f"limit {limit.name!r} is defined twice; use one Limit object for both")
         return limits
 
     def attempts_of(self, queue: str) -> int:
@@ -397,12 +397,12 @@ class App:
         once. For a job that has ended, returns its state: `done`, `dead`, `cancelled`, `failed` or `gone`. Raises
         `JobNotFound` for an unknown id.
         """
-        async with self.client._runtime().connection(writing=True) as conn:
+        async with self.client.session.connection(writing=True) as conn:
             return await calls.cancel_job(conn, id, reason)
 
     async def retry(self, id: UUID) -> str:
         """Move a dead job back to its queue. Attempts start again from 1. Returns the queue name."""
-        async with self.client._runtime().connection(writing=True) as conn:
+        async with self.client.session.connection(writing=True) as conn:
             queue = await calls.retry_job(conn, id)
         self.client.wake()
         return queue

@@ -11,16 +11,21 @@ from typing import Any
 
 import msgspec
 
+from trunkline.errors import InvalidType, InvalidValue
 from trunkline.jobs.refusals import InvalidArguments
 
-_CONTEXTS = "trunkline.jobs.context"
+
+class JobContext:
+    """Base of the contexts: a handler whose first parameter is annotated with a subclass receives the context."""
+
+    __slots__ = ()
 
 
 def _enc_hook(value: Any) -> Any:
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+    raise InvalidType(f"{type(value).__name__} cannot be sent as JSON")
 
 
 def _dec_hook(kind: Any, value: Any) -> Any:
@@ -28,14 +33,14 @@ def _dec_hook(kind: Any, value: Any) -> Any:
     if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         validate: Callable[[Any], Any] = kind.model_validate  # type: ignore[attr-defined]
         return validate(value)
-    raise TypeError(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
+    raise InvalidType(f"{getattr(kind, '__name__', kind)} is not a type that JSON can be decoded into")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
 def to_json(value: Any) -> bytes:
-    """Encode a value as JSON. Raises TypeError or ValueError for unsupported values."""
+    """Encode a value as JSON. Raises `InvalidArgument`, or what a Pydantic model raises."""
     return _ENCODER.encode(value)
 
 
@@ -49,7 +54,7 @@ def result_to_json(value: Any) -> bytes:
 
 def _check_numbers(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} cannot be represented in JSON")
+        raise InvalidValue(f"{value} cannot be represented in JSON")
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset):
@@ -67,7 +72,7 @@ def parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> tuple[
     try:
         hints = typing.get_type_hints(function, localns=dict(names))
     except NameError as exc:
-        raise TypeError(
+        raise InvalidType(
             f"the annotations of {function.__qualname__} use {exc.name!r}, which is not defined where the function is"
         ) from None
     return list(inspect.signature(function).parameters.values()), hints
@@ -75,7 +80,7 @@ def parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> tuple[
 
 def wants_context(hint: Any) -> bool:
     """Return whether a parameter with this annotation receives the context."""
-    return isinstance(hint, type) and hint.__module__ == _CONTEXTS
+    return isinstance(hint, type) and issubclass(hint, JobContext)
 
 
 class Arguments:
@@ -109,13 +114,13 @@ class Arguments:
         fields, keywords = [], 0
         for parameter in signature[1:] if context else signature:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise TypeError(f"job {kind!r}: parameters of a job must be named arguments, got {parameter}")
+                raise InvalidType(f"job {kind!r}: parameters of a job must be named arguments, got {parameter}")
             keywords += parameter.kind is parameter.KEYWORD_ONLY
             fields.append((parameter.name, hints.get(parameter.name, Any), parameter.default))
         try:
             return cls(kind, fields, keywords=keywords), context
         except TypeError as exc:
-            raise TypeError(f"job {kind!r}: {exc}") from exc
+            raise InvalidType(f"job {kind!r}: {exc}") from exc
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode arguments as JSON, validated as they will be when the job runs."""
@@ -125,10 +130,10 @@ class Arguments:
             else:
                 if args:
                     if len(args) > len(self._positional):
-                        raise TypeError(f"takes {len(self._positional)} positional arguments, got {len(args)}")
+                        raise InvalidType(f"takes {len(self._positional)} positional arguments, got {len(args)}")
                     for name, value in zip(self._positional, args, strict=False):
                         if name in kwargs:
-                            raise TypeError(f"got {name!r} twice")
+                            raise InvalidType(f"got {name!r} twice")
                         kwargs[name] = value
                 value = self._struct(**kwargs)
             payload = _ENCODER.encode(value)

@@ -6,6 +6,7 @@ import random
 from datetime import timedelta
 
 from trunkline.codec import duration
+from trunkline.errors import InvalidValue
 from trunkline.types import Duration
 
 
@@ -14,7 +15,7 @@ class Backoff:
 
     def __init__(self, base: Duration = "1s", *, factor: float = 2.0, cap: Duration = "1h", jitter: float = 0.1) -> None:
         if factor < 1 or not 0 <= jitter <= 1:
-            raise ValueError(f"factor must be at least 1 and jitter from 0 to 1, got factor={factor}, jitter={jitter}")
+            raise InvalidValue(f"factor must be at least 1 and jitter from 0 to 1, got factor={factor}, jitter={jitter}")
         self._base = duration(base) or timedelta(0)
         self._cap = duration(cap) or timedelta(0)
         self._factor = factor

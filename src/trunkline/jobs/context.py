@@ -13,8 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.client.sync import transactions as sync_transactions
-from trunkline.client.transactions import settled
 from trunkline.codec import duration
 from trunkline.db import calls
 from trunkline.db.calls import jobs as db
@@ -22,12 +20,14 @@ from trunkline.db.pool import Connection
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync.calls import jobs as sync_db
 from trunkline.db.sync.pool import Connection as SyncConnection
-from trunkline.jobs.arguments import from_json, result_to_json, to_json
+from trunkline.jobs.arguments import JobContext, from_json, result_to_json, to_json
+from trunkline.jobs.attempt import ACK, Attempt, Stop
 from trunkline.jobs.refusals import EffectUnknown
+from trunkline.runtime.sync import transactions as sync_transactions
+from trunkline.runtime.transactions import settled
 from trunkline.types import Duration, Headers, Result
 
 if TYPE_CHECKING:
-    from trunkline.jobs.running import Item
     from trunkline.jobs.worker import Worker
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ OnUnknown = Literal["raise", "skip", "rerun"]
 _log = logging.getLogger("trunkline.jobs")
 
 
-class ProcessContext(msgspec.Struct, frozen=True):
+class ProcessContext(msgspec.Struct, JobContext, frozen=True):
     """Facts about the job for a handler in another process. It has no methods."""
 
     id: UUID
@@ -44,45 +44,45 @@ class ProcessContext(msgspec.Struct, frozen=True):
     headers: Headers
 
 
-class _About:
+class _About(JobContext):
     """Facts about the job, shared by both contexts."""
 
-    __slots__ = ("_item", "_worker")
+    __slots__ = ("_attempt", "_worker")
 
-    def __init__(self, worker: Worker, item: Item) -> None:
+    def __init__(self, worker: Worker, attempt: Attempt) -> None:
         self._worker = worker
-        self._item = item
+        self._attempt = attempt
 
     @property
     def id(self) -> UUID:
         """The job id, the same in every attempt."""
-        return self._item.delivery.id
+        return self._attempt.delivery.id
 
     @property
     def kind(self) -> str:
-        return self._item.job.name
+        return self._attempt.job.name
 
     @property
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
-        return self._item.delivery.attempt
+        return self._attempt.delivery.attempt
 
     @property
     def headers(self) -> Headers:
-        return self._item.delivery.headers or {}
+        return self._attempt.delivery.headers or {}
 
     @property
     def key(self) -> str | None:
-        return self._item.delivery.key
+        return self._attempt.delivery.key
 
     @property
     def max_attempts(self) -> int:
-        return self._item.max_attempts
+        return self._attempt.max_attempts
 
     @property
     def time_left(self) -> timedelta | None:
         """Time until the timeout of this attempt, or None without a timeout."""
-        cut = self._item.cut_at
+        cut = self._attempt.deadline
         return None if cut is None else timedelta(seconds=max(0.0, cut - monotonic()))
 
     @property
@@ -92,12 +92,12 @@ class _About:
         return None if left is None else datetime.now(UTC) + left
 
     @property
-    def stopping(self) -> str | None:
-        """The reason for which the handler must end now (timeout, lost lease, cancellation or stop), or None.
+    def stopping(self) -> Stop | None:
+        """A `Stop` with `reason` and `detail` if the handler must end now, or None.
 
         For handlers that poll it.
         """
-        return self._item.reason
+        return self._attempt.stop
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -121,13 +121,13 @@ class Context(_About):
     async def extend(self, span: Duration) -> Result:
         """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
         lease = duration(span) or timedelta(0)
-        self._worker.give_time(self._item, lease.total_seconds())
-        async with self._worker.runtime.connection(writing=True) as conn:
-            return (await calls.extend(conn, [self._item.receipt], lease=max(lease, timedelta(seconds=1))))[0]
+        self._worker.start_timeout(self._attempt, lease.total_seconds())
+        async with self._worker.session.connection(writing=True) as conn:
+            return (await calls.extend(conn, [self._attempt.receipt], lease=max(lease, timedelta(seconds=1))))[0]
 
     def set_result(self, value: Any) -> None:
         """Set the job's result, for a handler that ends with `transaction()`: it is stored in the same transaction."""
-        self._item.result = result_to_json(value)
+        self._attempt.result = result_to_json(value)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -136,15 +136,15 @@ class Context(_About):
         Raises `LeaseLost` if another worker may have the job; everything is then rolled back. Enqueue more jobs in the
         transaction with `job.on(conn)`.
         """
-        item = self._item
+        attempt = self._attempt
 
         async def settle(conn: Connection) -> tuple[Result, str]:
-            result = (await db.finish_jobs(conn, "ack", [item.ending()]))[0]
+            result = (await db.finish_jobs(conn, "ack", [attempt.ending()]))[0]
             return result, await calls.transaction_number(conn)
 
-        async with settled(self._worker.runtime, settle, once=[item.once]) as conn:
+        async with settled(self._worker.session, settle, once=[attempt.once]) as conn:
             yield conn
-        self._worker.settled_by_handler(item)
+        self._worker.settled_by_handler(attempt)
 
     @overload
     async def run_once(
@@ -187,8 +187,8 @@ class Context(_About):
         where = scope or str(self.id)
         if on is not None:
             return await _once_in(on, where, key, effect, type)
-        runtime = self._worker.runtime
-        async with runtime.connection(writing=True) as conn:
+        session = self._worker.session
+        async with session.connection(writing=True) as conn:
             state, stored = await db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
         if state != "start":
             return _instead(key, state, stored, type, skip=on_unknown == "skip")
@@ -196,10 +196,10 @@ class Context(_About):
             value = await effect()
             result = to_json(value)
         except Exception:
-            async with runtime.connection(writing=True) as conn:
+            async with session.connection(writing=True) as conn:
                 await db.end_once(conn, where, key, done=False)
             raise
-        async with runtime.connection(writing=True) as conn:
+        async with session.connection(writing=True) as conn:
             await db.end_once(conn, where, key, done=True, result=result)
         return value
 
@@ -236,27 +236,27 @@ class SyncContext(_About):
 
     def extend(self, span: Duration) -> Result:
         """Extend the lease of this attempt, and its timeout if it has one, to `span` from now."""
-        return self._wait(Context(self._worker, self._item).extend(span))
+        return self._wait(Context(self._worker, self._attempt).extend(span))
 
     def set_result(self, value: Any) -> None:
         """Set the job's result, for a handler that ends with `transaction()`."""
-        self._item.result = result_to_json(value)
+        self._attempt.result = result_to_json(value)
 
     @contextmanager
     def transaction(self) -> Iterator[SyncConnection]:
         """Complete the job in a transaction with your own writes on the connection. See `Context.transaction`."""
-        item = self._item
+        attempt = self._attempt
 
         def settle(conn: SyncConnection) -> tuple[Result, str]:
-            result = sync_db.finish_jobs(conn, "ack", [item.ending()])[0]
+            result = sync_db.finish_jobs(conn, "ack", [attempt.ending()])[0]
             return result, sync_calls.transaction_number(conn)
 
-        runtime = self._worker.sync_client._runtime()
+        session = self._worker.sync_client.session
         # the async twin of `Once` has the same field, and an attempt has one `Once`
-        with sync_transactions.settled(runtime, settle, once=[item.once]) as conn:  # type: ignore[list-item]
+        with sync_transactions.settled(session, settle, once=[attempt.once]) as conn:  # type: ignore[list-item]
             yield conn
-        self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, item)
-        item.settled = True
+        self._worker.loop.call_soon_threadsafe(self._worker.settled_by_handler, attempt)
+        attempt.settled = ACK
 
     @overload
     def run_once(
@@ -298,8 +298,8 @@ class SyncContext(_About):
             sync_db.end_once(on, where, key, done=True, result=to_json(value))
             return value
 
-        runtime = self._worker.sync_client._runtime()
-        with runtime.connection(writing=True) as conn:
+        session = self._worker.sync_client.session
+        with session.connection(writing=True) as conn:
             state, stored = sync_db.begin_once(conn, where, key, rerun=on_unknown == "rerun")
         if state != "start":
             return _instead(key, state, stored, type, skip=on_unknown == "skip")
@@ -307,9 +307,9 @@ class SyncContext(_About):
             value = effect()
             result = to_json(value)
         except Exception:
-            with runtime.connection(writing=True) as conn:
+            with session.connection(writing=True) as conn:
                 sync_db.end_once(conn, where, key, done=False)
             raise
-        with runtime.connection(writing=True) as conn:
+        with session.connection(writing=True) as conn:
             sync_db.end_once(conn, where, key, done=True, result=result)
         return value

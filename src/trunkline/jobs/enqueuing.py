@@ -8,10 +8,9 @@ from typing import Any
 
 import psycopg
 
+from trunkline import telemetry
 from trunkline.client import Client, SyncClient
 from trunkline.client.borrowed import async_driver, sync_driver
-from trunkline.client.publishing import send
-from trunkline.client.sync.publishing import send as send_sync
 from trunkline.codec import encode_message
 from trunkline.db.calls import jobs as calls
 from trunkline.db.pool import Connection
@@ -19,6 +18,8 @@ from trunkline.db.sync.calls import jobs as sync_calls
 from trunkline.db.sync.pool import Connection as SyncConnection
 from trunkline.errors import from_psycopg
 from trunkline.jobs.job import Call
+from trunkline.runtime.publisher import send
+from trunkline.runtime.sync.publisher import send as send_sync
 from trunkline.types import Published
 
 
@@ -29,15 +30,15 @@ async def enqueue(client: Client, todo: Sequence[Call]) -> list[Published]:
     queue = todo[0].queue
     if all(call.queue == queue and call.unique is None and not call.after for call in todo):
         return await client.enqueue_many(queue, [call.message for call in todo])
-    async with client._runtime().connection(writing=True) as conn, conn.transaction():
+    async with client.session.connection(writing=True) as conn, conn.transaction():
         results = await enqueue_on(conn, todo)
     for queue in {call.queue for call in todo}:
-        client._runtime().wakeup.published("inbox", queue)
+        client.session.wakeup.published("inbox", queue)
     return results
 
 
 async def _one(client: Client, call: Call) -> Published:
-    return await client._living().publisher.publish("inbox", call.queue, call.message)
+    return await client.session.publisher.publish("inbox", call.queue, call.message)
 
 
 async def enqueue_on(conn: Connection, todo: Sequence[Call]) -> list[Published]:
@@ -48,11 +49,14 @@ async def enqueue_on(conn: Connection, todo: Sequence[Call]) -> list[Published]:
             results += await send(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
-            message = encode_message(call.message)
-            if call.after:
-                results.append(await calls.enqueue_after(conn, queue, message, after=call.after))
-            else:
-                results.append(await calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+            with telemetry.publishing(queue, (call.message,)) as (traced,):
+                message = encode_message(traced)
+                if call.after:
+                    published = await calls.enqueue_after(conn, queue, message, after=call.after)
+                else:
+                    unique = call.unique or ""
+                    published = await calls.enqueue_unique(conn, queue, message, unique=unique, hold=call.hold)
+            results.append(published)
     return results
 
 
@@ -71,20 +75,23 @@ def enqueue_on_sync(conn: SyncConnection, todo: Sequence[Call]) -> list[Publishe
             results += send_sync(conn, "inbox", queue, [call.message for call in run])
             continue
         for call in run:
-            message = encode_message(call.message)
-            if call.after:
-                results.append(sync_calls.enqueue_after(conn, queue, message, after=call.after))
-            else:
-                results.append(sync_calls.enqueue_unique(conn, queue, message, unique=call.unique or "", hold=call.hold))
+            with telemetry.publishing(queue, (call.message,)) as (traced,):
+                message = encode_message(traced)
+                if call.after:
+                    published = sync_calls.enqueue_after(conn, queue, message, after=call.after)
+                else:
+                    unique = call.unique or ""
+                    published = sync_calls.enqueue_unique(conn, queue, message, unique=unique, hold=call.hold)
+            results.append(published)
     return results
 
 
 def enqueue_borrowed_sync(conn: Any, todo: Sequence[Call]) -> list[Published]:
     if isinstance(conn, SyncClient):
-        with conn._runtime().connection(writing=True) as own, own.transaction():
+        with conn.session.connection(writing=True) as own, own.transaction():
             results = enqueue_on_sync(own, todo)
         for queue in {call.queue for call in todo}:
-            conn._runtime().wakeup.published("inbox", queue)
+            conn.session.wakeup.published("inbox", queue)
         return results
     driver = sync_driver(conn)
     try:

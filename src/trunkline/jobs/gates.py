@@ -6,9 +6,9 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from trunkline.jobs.attempt import Attempt
 from trunkline.jobs.job import Job
 from trunkline.jobs.limits import Holder
-from trunkline.jobs.running import Item
 
 if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
@@ -35,7 +35,7 @@ class Gate:
         now = monotonic()
         return all(holder.room(now) for holder in self.holders)
 
-    def full(self, blocked: deque[Item] | None) -> bool:
+    def full(self, blocked: deque[Attempt] | None) -> bool:
         """Return whether more jobs of this kind would only wait in this worker."""
         if not blocked:
             return False

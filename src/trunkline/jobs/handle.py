@@ -9,7 +9,7 @@ from uuid import UUID
 from trunkline.codec import duration
 from trunkline.db.calls import jobs as calls
 from trunkline.db.job_records import JobResult
-from trunkline.errors import Timeout
+from trunkline.errors import InvalidValue, Timeout
 from trunkline.jobs.arguments import from_json
 from trunkline.jobs.refusals import JobFailed
 from trunkline.types import Duration
@@ -48,7 +48,7 @@ class Handle(Generic[R]):
         kept: `@app.job(result=True)` or `options(track=True)`.
         """
         if not self.tracked:
-            raise ValueError(
+            raise InvalidValue(
                 f"the result of job {self.kind!r} is not kept; declare it with result=True or enqueue it with track=True"
             )
         span = duration(timeout)

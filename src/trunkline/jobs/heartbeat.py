@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
-from types import FrameType
+from typing import Any
 
 from trunkline.client import SyncClient
 from trunkline.concurrency.aio import log
 from trunkline.errors import TrunklineError
-from trunkline.jobs.running import Item, Lease
+from trunkline.jobs.attempt import Attempt
+from trunkline.jobs.refusals import HandlerStalled
+from trunkline.runtime.leases import HeldLeases
 
 _LOOK = 0.25
 
@@ -27,34 +29,47 @@ class Heartbeat:
     """Extends the leases of unsettled jobs when a third of the lease has passed.
 
     `on_lost` is called on the event loop for jobs whose lease has ended, or could not be extended in time. `on_stall`
-    is called in this thread for a job whose handler blocks the event loop.
+    is called in this thread for a job whose handler blocks the event loop. If it returns true, the handler is
+    interrupted with `HandlerStalled`.
     """
 
     def __init__(
         self,
         client: SyncClient,
-        call_on_loop: Callable[..., object],
+        loop: asyncio.AbstractEventLoop,
         *,
-        on_lost: Callable[[Item], None],
-        on_stall: Callable[[Item, float], None],
-        loop_thread: int,
+        on_lost: Callable[[Attempt], None],
+        on_stall: Callable[[Attempt, float], bool],
     ) -> None:
         self._client = client
-        self._call_on_loop = call_on_loop
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
         self._on_lost = on_lost
         self._on_stall = on_stall
-        self._loop_thread = loop_thread
-        self._leases: dict[str, Lease] = {}
+        self._held = HeldLeases()
+        self._attempts: dict[str, Attempt] = {}
         self._stopped = threading.Event()
         self._asked_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="trunkline heartbeat", daemon=True)
         self._thread.start()
 
-    def add(self, lease: Lease) -> None:
-        self._leases[lease.text] = lease
+    def add(self, attempts: Sequence[Attempt], *, span: float, now: float) -> None:
+        """Renew the leases of these attempts, which were claimed at `now` for `span` seconds, until they are dropped."""
+        # the attempts first: the thread may find a receipt lost at once
+        self._attempts.update((attempt.receipt, attempt) for attempt in attempts)
+        self._held.add((attempt.receipt for attempt in attempts), span=span, now=now)
 
-    def leases(self) -> list[Lease]:
-        return list(self._leases.values())
+    def drop(self, attempt: Attempt) -> None:
+        self._held.drop((attempt.receipt,))
+        self._attempts.pop(attempt.receipt, None)
+
+    def end(self, attempt: Attempt) -> float:
+        """Return when the lease of an attempt ends."""
+        return self._held.end(attempt.receipt)
+
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts that are not settled."""
+        return list(self._attempts.values())
 
     def stop(self) -> None:
         self._stopped.set()
@@ -66,40 +81,34 @@ class Heartbeat:
         while not self._stopped.wait(_LOOK):
             try:
                 self._watch_loop()
-                for lease in list(self._leases.values()):
-                    self._extend(lease)
+                self._renew()
             except Exception:
                 log.exception("unexpected error in heartbeat; continuing")
 
-    def _extend(self, lease: Lease) -> None:
-        if not lease.open:
-            self._leases.pop(lease.text, None)
-            return
-        now = monotonic()
-        if now < lease.until - lease.span * 2 / 3:
-            return
-        positions = list(lease.open)
-        receipts = [f"{position}.{lease.text}" for position in positions]
-        try:
-            results = self._client.extend(receipts, lease=timedelta(seconds=lease.span))
-        except TrunklineError as exc:
-            log.warning("could not extend lease error=%s", exc)
-            if monotonic() > lease.until:
-                self._leases.pop(lease.text, None)
-                self._lose(lease, positions)
-            return
-        lost = [position for position, result in zip(positions, results, strict=True) if result != "done"]
-        # counted from before the call: the response may have been slow
-        lease.until = now + lease.span
-        self._lose(lease, lost)
+    def _renew(self) -> None:
+        for receipts, span in self._held.due(monotonic(), part=1 / 3):
+            now = monotonic()
+            try:
+                results = self._client.extend(receipts, lease=timedelta(seconds=span))
+            except TrunklineError as exc:
+                log.warning("could not extend leases count=%s error=%s", len(receipts), exc)
+                self._lose(self._held.expired(monotonic()))
+            else:
+                self._lose(self._held.renewed(receipts, results, span=span, now=now))
 
-    def _lose(self, lease: Lease, positions: list[int]) -> None:
-        for position in positions:
-            item = lease.open.get(position)
-            if item is not None:
-                self._call_on_loop(self._on_lost, item)
+    def _lose(self, receipts: list[str]) -> None:
+        for receipt in receipts:
+            attempt = self._attempts.pop(receipt, None)
+            if attempt is not None:
+                self._call_on_loop(self._on_lost, attempt)
 
     # The loop
+
+    def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed")
 
     def _watch_loop(self) -> None:
         now = monotonic()
@@ -107,19 +116,16 @@ class Heartbeat:
             self._asked_at = now
             self._call_on_loop(self._turned)
             return
-        item = self._blocking()
-        if item is not None:
-            self._on_stall(item, now - self._asked_at)
+        attempt = self._blocking()
+        if attempt is not None and self._on_stall(attempt, now - self._asked_at) and self._blocks(attempt):
+            raise_in_thread(self._loop_thread, HandlerStalled)
 
     def _turned(self) -> None:
         self._asked_at = None
 
-    def _blocking(self) -> Item | None:
+    def _blocking(self) -> Attempt | None:
         """Return the job whose handler currently runs on the event loop."""
-        frame: FrameType | None = sys._current_frames().get(self._loop_thread)
-        while frame is not None:
-            if frame.f_code.co_name == "_call_async" and frame.f_globals.get("__name__") == "trunkline.jobs.running_calls":
-                item = frame.f_locals.get("item")
-                return item if isinstance(item, Item) else None
-            frame = frame.f_back
-        return None
+        return next((attempt for attempt in self.attempts() if self._blocks(attempt)), None)
+
+    def _blocks(self, attempt: Attempt) -> bool:
+        return attempt.calling and attempt.task is asyncio.current_task(self._loop)

@@ -12,6 +12,7 @@ import msgspec
 
 from trunkline.client import Client, SyncClient
 from trunkline.client.borrowed import AsyncBorrowed, SyncBorrowed
+from trunkline.errors import InvalidType, InvalidValue
 from trunkline.jobs.arguments import Arguments
 from trunkline.jobs.backoff import Backoff
 from trunkline.jobs.handle import Handle
@@ -118,7 +119,7 @@ class Job(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function directly, without a worker."""
         if self.function is None:
-            raise TypeError(f"cannot call job {self.name!r}: it has no function in this program")
+            raise InvalidType(f"cannot call job {self.name!r}: it has no function in this program")
         return self.function(*args, **kwargs)
 
     def options(
@@ -153,7 +154,7 @@ class Job(Generic[P, R]):
         """Reject more attempts than the queue allows, which it would silently ignore."""
         limit = self.app.attempts_of(queue)
         if type(max_attempts) is not int or not 1 <= max_attempts <= limit:
-            raise ValueError(
+            raise InvalidValue(
                 f"max_attempts of one job must be a whole number from 1 to {limit}, the limit of queue {queue!r},"
                 f" got {max_attempts!r}; raise the limit with App(max_attempts=...) or @app.job(max_attempts=...)"
             )
@@ -218,9 +219,9 @@ class Job(Generic[P, R]):
         parents = self._options.after or ()
         for parent in parents:
             if not parent.tracked:
-                raise ValueError(f"cannot run after job {parent.kind!r}, which is not tracked; enqueue it with track=True")
+                raise InvalidValue(f"cannot run after job {parent.kind!r}, which is not tracked; enqueue it with track=True")
         if parents and (self._options.idempotency_key or self._options.delay or self._options.run_at):
-            raise ValueError("after cannot be combined with idempotency_key, delay or run_at")
+            raise InvalidValue("after cannot be combined with idempotency_key, delay or run_at")
         return tuple(parent.id for parent in parents)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
+from trunkline import telemetry
 from trunkline.concurrency.aio import Background, log
 from trunkline.db import calls
 from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
+from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
+from trunkline.jobs.executor import Executor
 from trunkline.jobs.gates import Gate
 from trunkline.jobs.job import MAX_ATTEMPTS
-from trunkline.jobs.judging import Judge
 from trunkline.jobs.pace import Pace
-from trunkline.jobs.running import Item, Lease
-from trunkline.jobs.settling import Verdict
+from trunkline.jobs.refusals import HandlerStalled
 from trunkline.types import Delivery
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Lane:
         self._worker = worker
         self._kinds = {name: job for name, job in worker.app.kinds.items() if job.function is not None}
         self._gates = {name: Gate(worker, job, worker.app.queue_limits.get(queue, ())) for name, job in self._kinds.items()}
-        self._ready: deque[Item] = deque()
-        self._blocked: dict[str, deque[Item]] = {}
-        self._partitions: dict[int, deque[Item]] = {}
+        self._ready: deque[Attempt] = deque()
+        self._blocked: dict[str, deque[Attempt]] = {}
+        self._partitions: dict[int, deque[Attempt]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
         self._pace = Pace(prefetch)
         self._watch: Watch | None = None
@@ -64,17 +65,24 @@ class Lane:
         self._restless = False
 
     async def start(self) -> None:
-        runtime = self._worker.runtime
+        session = self._worker.session
         try:
-            async with runtime.connection() as conn:
+            async with session.connection() as conn:
                 settings = await calls.get_queue(conn, self.queue)
             self._lease, self._max_attempts, self._ordered = settings.lease, settings.max_attempts, settings.ordered
         except PermissionDenied:
             log.warning("no permission to read queue settings; using a lease of 30 s queue=%s", self.queue)
         if self._worker.lease is not None:
             self._lease = self._worker.lease
-        self._judge = Judge(self._worker, max_attempts=self._max_attempts, ordered=self._ordered)
-        self._watch = runtime.wakeup.watch("queue", self.queue)
+        self.executor = Executor(
+            self._worker,
+            queue=self.queue,
+            middlewares=self._worker.app.middlewares,
+            backoff=self._worker.app.backoff,
+            queue_max_attempts=self._max_attempts,
+            ordered=self._ordered,
+        )
+        self._watch = session.wakeup.watch("queue", self.queue)
         for _ in range(self.concurrency):
             self._add_slot()
         self._claimer = Background(self._claim_for_ever, f"trunkline claims of {self.queue}")
@@ -136,15 +144,15 @@ class Lane:
 
         No attempt is counted.
         """
-        if self._ordered or not self._ready or monotonic() - self._ready[0].lease.since < _KEEP_SECONDS:
+        if self._ordered or not self._ready or monotonic() - self._ready[0].claimed_at < _KEEP_SECONDS:
             return
-        for item in self._ready:
-            self._release(item)
+        for attempt in self._ready:
+            self._release(attempt)
         self._ready.clear()
 
-    def _release(self, item: Item) -> None:
-        item.settled = True
-        self._worker.settler.settle(item, Verdict("release"))
+    def _release(self, attempt: Attempt) -> None:
+        attempt.settled = RELEASE
+        self._worker.settler.settle(attempt, RELEASE)
 
     async def _stand_aside(self) -> bool:
         """Run a job alone in this worker if one must, see `_set_apart`. Returns whether the claim turn is used up."""
@@ -160,7 +168,7 @@ class Lane:
         if not claimed and not self._stopping:
             # Released jobs are claimable after the next sequencer pass. Run one here, or workers would pass the job
             # around forever.
-            async with self._worker.runtime.connection(writing=True) as conn:
+            async with self._worker.session.connection(writing=True) as conn:
                 await calls.sequence(conn, queues=[self.queue])
             claimed = await self._claim(1, self._labels() or None, alone=True)
         if not any(self._may_kill(delivery.attempt, self._limit(delivery)) for delivery in claimed):
@@ -196,10 +204,11 @@ class Lane:
         return claimed
 
     async def _fetch(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
-        runtime = self._worker.runtime
+        session = self._worker.session
+        tracer, began = telemetry.tracer(), time_ns()
         # concurrently, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
-        async with runtime.connection() as conn:
+        async with session.connection() as conn:
             deliveries: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,
@@ -209,6 +218,8 @@ class Lane:
                 labels=labels,
                 consumer=self._worker.name,
             )
+        if tracer is not None and deliveries:
+            telemetry.claimed(tracer, self.queue, deliveries, began)
         if cancels is not None:
             await cancels
         return deliveries
@@ -220,71 +231,70 @@ class Lane:
             log.warning("could not read cancellations error=%s", exc)
 
     async def _receive(self, deliveries: list[Delivery[Any]], began: float, *, alone: bool) -> None:
-        span = self._lease.total_seconds()
-        leases: dict[str, Lease] = {}
-        items: list[Item] = []
-        for delivery in deliveries:
-            text = delivery.receipt.partition(".")[2]
-            lease = leases.get(text)
-            if lease is None:
-                lease = leases[text] = Lease(text, span, began, self._closed)
-                self._worker.heartbeat.add(lease)
-            job = self._kinds.get(delivery.label or "")
-            item = Item(delivery, job or self._worker.nobody, lease, self._limit(delivery))
-            lease.open[item.position] = item
-            items.append(item)
+        on_close = self._closed
+        attempts = [
+            Attempt(
+                delivery,
+                self._kinds.get(delivery.label or "") or self._worker.nobody,
+                claimed_at=began,
+                max_attempts=self._limit(delivery),
+                on_close=on_close,
+            )
+            for delivery in deliveries
+        ]
+        self._worker.heartbeat.add(attempts, span=self._lease.total_seconds(), now=began)
         if not alone:
-            items = await self._set_apart(items)
-        foreign: list[Item] = []
-        for item in items:
+            attempts = await self._set_apart(attempts)
+        foreign: list[Attempt] = []
+        for attempt in attempts:
             if self._stopping:
                 # the worker was stopped during the claim
-                self._release(item)
-            elif item.job is self._worker.nobody:
-                foreign.append(item)
+                self._release(attempt)
+            elif attempt.job is self._worker.nobody:
+                foreign.append(attempt)
             else:
-                self._queue_up(item)
+                self._queue_up(attempt)
         if foreign:
             self._return_foreign(foreign)
-        self._wake(len(items))
+        self._wake(len(attempts))
 
-    async def _set_apart(self, items: list[Item]) -> list[Item]:
-        """Return the items to run now, and release those that must run alone.
+    async def _set_apart(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Return the attempts to run now, and release those that must run alone.
 
         A job must run alone if it lost its worker twice, or lost one and has only its last attempt left. It is released
         without counting an attempt and claimed again when no other job runs here. So if it kills the worker, no other
         job loses an attempt; and if another job killed the worker, this one is not affected again.
         """
-        doubtful = [item for item in items if self._may_kill(item.delivery.attempt, item.max_attempts)]
+        doubtful = [attempt for attempt in attempts if self._may_kill(attempt.delivery.attempt, attempt.max_attempts)]
         if not doubtful:
-            return items
+            return attempts
         try:
-            async with self._worker.runtime.connection() as conn:
-                lost = await jobs.lost_before(conn, [item.receipt for item in doubtful])
+            async with self._worker.session.connection() as conn:
+                lost = await jobs.lost_before(conn, [attempt.receipt for attempt in doubtful])
         except TrunklineError as exc:
             log.warning("could not check whether jobs lost their worker queue=%s error=%s", self.queue, exc)
-            return items
-        apart = [item for item, was_lost in zip(doubtful, lost, strict=True) if was_lost]
+            return attempts
+        apart = [attempt for attempt, was_lost in zip(doubtful, lost, strict=True) if was_lost]
         if not apart:
-            return items
+            return attempts
         await self._worker.settler.release_now(apart)
         if self._worker.alone is None:
             self._worker.alone = self
-        return [item for item in items if not item.settled]
+        return [attempt for attempt in attempts if not attempt.settled]
 
     def _may_kill(self, attempt: int, most: int) -> bool:
         return 1 < attempt <= most and (attempt > _TRUSTED_ATTEMPTS or attempt == most) and not self._ordered
 
-    def _return_foreign(self, foreign: list[Item]) -> None:
+    def _return_foreign(self, foreign: list[Attempt]) -> None:
         """Release jobs of unknown kinds for other workers, without counting an attempt, and claim by kind from now on."""
         self._by_label_until = monotonic() + _BY_LABEL_SECONDS
-        for item in foreign:
+        for attempt in foreign:
             if self._ordered:
                 # later jobs of its partition may not run before it, so it must not be released forever
-                error = f"this worker has no job named {item.delivery.label!r}"
-                self._worker.settler.settle(item, Verdict("nack", None, error))
+                error = f"this worker has no job named {attempt.delivery.label!r}"
+                self._worker.settler.settle(attempt, Settlement("nack", None, error))
             else:
-                self._release(item)
+                self._release(attempt)
 
     def _limit(self, delivery: Delivery[Any]) -> int:
         """Return the maximum attempts of a job: from its headers, its kind or the app, limited by the queue."""
@@ -295,15 +305,15 @@ class Lane:
         kind = None if job is None else job.definition.max_attempts
         return min(kind or self._worker.app.max_attempts, self._max_attempts)
 
-    def _queue_up(self, item: Item) -> None:
+    def _queue_up(self, attempt: Attempt) -> None:
         if not self._ordered:
-            self._ready.append(item)
+            self._ready.append(attempt)
             return
         # one at a time per partition: the next job starts when this one has ended
-        partition = self._partitions.setdefault(item.delivery.partition, deque())
-        partition.append(item)
+        partition = self._partitions.setdefault(attempt.delivery.partition, deque())
+        partition.append(attempt)
         if len(partition) == 1:
-            self._ready.append(item)
+            self._ready.append(attempt)
 
     # Running
 
@@ -325,16 +335,16 @@ class Lane:
         turn = 0
         while True:
             try:
-                item = self._next()
-                if item is None:
+                attempt = self._next()
+                if attempt is None:
                     if self._stopping:
                         return
                     waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._idle.append(waiting)
                     await waiting
                     continue
-                await self._run(item, me)
-                if item.abandoned:
+                await self._run(attempt, me)
+                if attempt.abandoned:
                     return
                 turn += 1
                 if turn % _TURN == 0:
@@ -344,92 +354,89 @@ class Lane:
                 if self._worker.closed:
                     raise
                 me.uncancel()
-            except Exception:
+            except (Exception, HandlerStalled):
+                # a handler that blocked the loop may have returned before it was interrupted
                 log.exception("unexpected error in worker task; continuing queue=%s", self.queue)
 
-    def _next(self) -> Item | None:
+    def _next(self) -> Attempt | None:
         """Return the next job that may start now. Jobs at a limit are set aside."""
         while self._ready:
-            item = self._ready.popleft()
-            if item.lease.until < monotonic():
+            attempt = self._ready.popleft()
+            if self._worker.heartbeat.end(attempt) < monotonic():
                 # the process was suspended longer than the lease: another worker may own the job
-                item.lost = True
-            if item.lost:
-                self._forget(item)
+                attempt.lost = True
+            if attempt.lost:
+                self._forget(attempt)
                 continue
-            gate = self._gates[item.job.name]
+            gate = self._gates[attempt.job.name]
             if gate.open:
                 gate.enter()
-                return item
+                return attempt
             if gate.holders:
                 gate.wait()
-            self._blocked.setdefault(item.job.name, deque()).append(item)
+            self._blocked.setdefault(attempt.job.name, deque()).append(attempt)
         return None
 
     def unblock(self) -> None:
         """Reconsider the jobs that were set aside: their limits may have room now."""
-        for name, items in list(self._blocked.items()):
-            if not items:
+        for name, attempts in list(self._blocked.items()):
+            if not attempts:
                 del self._blocked[name]
                 continue
-            self._ready.extendleft(reversed(items))
-            for _ in items:
+            self._ready.extendleft(reversed(attempts))
+            for _ in attempts:
                 self._gates[name].unwait()
-            items.clear()
+            attempts.clear()
         self._wake(len(self._ready))
 
-    async def _run(self, item: Item, me: asyncio.Task[None]) -> None:
+    async def _run(self, attempt: Attempt, me: asyncio.Task[None]) -> None:
         self.running += 1
-        item.slot = me
-        item.began = monotonic()
+        attempt.task = me
+        attempt.started_at = monotonic()
         try:
-            verdict = await self._judge.run(item)
+            settlement = await self.executor.execute(attempt)
         finally:
-            item.slot = None
-            if item.timer is not None:
-                item.timer.cancel()
-            if item.reason is not None:
+            attempt.task = None
+            if attempt.timer is not None:
+                attempt.timer.cancel()
+            if attempt.stop is not None:
                 while me.cancelling():
                     me.uncancel()
-        if not item.abandoned:
-            self._finish(item, verdict)
+        if not attempt.abandoned:
+            self._finish(attempt, settlement)
 
-    def _finish(self, item: Item, verdict: Verdict | None) -> None:
+    def _finish(self, attempt: Attempt, settlement: Settlement | None) -> None:
         self.running -= 1
-        gate = self._gates[item.job.name]
+        gate = self._gates[attempt.job.name]
         gate.leave()
-        if verdict is not None and not item.settled:
-            item.settled = True
-            if verdict.verb == "ack":
-                self.done += 1
-                self._worker.settler.ack(item)
-            else:
-                self.failed += verdict.verb in ("nack", "bury")
-                self._worker.settler.settle(item, verdict)
-        elif item.settled:
-            self.done += 1
-        self._forget(item, returned=verdict is not None and verdict.verb in ("nack", "snooze", "release"))
-        blocked = self._blocked.get(item.job.name)
+        if settlement is not None and attempt.settled is None:
+            attempt.settled = settlement
+            self._worker.settler.settle(attempt, settlement)
+        if attempt.settled is not None:
+            self.done += attempt.settled.verb == "ack"
+            self.failed += attempt.settled.verb in ("nack", "bury")
+        self._forget(attempt, returned=attempt.settled is not None and attempt.settled.redelivers)
+        blocked = self._blocked.get(attempt.job.name)
         if blocked:
             gate.unwait()
             self._ready.appendleft(blocked.popleft())
             self._wake(1)
-        self._pace.ended(monotonic() - item.began)
-        self._worker.finished(item, verdict)
+        self._pace.ended(monotonic() - attempt.started_at)
+        self._worker.finished(attempt, settlement or attempt.settled)
 
-    def _forget(self, item: Item, *, returned: bool = False) -> None:
-        if item.lost:
-            item.lease.open.pop(item.position, None)
+    def _forget(self, attempt: Attempt, *, returned: bool = False) -> None:
+        if attempt.lost:
+            self._worker.heartbeat.drop(attempt)
         if not self._ordered:
             return
-        partition = self._partitions.get(item.delivery.partition)
-        if not partition or item not in partition:
+        partition = self._partitions.get(attempt.delivery.partition)
+        if not partition or attempt not in partition:
             return
         partition.popleft()
-        if returned or item.lost:
+        if returned or attempt.lost:
             # the database returned all later jobs of the partition too
             for behind in partition:
-                behind.lease.open.pop(behind.position, None)
+                self._worker.heartbeat.drop(behind)
             partition.clear()
         if partition:
             self._ready.append(partition[0])
@@ -437,40 +444,38 @@ class Lane:
 
     # Ending
 
-    def stop(self) -> list[Item]:
+    def stop(self) -> list[Attempt]:
         """Stop claiming. Returns the claimed jobs that have not started."""
         self._stopping = True
         self._pace.wake()
         if self._watch is not None:
             self._watch.ring()
-        unused = [*self._ready, *(item for items in self._blocked.values() for item in items)]
+        unused = [*self._ready, *(attempt for attempts in self._blocked.values() for attempt in attempts)]
         for partition in self._partitions.values():
-            unused += [item for item in partition if item not in unused and item.slot is None]
+            unused += [attempt for attempt in partition if attempt not in unused and attempt.task is None]
         self._ready.clear()
         self._blocked.clear()
         self._wake(self.concurrency)
         return unused
 
-    def active(self) -> list[Item]:
-        return [
-            item
-            for lease in self._worker.heartbeat.leases()
-            for item in list(lease.open.values())
-            if item.slot in self._slots
-        ]
+    def active(self) -> list[Attempt]:
+        return [attempt for attempt in self._worker.heartbeat.attempts() if self.runs(attempt)]
 
-    def abandon(self, item: Item) -> None:
+    def runs(self, attempt: Attempt) -> bool:
+        return attempt.task in self._slots
+
+    def abandon(self, attempt: Attempt) -> None:
         """Abandon a handler that does not end after cancellation. A new slot replaces its own."""
-        if item.slot is None or item.abandoned:
+        if attempt.task is None or attempt.stop is None or attempt.abandoned:
             return
         log.error(
             "handler did not stop after cancellation; abandoning it job=%s id=%s reason=%s",
-            item.job.name,
-            item.delivery.id,
-            item.reason,
+            attempt.job.name,
+            attempt.delivery.id,
+            attempt.stop,
         )
-        item.abandoned = True
-        self._finish(item, self._judge.stopped(item))
+        attempt.abandoned = True
+        self._finish(attempt, self.executor.settle_stop(attempt, attempt.stop))
         if not self._stopping:
             self._add_slot()
 
@@ -478,7 +483,7 @@ class Lane:
         if self._claimer is not None:
             await self._claimer.end()
         if self._watch is not None:
-            self._worker.runtime.wakeup.unwatch(self._watch)
+            self._worker.session.wakeup.unwatch(self._watch)
         for task in list(self._slots):
             task.cancel()
         if self._slots:

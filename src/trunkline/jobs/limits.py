@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from trunkline.codec import duration
+from trunkline.errors import InvalidValue
 from trunkline.types import Duration
 
 
@@ -25,9 +26,9 @@ class Limit:
         burst: float | None = None,
     ) -> None:
         if running is None and rate is None:
-            raise ValueError("a limit requires running or rate")
+            raise InvalidValue("a limit requires running or rate")
         if (running is not None and running < 1) or (rate is not None and rate <= 0):
-            raise ValueError(f"running must be at least 1 and rate more than 0, got running={running}, rate={rate}")
+            raise InvalidValue(f"running must be at least 1 and rate more than 0, got running={running}, rate={rate}")
         self.name = name
         self.running = running
         self.burst = burst

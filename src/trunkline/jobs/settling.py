@@ -1,164 +1,119 @@
-"""Settles jobs in batches: all jobs that end while one statement runs are settled by the next."""
+"""Settles attempts of jobs: acks together, with one statement per lease."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
-from trunkline.client.runtime import Runtime
-from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.concurrency.aio import log
 from trunkline.db import calls
 from trunkline.db.calls import jobs
-from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
-from trunkline.jobs.running import Item
+from trunkline.errors import TrunklineError
+from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement
+from trunkline.runtime.session import Session
+from trunkline.runtime.settle_buffer import SettleBuffer
 from trunkline.types import Result
 
-_PAUSE = 0.2
+_Entry = tuple[Attempt, Settlement]
 _BATCH = 1000
 
 
-class Verdict(NamedTuple):
-    """The settlement of a job: ack, nack, bury, snooze or release."""
+class AttemptSettler:
+    """Settles attempts in the background. While the database is unavailable, it keeps them and retries."""
 
-    verb: str
-    delay: timedelta | None = None
-    error: str | None = None
-
-
-class Settler:
-    """Settles jobs in the background. While the database is unavailable, it keeps them and retries."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._acks: list[Item] = []
-        self._others: list[tuple[Item, Verdict]] = []
-        self._bell = Bell()
-        self._idle = Bell()
-        self._idle.ring()
+    def __init__(self, session: Session, on_close: Callable[[Attempt], None]) -> None:
+        self._session = session
+        self._on_close = on_close
+        # acks, releases, and one by one what has its own delay or error
+        self._buffer = SettleBuffer(self._flush, self._close, name="jobs", group=_group, limits=(_BATCH, _BATCH, 1))
         self._waiters: dict[int, asyncio.Future[Result]] = {}
-        self._loop = Background(self._run, "trunkline settler")
-        self.lost = 0
-
-    def ack(self, item: Item) -> None:
-        self._acks.append(item)
-        self._wake()
-
-    def settle(self, item: Item, verdict: Verdict) -> None:
-        self._others.append((item, verdict))
-        self._wake()
-
-    async def ack_now(self, item: Item) -> Result:
-        """Ack a job and wait for the result."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiters[id(item)] = future
-        self.ack(item)
-        return await future
-
-    async def release_now(self, items: list[Item]) -> None:
-        """Release jobs without counting an attempt, before this returns or once the database is available again."""
-        for item in items:
-            item.settled = True
-        try:
-            await self._release(items)
-        except TrunklineError:
-            for item in items:
-                self.settle(item, Verdict("release"))
-
-    async def drain(self, timeout: float) -> bool:
-        """Wait until all jobs are settled, at most `timeout` seconds. Returns whether they are."""
-        return await self._idle.wait(timeout)
-
-    async def end(self) -> None:
-        await self._loop.end()
+        self.drain = self._buffer.drain
+        self.end = self._buffer.end
 
     @property
     def busy(self) -> bool:
-        return not self._idle.rung
+        return self._buffer.busy
 
-    def _wake(self) -> None:
-        self._idle.hush()
-        self._bell.ring()
+    def settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        self._buffer.add((attempt, settlement))
 
-    async def _run(self) -> None:
-        while True:
-            await self._bell.wait()
-            self._bell.hush()
-            while self._acks or self._others:
-                acks, self._acks = self._acks[:_BATCH], self._acks[_BATCH:]
-                others, self._others = self._others, []
-                try:
-                    if acks:
-                        await self._flush_acks(acks)
-                        acks = []
-                    if returned := [item for item, verdict in others if verdict.verb == "release"]:
-                        await self._release(returned)
-                        others = [(item, verdict) for item, verdict in others if verdict.verb != "release"]
-                    while others:
-                        await self._flush_other(*others[0])
-                        others.pop(0)
-                except (Unavailable, OutcomeUnknown) as exc:
-                    # safe to repeat: settling by the same lease returns the same result
-                    log.warning("could not settle jobs; retrying in %s s error=%s", _PAUSE, exc)
-                    self._acks[:0] = acks
-                    self._others[:0] = others
-                    await asyncio.sleep(_PAUSE)
-                except Exception as exc:
-                    # a retry would fail too: the jobs are redelivered when their lease ends
-                    log.error(
-                        "could not settle jobs; they are redelivered when their leases end error=%s: %s",
-                        type(exc).__name__,
-                        exc,
-                    )
-                    for item in [*acks, *(item for item, _ in others[:1])]:
-                        self._close(item, "unknown")
-                    self._others[:0] = others[1:]
-            self._idle.ring()
+    async def ack_now(self, attempt: Attempt) -> Result:
+        """Ack a job and wait for the result."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiters[id(attempt)] = future
+        self.settle(attempt, ACK)
+        return await future
 
-    async def _flush_acks(self, items: list[Item]) -> None:
+    async def release_now(self, attempts: list[Attempt]) -> None:
+        """Release jobs without counting an attempt, before this returns or once the database is available again."""
+        for attempt in attempts:
+            attempt.settled = RELEASE
+        try:
+            results = await self._release(attempts)
+        except TrunklineError:
+            for attempt in attempts:
+                self.settle(attempt, RELEASE)
+            return
+        for attempt, result in zip(attempts, results, strict=True):
+            self._close((attempt, RELEASE), result)
+
+    async def _flush(self, entries: list[_Entry]) -> Sequence[Result]:
+        attempts = [attempt for attempt, _ in entries]
+        match entries[0][1].verb:
+            case "ack":
+                return await self._ack(attempts)
+            case "release":
+                return await self._release(attempts)
+            case _:
+                return await self._settle_one(*entries[0])
+
+    async def _ack(self, attempts: list[Attempt]) -> Sequence[Result]:
         """Ack with one statement per lease. Jobs with a result or unique key share a separate statement."""
-        leases: dict[str, list[Item]] = {}
-        rich: list[Item] = []
-        for item in items:
-            if item.plain:
-                leases.setdefault(item.lease.text, []).append(item)
+        leases: dict[str, list[Attempt]] = {}
+        rich: list[Attempt] = []
+        for attempt in attempts:
+            if attempt.plain:
+                leases.setdefault(attempt.lease, []).append(attempt)
             else:
-                rich.append(item)
-        async with self._runtime.connection(writing=True) as conn:
+                rich.append(attempt)
+        results: dict[str, Result] = {}
+        async with self._session.connection(writing=True) as conn:
             for text, group in leases.items():
-                results = await jobs.ack_lease(conn, text, [item.position for item in group])
-                for item, result in zip(group, results, strict=True):
-                    self._close(item, result)
+                acked = await jobs.ack_lease(conn, text, [attempt.position for attempt in group])
+                results.update(zip((attempt.receipt for attempt in group), acked, strict=True))
             if rich:
-                results = await jobs.finish_jobs(conn, "ack", [item.ending() for item in rich])
-                for item, result in zip(rich, results, strict=True):
-                    self._close(item, result)
+                acked = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])
+                results.update(zip((attempt.receipt for attempt in rich), acked, strict=True))
                 # jobs that waited for these may be ready now
-                self._runtime.wakeup.poke()
+                self._session.wakeup.poke()
+        return [results[attempt.receipt] for attempt in attempts]
 
-    async def _release(self, items: list[Item]) -> None:
-        async with self._runtime.connection(writing=True) as conn:
-            results = await calls.release(conn, [item.receipt for item in items])
-        for item, result in zip(items, results, strict=True):
-            self._close(item, result)
+    async def _release(self, attempts: list[Attempt]) -> Sequence[Result]:
+        async with self._session.connection(writing=True) as conn:
+            return await calls.release(conn, [attempt.receipt for attempt in attempts])
 
-    async def _flush_other(self, item: Item, verdict: Verdict) -> None:
-        receipts = [item.receipt]
-        async with self._runtime.connection(writing=True) as conn:
-            if verdict.verb == "snooze":
-                results = await jobs.snooze(conn, receipts, delay=verdict.delay or timedelta(0))
-            elif verdict.verb == "nack":
-                results = await calls.nack(conn, receipts, delay=verdict.delay, error=verdict.error)
-            else:
-                results = await jobs.finish_jobs(conn, verdict.verb, [item.ending()], error=verdict.error)
-        self._close(item, results[0])
+    async def _settle_one(self, attempt: Attempt, settlement: Settlement) -> Sequence[Result]:
+        receipts = [attempt.receipt]
+        async with self._session.connection(writing=True) as conn:
+            match settlement.verb:
+                case "snooze":
+                    return await jobs.snooze(conn, receipts, delay=settlement.delay or timedelta(0))
+                case "nack":
+                    return await calls.nack(conn, receipts, delay=settlement.delay, error=settlement.error)
+                case verb:
+                    return await jobs.finish_jobs(conn, verb, [attempt.ending()], error=settlement.error)
 
-    def _close(self, item: Item, result: Result) -> None:
-        item.lease.close(item)
+    def _close(self, entry: _Entry, result: Result) -> None:
+        attempt, _ = entry
+        self._on_close(attempt)
         if result != "done":
-            self.lost += 1
-            item.lost = True
-            log.warning("lease ended before the job was settled job=%s id=%s", item.job.name, item.delivery.id)
-        waiter = self._waiters.pop(id(item), None) if self._waiters else None
+            attempt.lost = True
+            log.warning("lease ended before the job was settled job=%s id=%s", attempt.job.name, attempt.delivery.id)
+        waiter = self._waiters.pop(id(attempt), None) if self._waiters else None
         if waiter is not None and not waiter.done():
             waiter.set_result(result)
+
+
+def _group(entry: _Entry) -> int:
+    return {"ack": 0, "release": 1}.get(entry[1].verb, 2)

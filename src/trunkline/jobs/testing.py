@@ -20,10 +20,9 @@ from trunkline.db.sync.calls import jobs as sync_calls
 from trunkline.errors import Timeout
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import from_json
+from trunkline.jobs.attempt import Attempt, Settlement
 from trunkline.jobs.handle import Handle
 from trunkline.jobs.job import Call, Job
-from trunkline.jobs.running import Item
-from trunkline.jobs.settling import Verdict
 from trunkline.jobs.worker import Worker
 from trunkline.types import Duration
 
@@ -60,19 +59,19 @@ class FakeClock:
 
     def advance(self, by: Duration) -> None:
         """Move the clock of the database forward, for all its clients."""
-        with self._open()._runtime().connection(writing=True) as conn:
+        with self._open().session.connection(writing=True) as conn:
             sync_calls.move_clock(conn, duration(by))  # type: ignore[arg-type]
 
     def _open(self) -> SyncClient:
         if self._client is None:
-            self._client = SyncClient(self._app.client._url)
-            with self._client._runtime().connection(writing=True) as conn:
+            self._client = SyncClient(self._app.client.url)
+            with self._client.session.connection(writing=True) as conn:
                 sync_calls.fake_clock(conn, fake=True)
         return self._client
 
     def close(self) -> None:
         if self._client is not None:
-            with self._client._runtime().connection(writing=True) as conn:
+            with self._client.session.connection(writing=True) as conn:
                 sync_calls.fake_clock(conn, fake=False)
             self._client.close()
 
@@ -117,12 +116,11 @@ class Jobs:
     async def _work(self, *, seconds: float, until: UUID | None = None, settings: dict[str, Any] | None = None) -> list[Ran]:
         done: list[Ran] = []
 
-        def note(item: Item, verdict: Verdict | None) -> None:
-            verb = "ack" if verdict is None and item.settled else None if verdict is None else verdict.verb
-            delay = None if verdict is None or verdict.delay is None else verdict.delay.total_seconds()
-            error = None if verdict is None else verdict.error
-            outcome = "lost" if verb is None else _OUTCOMES[verb]
-            done.append(Ran(item.job.name, item.delivery.id, item.delivery.attempt, outcome, error, delay))
+        def note(attempt: Attempt, settlement: Settlement | None) -> None:
+            delay = None if settlement is None or settlement.delay is None else settlement.delay.total_seconds()
+            error = None if settlement is None else settlement.error
+            outcome = "lost" if settlement is None else _OUTCOMES[settlement.verb]
+            done.append(Ran(attempt.job.name, attempt.delivery.id, attempt.delivery.attempt, outcome, error, delay))
 
         end = monotonic() + seconds
         async with Worker(self.app, on_finished=note, **(settings or {})) as worker:
@@ -143,7 +141,7 @@ class Jobs:
 
         Jobs without a function in this app and jobs of paused queues do not count.
         """
-        async with self.app.client._runtime().connection(writing=True) as conn:
+        async with self.app.client.session.connection(writing=True) as conn:
             await calls.start_waiting(conn)
             # include jobs that were enqueued or became due just now
             await kernel.sequence(conn, queues=list(worker.queues))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
@@ -15,28 +14,29 @@ from uuid import UUID
 
 from trunkline.client import SyncClient
 from trunkline.client.consuming import consumer_name
-from trunkline.client.runtime import Runtime
 from trunkline.codec import duration
 from trunkline.concurrency.aio import Background, Bell, log
 from trunkline.db.calls import jobs
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync.calls import jobs as sync_jobs
-from trunkline.errors import TrunklineError
+from trunkline.errors import InvalidValue, TrunklineError
 from trunkline.jobs.app import App
 from trunkline.jobs.arguments import Arguments
-from trunkline.jobs.heartbeat import Heartbeat, raise_in_thread
+from trunkline.jobs.attempt import ACK, RELEASE, Attempt, Settlement, Stop, StopReason
+from trunkline.jobs.context import Context, SyncContext
+from trunkline.jobs.executor import LEAVE_SECONDS
+from trunkline.jobs.heartbeat import Heartbeat
 from trunkline.jobs.job import Definition, Job
 from trunkline.jobs.lane import Lane
 from trunkline.jobs.limits import Holder, Limit
 from trunkline.jobs.processes import Processes
-from trunkline.jobs.refusals import HandlerStalled, UnknownKind
-from trunkline.jobs.running import Item
-from trunkline.jobs.running_calls import LEAVE_SECONDS
-from trunkline.jobs.settling import Settler, Verdict
+from trunkline.jobs.refusals import UnknownKind
+from trunkline.jobs.settling import AttemptSettler
 from trunkline.jobs.threads import Threads
-from trunkline.types import Duration
+from trunkline.runtime.session import Session
+from trunkline.types import Duration, Result
 
-Finished = Callable[[Item, Verdict | None], None]
+Finished = Callable[[Attempt, Settlement | None], None]
 _CONCURRENCY = 10
 _SLOT_SPAN = timedelta(seconds=15)
 _REGISTER_SECONDS = 10.0
@@ -77,7 +77,7 @@ class Worker:
         self.queues = dict(names) if isinstance(names, Mapping) else dict.fromkeys(names, _CONCURRENCY)
         for queue, count in self.queues.items():
             if count < 1:
-                raise ValueError(f"the concurrency of queue {queue!r} must be at least 1, got {count}")
+                raise InvalidValue(f"the concurrency of queue {queue!r} must be at least 1, got {count}")
         if not self.queues:
             raise UnknownKind("the app has no queues", hint="Define a job, or pass queues to the worker.")
         self._prefetch = prefetch
@@ -112,20 +112,19 @@ class Worker:
         for queue in self.queues:
             if queue not in self.app.queues:
                 await self.app.client.queues.get(queue)
-        self.runtime: Runtime = self.app.client._runtime()
-        url = self.app.client._url
+        self.session: Session = self.app.client.session
+        url = self.app.client.url
         self.sync_client = SyncClient(url, max_connections=max(4, *self.queues.values()))
         """For plain handlers. The heartbeat uses a separate client, so that it never waits for them."""
         self._beats = SyncClient(url, max_connections=1)
         self.threads = Threads()
         self.processes = Processes()
-        self.settler = Settler(self.runtime)
+        self.settler = AttemptSettler(self.session, self._close)
         self.heartbeat = Heartbeat(
             self._beats,
-            self._call_on_loop,
+            self.loop,
             on_lost=self._lost,
             on_stall=self._stalled,
-            loop_thread=threading.get_ident(),
         )
         self._lanes = [Lane(self, queue, count, self._prefetch) for queue, count in self.queues.items()]
         try:
@@ -169,13 +168,13 @@ class Worker:
             return
         self.stopping = True
         for lane in self._lanes:
-            for item in lane.stop():
-                item.settled = True
-                self.settler.settle(item, Verdict("release"))
+            for attempt in lane.stop():
+                attempt.settled = RELEASE
+                self.settler.settle(attempt, RELEASE)
         if not await self._quiet(self._grace):
             for lane in self._lanes:
-                for item in lane.active():
-                    self._interrupt(item, "stop: the worker was stopped")
+                for attempt in lane.active():
+                    self._interrupt(attempt, Stop(StopReason.SHUTDOWN, "the worker was stopped"))
             await self._quiet(LEAVE_SECONDS + 1, forced=False)
         await self.settler.drain(LEAVE_SECONDS)
         if self._stored:
@@ -191,7 +190,7 @@ class Worker:
         self.processes.end()
         try:
             # best effort: an unavailable database must not delay the stop
-            async with asyncio.timeout(LEAVE_SECONDS), self.runtime.connection(writing=True) as conn:
+            async with asyncio.timeout(LEAVE_SECONDS), self.session.connection(writing=True) as conn:
                 await jobs.forget_worker(conn, self.name)
         except (TrunklineError, TimeoutError) as exc:
             log.warning(
@@ -223,80 +222,93 @@ class Worker:
             await asyncio.sleep(0.02)
         return True
 
-    def leave_if_forked(self) -> None:
+    def exit_if_forked(self) -> None:
         """Exit if this process is a child that a handler forked: it must not continue as a second worker."""
         if os.getpid() != self._pid:
             os._exit(0)
 
     # Running jobs
 
-    def _call_on_loop(self, function: Callable[..., object], *args: Any) -> None:
-        try:
-            self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            log.debug("the event loop is closed")
+    def _lost(self, attempt: Attempt) -> None:
+        attempt.lost = True
+        log.warning("job lease lost job=%s id=%s", attempt.job.name, attempt.delivery.id)
+        self._interrupt(attempt, Stop(StopReason.LEASE_LOST, "the lease ended"))
 
-    def _lost(self, item: Item) -> None:
-        item.lost = True
-        log.warning("job lease lost job=%s id=%s", item.job.name, item.delivery.id)
-        self._interrupt(item, "lost: the lease ended")
-
-    def give_time(self, item: Item, seconds: float) -> None:
+    def start_timeout(self, attempt: Attempt, seconds: float) -> None:
         """Restart the timeout of an attempt."""
-        if item.timer is not None:
-            item.timer.cancel()
-        item.cut_at = monotonic() + seconds
-        reason = f"timeout: TimeoutError: the handler took longer than {seconds:g} s"
-        item.timer = self.loop.call_later(seconds, self._interrupt, item, reason)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        attempt.deadline = monotonic() + seconds
+        stop = Stop(StopReason.TIMEOUT, f"TimeoutError: the handler took longer than {seconds:g} s")
+        attempt.timer = self.loop.call_later(seconds, self._interrupt, attempt, stop)
 
-    def _interrupt(self, item: Item, reason: str) -> None:
+    def _interrupt(self, attempt: Attempt, stop: Stop) -> None:
         """Cancel a handler. One that does not end in time is abandoned."""
-        if item.slot is None or item.reason is not None:
+        if attempt.task is None or attempt.stop is not None:
             return
-        item.reason = reason
-        item.slot.cancel()
-        lane = next(lane for lane in self._lanes if item.slot in lane._slots)
-        grace = LEAVE_SECONDS + (1.0 if not item.job.is_async else 0.0)
-        self.loop.call_later(grace, lane.abandon, item)
+        attempt.stop = stop
+        attempt.task.cancel()
+        grace = LEAVE_SECONDS + (1.0 if not attempt.job.is_async else 0.0)
+        self.loop.call_later(grace, self._lane_of(attempt).abandon, attempt)
 
-    def _stalled(self, item: Item, seconds: float) -> None:
-        """Settle the job of a handler that blocks the event loop. Runs in the heartbeat thread, as the loop cannot."""
-        timeout = item.job.definition.timeout
-        if seconds < (self._stall if timeout is None else min(self._stall, timeout.total_seconds())) or item.settled:
-            return
+    def _lane_of(self, attempt: Attempt) -> Lane:
+        return next(lane for lane in self._lanes if lane.runs(attempt))
+
+    def context(self, attempt: Attempt) -> Context:
+        return Context(self, attempt)
+
+    def sync_context(self, attempt: Attempt) -> SyncContext:
+        return SyncContext(self, attempt)
+
+    async def ack_now(self, attempt: Attempt) -> Result:
+        return await self.settler.ack_now(attempt)
+
+    def _stalled(self, attempt: Attempt, seconds: float) -> bool:
+        """Settle the job of a handler that blocks the event loop for too long. Returns whether it must be interrupted.
+
+        Runs in the heartbeat thread, as the loop cannot.
+        """
+        timeout = attempt.job.definition.timeout
+        if seconds < (self._stall if timeout is None else min(self._stall, timeout.total_seconds())) or attempt.settled:
+            return False
         error = f"HandlerStalled: the handler blocked the event loop for {seconds:.1f} s; make it a plain function"
-        log.error("handler stalled job=%s id=%s error=%s", item.job.name, item.delivery.id, error)
-        item.settled = True
-        last = item.delivery.attempt >= item.max_attempts
+        log.error("handler stalled job=%s id=%s error=%s", attempt.job.name, attempt.delivery.id, error)
+        settlement = attempt.settled = self._lane_of(attempt).executor.settle_stall(attempt, error)
         try:
-            with self._beats._runtime().connection(writing=True) as conn:
-                if last:
-                    sync_jobs.finish_jobs(conn, "bury", [item.ending()], error=error)
+            with self._beats.session.connection(writing=True) as conn:
+                if settlement.verb == "nack":
+                    sync_calls.nack(conn, [attempt.receipt], delay=settlement.delay, error=error)
                 else:
-                    pause = (item.job.definition.backoff or self.app.backoff).after(item.delivery.attempt)
-                    sync_calls.nack(conn, [item.receipt], delay=pause, error=error)
-            item.lease.open.pop(item.position, None)
-        finally:
-            raise_in_thread(self.heartbeat._loop_thread, HandlerStalled)
+                    sync_jobs.finish_jobs(conn, settlement.verb, [attempt.ending()], error=error)
+        except TrunklineError:
+            # the loop retries it until the database is available again
+            self.loop.call_soon_threadsafe(self.settler.settle, attempt, settlement)
+        else:
+            self.heartbeat.drop(attempt)
+        return True
 
-    def settled_by_handler(self, item: Item) -> None:
-        item.settled = True
-        item.lease.close(item)
+    def settled_by_handler(self, attempt: Attempt) -> None:
+        attempt.settled = ACK
+        self._close(attempt)
 
-    def store_result(self, item: Item, result: bytes) -> None:
+    def _close(self, attempt: Attempt) -> None:
+        self.heartbeat.drop(attempt)
+        attempt.on_close()
+
+    def store_result(self, attempt: Attempt, result: bytes) -> None:
         """Store the result of a job that its handler has already settled."""
 
         async def store() -> None:
-            async with self.runtime.connection(writing=True) as conn:
-                await jobs.store_result(conn, item.delivery.id, result)
+            async with self.session.connection(writing=True) as conn:
+                await jobs.store_result(conn, attempt.delivery.id, result)
 
         task = asyncio.create_task(store())
         self._stored.add(task)
         task.add_done_callback(self._stored.discard)
 
-    def finished(self, item: Item, verdict: Verdict | None) -> None:
+    def finished(self, attempt: Attempt, settlement: Settlement | None) -> None:
         if self._on_finished is not None:
-            self._on_finished(item, verdict)
+            self._on_finished(attempt, settlement)
 
     # Cancels
 
@@ -309,17 +321,16 @@ class Worker:
         if not force and not self.cancels_due:
             return
         self._cancels_at = monotonic()
-        async with self.runtime.connection() as conn:
+        async with self.session.connection() as conn:
             self.cancels = {id: reason for _, id, reason in await jobs.list_cancels(conn, 0)}
         if not self.cancels:
             return
-        for lease in self.heartbeat.leases():
-            for item in list(lease.open.values()):
-                reason = self.cancels.get(item.delivery.id)
-                if reason is not None:
-                    self._interrupt(item, f"cancel: {reason}")
+        for attempt in self.heartbeat.attempts():
+            reason = self.cancels.get(attempt.delivery.id)
+            if reason is not None:
+                self._interrupt(attempt, Stop(StopReason.CANCELLED, reason))
 
-    async def cancelled(self, id: UUID) -> str | None:
+    async def cancel_reason(self, id: UUID) -> str | None:
         """Return why a job must not start, or None. Reads again first: the job may just have been retried."""
         if id in self.cancels:
             await self.refresh_cancels(force=True)
@@ -353,7 +364,7 @@ class Worker:
         pause = 1.0
         capacity = sum(self.queues.values())
         holders = [holder for holder in self._holders.values() if holder.limit.running is not None]
-        async with self.runtime.connection(writing=True) as conn:
+        async with self.session.connection(writing=True) as conn:
             if holders:
                 wants = [capacity if holder.waiting or holder.used else holder.running for holder in holders]
                 grants = await jobs.hold_slots(
@@ -404,5 +415,5 @@ class Worker:
             "done": sum(lane.done for lane in self._lanes),
             "failed": sum(lane.failed for lane in self._lanes),
         }
-        async with self.runtime.connection(writing=True) as conn:
+        async with self.session.connection(writing=True) as conn:
             await jobs.register_worker(conn, self.name, info)

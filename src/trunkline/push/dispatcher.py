@@ -13,7 +13,6 @@ from uuid import UUID
 import aiohttp
 
 from trunkline.client.consuming import consumer_name
-from trunkline.client.runtime import Runtime
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
 from trunkline.db.calls.push import Planned
@@ -25,6 +24,7 @@ from trunkline.push.outcomes import Answer
 from trunkline.push.permits import Pace
 from trunkline.push.requests import Prepared, Sender
 from trunkline.push.settling import Held, Settlements
+from trunkline.runtime.session import Session
 
 PLAN_SECONDS = 0.9
 
@@ -32,11 +32,11 @@ PLAN_SECONDS = 0.9
 class Post:
     """State shared by all endpoints of a dispatcher."""
 
-    def __init__(self, runtime: Runtime, sender: Sender, on_start: Callable[[str], None] | None) -> None:
+    def __init__(self, session: Session, sender: Sender, on_start: Callable[[str], None] | None) -> None:
         self.name = consumer_name()
-        self.runtime = runtime
-        self.held = Held(runtime)
-        self.settlements = Settlements(runtime, self.name, self.held)
+        self.session = session
+        self.held = Held(session)
+        self.settlements = Settlements(session, self.name, self.held)
         self._sender = sender
         self._on_start = on_start
         self._clock = time.time() - monotonic()
@@ -89,9 +89,9 @@ class Dispatcher:
         self._trials: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        runtime = Runtime(self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30))
+        session = Session(self._url, max_connections=self._max_connections, prepare=True, pool_timeout=timedelta(seconds=30))
         sender = Sender(self._guard, resolver=self._resolver)
-        post = Post(runtime, sender, self._on_start)
+        post = Post(session, sender, self._on_start)
         try:
             while not stop.is_set():
                 await self._refresh(post)
@@ -102,12 +102,12 @@ class Dispatcher:
         finally:
             await self._end(post)
             await sender.close()
-            await runtime.close()
+            await session.close()
 
     async def _refresh(self, post: Post) -> None:
         asked_at = monotonic()
         try:
-            async with post.runtime.connection(writing=True) as conn:
+            async with post.session.connection(writing=True) as conn:
                 plan = await push.dispatch_plan(conn, post.name)
         except (Unavailable, OutcomeUnknown) as exc:
             log.warning("could not load the dispatch plan; retrying in %s s: %s", PLAN_SECONDS, exc)
@@ -133,7 +133,7 @@ class Dispatcher:
 
     async def _try_out(self, post: Post, planned: Planned, id: UUID) -> None:
         async def take(want: int) -> push.Permits:
-            async with post.runtime.connection(writing=True) as conn:
+            async with post.session.connection(writing=True) as conn:
                 return await push.take_permits(conn, planned.endpoint_id, want)
 
         if planned.rate is not None:
@@ -142,7 +142,7 @@ class Dispatcher:
         started = monotonic()
         answer = await post.request(planned, requests.trial(id))
         if answer.refused:
-            async with post.runtime.connection(writing=True) as conn:
+            async with post.session.connection(writing=True) as conn:
                 await push.bar_dispatcher(conn, post.name, planned.endpoint_id, answer.error or "", probing=False)
                 if await push.return_test(conn, planned.endpoint_id, id):
                     return  # another dispatcher may send it
@@ -155,7 +155,7 @@ class Dispatcher:
             await asyncio.wait(tuple(self._trials), timeout=self._grace)
         await post.settlements.drain()
         try:
-            async with post.runtime.connection(writing=True) as conn:
+            async with post.session.connection(writing=True) as conn:
                 await push.leave_dispatch(conn, post.name)
         except TrunklineError as exc:
             log.warning("could not deregister dispatcher dispatcher=%s error=%s", post.name, exc)

@@ -64,7 +64,7 @@ class Feed:
             self._drop(queue_id)
         for queue_id in found.keys() - self._watches.keys():
             look = partial(self.look, queue_id)
-            self._watches[queue_id] = self._post.runtime.wakeup.watch("queue", found[queue_id].name, on_ring=look)
+            self._watches[queue_id] = self._post.session.wakeup.watch("queue", found[queue_id].name, on_ring=look)
             self._ready[queue_id] = None
         self._sources = found
         if self._task.done():
@@ -95,7 +95,7 @@ class Feed:
         self._ready.pop(queue_id, None)
         watch = self._watches.pop(queue_id, None)
         if watch is not None:
-            self._post.runtime.wakeup.unwatch(watch)
+            self._post.session.wakeup.unwatch(watch)
 
     async def _run(self) -> None:
         while not self._stopped:
@@ -127,7 +127,7 @@ class Feed:
             only = self._sources[queue_ids[0]]
             taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
         else:
-            async with self._post.runtime.connection() as conn:
+            async with self._post.session.connection() as conn:
                 taken, empty = await push.claim_many(conn, queue_ids, limit=want, consumer=self._post.name)
         for queue_id in queue_ids:
             if queue_id in empty and queue_id in self._watches:
@@ -144,7 +144,7 @@ class Feed:
             await self._accept(source, deliveries)
 
     async def _claim(self, source: Source, want: int) -> tuple[Taken, set[int]]:
-        async with self._post.runtime.connection() as conn:
+        async with self._post.session.connection() as conn:
             taken: list[Delivery[Any]] = await calls.claim(
                 conn,
                 Delivery,

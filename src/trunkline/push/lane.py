@@ -339,8 +339,8 @@ class Lane:
     def _settle(self, source: Source, items: list[Settlement]) -> None:
         self._post.settlements.add(items, partial(self._settled, source))
 
-    def _settled(self, source: Source, count: int) -> None:
-        self._drop(source, count)
+    def _settled(self, source: Source) -> None:
+        self._drop(source, 1)
         self._feed.go_on()
 
     def _drop(self, source: Source, count: int) -> None:
@@ -358,14 +358,14 @@ class Lane:
         """Yield a connection for changing endpoint state. Plans requested before the change are ignored."""
         self._telling += 1
         try:
-            async with self._post.runtime.connection(writing=True) as conn:
+            async with self._post.session.connection(writing=True) as conn:
                 yield conn
         finally:
             self._telling -= 1
             self._told_at = monotonic()
 
     async def _take_permits(self, want: int) -> push.Permits:
-        async with self._post.runtime.connection(writing=True) as conn:
+        async with self._post.session.connection(writing=True) as conn:
             return await push.take_permits(conn, self._planned.endpoint_id, want)
 
     async def _open_breaker(self, openings: int) -> float:
@@ -373,7 +373,7 @@ class Lane:
             return await push.open_breaker(conn, self._planned.endpoint_id, openings)
 
     async def _take_probe(self) -> bool:
-        async with self._post.runtime.connection(writing=True) as conn:
+        async with self._post.session.connection(writing=True) as conn:
             return await push.take_probe(conn, self._planned.endpoint_id)
 
     async def _close_breaker(self) -> None:

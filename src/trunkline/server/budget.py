@@ -30,13 +30,13 @@ async def read_topic(
     mq: Client, topic: str, partition: int, *, start: int, limit: int, max_bytes: int
 ) -> list[Message[Any]]:
     """Read messages of a topic from an offset."""
-    async with mq._runtime().reading(topic=topic) as conn:
+    async with mq.session.reading(topic=topic) as conn:
         return await calls.read(conn, topic, partition, start=start, limit=limit, max_bytes=max_bytes)
 
 
 async def peek_queue(mq: Client, queue: str, *, limit: int, max_bytes: int) -> list[Waiting[Any]]:
     """Return the next messages of a queue without claiming them."""
-    async with mq._runtime().reading(queue=queue) as conn:
+    async with mq.session.reading(queue=queue) as conn:
         return await calls.peek_queue(conn, queue, limit=limit, max_bytes=max_bytes)
 
 

@@ -49,7 +49,7 @@ class Call(Request[Any, Any, Any]):
 
     def writing(self) -> AbstractAsyncContextManager[Connection]:
         """A connection for writes. If it is lost, the error is `OutcomeUnknown`."""
-        return self.mq._runtime().connection(writing=True)
+        return self.mq.session.connection(writing=True)
 
     @property
     def doc(self) -> Doc:

@@ -97,7 +97,7 @@ class Claimer:
 
     async def claim(self, key: Key, parts: Sequence[Part]) -> bool:
         """Claim once and distribute the messages in request order. Return whether more may be available."""
-        runtime = self._mq._runtime()
+        runtime = self._mq.session
         with limited(Limits(resource=("claim", key.queue), reads=True)):
             async with runtime.connection() as conn:
                 return await self._claim(conn, key, parts)
@@ -113,7 +113,7 @@ class Claimer:
         return await self._share(conn, key, open)
 
     async def _share(self, conn: Connection, key: Key, parts: Sequence[Part]) -> bool:
-        settler = self._mq._living().settler
+        settler = self._mq.session.settler
         total = min(sum(part.limit for part in parts), self._most.get(key.queue, _MAX_RECEIPTS))
         if not total:
             return False
@@ -129,7 +129,7 @@ class Claimer:
         rows = await take(limit=total)
         if len(rows) < total:
             # committed or returned messages may not be claimable yet
-            await self._mq._runtime().wakeup.sequence("queue", key.queue)
+            await self._mq.session.wakeup.sequence("queue", key.queue)
             rows = _oldest_first(rows, await take(limit=total - len(rows)))
         # the queue may have been recreated as ordered; then one lease must go to one request
         first_only = len(parts) > 1 and bool(rows) and await self._is_ordered(conn, key.queue, cursor_of(rows[0].receipt))
@@ -208,7 +208,7 @@ class Acker:
 
     async def _ack(self, queue: str, receipts: list[str]) -> list[Result]:
         with limited(Limits(resource=("ack", queue))):
-            async with self._mq._runtime().connection(writing=True) as conn:
+            async with self._mq.session.connection(writing=True) as conn:
                 return await settle(conn, queue, receipts, partial(calls.ack, conn))
 
 

@@ -39,7 +39,7 @@ class Engine:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.mq = Client(config.database_url, max_connections=config.max_connections)
-        self.mq._runtime().pool = LimitedPool(config)
+        self.mq.session.pool = LimitedPool(config)
         self.claimer = Claimer(self.mq, self.spawn, config.max_response_bytes)
         self.acker = Acker(self.mq)
         self.lines = Lines(self.mq, self.claimer)

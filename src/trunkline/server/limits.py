@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
 from trunkline.errors import Busy, OutcomeUnknown, Timeout
 from trunkline.server.config import Config
@@ -133,19 +134,14 @@ class LimitedPool(Pool):
                         yield conn
                     else:
                         async with conn.transaction():
-                            await self._set_local(conn, seconds)
+                            await calls.limit_transaction(
+                                conn, lock_seconds=self._config.lock_seconds, statement_seconds=seconds
+                            )
                             yield conn
             except TimeoutError as exc:
                 if not clock.expired():
                     raise
                 raise _ended(backstop, writing=writing) from exc
-
-    async def _set_local(self, conn: Connection, seconds: float) -> None:
-        """Set limits for this transaction only: a pooler may share the session."""
-        await conn.execute(
-            "select set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
-            (f"{self._config.lock_seconds * 1000:.0f}", f"{seconds * 1000:.0f}"),
-        )
 
 
 def _ended(seconds: float, *, writing: bool) -> Exception:

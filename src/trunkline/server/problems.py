@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from trunkline import errors
@@ -132,15 +130,4 @@ def from_any(exc: BaseException) -> Problem:
         return exc
     if isinstance(exc, errors.TrunklineError):
         return from_error(exc)
-    if isinstance(exc, (ValueError, TypeError)) and _from_client(exc):
-        return invalid(str(exc))
     return Problem(500, "internal", "internal error; see the server log", code=1)
-
-
-def _from_client(exc: BaseException) -> bool:
-    """Distinguish an argument rejected by the client library (the caller's mistake) from our own errors."""
-    last = exc.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    name: Any = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(name).startswith(("trunkline.client", "trunkline.codec", "trunkline.db"))

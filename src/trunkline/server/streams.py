@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from trunkline.client.publishing import MAX_BYTES, MAX_MESSAGES, send
 from trunkline.db.pool import Connection
+from trunkline.runtime.publisher import MAX_BYTES, MAX_MESSAGES, send
 from trunkline.server.call import Call
 from trunkline.server.envelopes import message_of
 from trunkline.server.limits import Limits, limited
@@ -88,7 +88,7 @@ class LineStream:
             else:
                 await self._flush(conn)
         if conn is not None:
-            self._call.mq._runtime().wakeup.published(self._kind, self._name)
+            self._call.mq.session.wakeup.published(self._kind, self._name)
 
     def _read(self, line: bytes) -> NewMessage:
         config = self._call.engine.config

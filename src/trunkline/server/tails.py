@@ -70,7 +70,7 @@ class Tail:
             return
 
     async def _run(self) -> None:
-        wakeup = self._mq._runtime().wakeup
+        wakeup = self._mq.session.wakeup
         watch = wakeup.watch("topic", self.topic)
         # impossible length: makes the first poll ring even if the topic was deleted meanwhile
         watch.length = -1
@@ -152,7 +152,7 @@ class Tails:
             return list(known.next)
         partitions = (await self._mq.topics.get(topic)).partitions
         # messages committed before the call do not count as new
-        await self._mq._runtime().wakeup.sequence("topic", topic)
+        await self._mq.session.wakeup.sequence("topic", topic)
         return [await self._mq.topics.head(topic, partition) + 1 for partition in range(partitions)]
 
     async def follow(self, topic: str, places: list[int], quiet: float) -> AsyncIterator[list[Event]]:

@@ -83,7 +83,7 @@ class Line:
         self._task = asyncio.create_task(self._run(), name=f"trunkline line {self.queue}")
 
     async def _run(self) -> None:
-        watch = self._watch = self._mq._runtime().wakeup.watch("queue", self.queue)
+        watch = self._watch = self._mq.session.wakeup.watch("queue", self.queue)
         try:
             while waiters := self._first():
                 watch.hush(self._key.labels)
@@ -99,7 +99,7 @@ class Line:
                 if not waiter.answer.done():
                     waiter.answer.set_exception(own_copy(exc))
         finally:
-            self._mq._runtime().wakeup.unwatch(watch)
+            self._mq.session.wakeup.unwatch(watch)
             self._task = self._watch = None
             if self._waiters:
                 self._start()
@@ -274,7 +274,7 @@ async def retry_until(
     member: str = "",
 ) -> T | None:
     """Call `look` until it returns a result, after each wake-up, for at most `wait` seconds."""
-    wakeup = mq._runtime().wakeup
+    wakeup = mq.session.wakeup
     if wait <= 0:
         found = await look()
         if found is None:

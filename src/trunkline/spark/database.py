@@ -103,7 +103,7 @@ def _alive(conn: calls.Connection) -> bool:
 
 def _arrow_alive(conn: ArrowConnection) -> bool:
     try:
-        fetch(conn, "select 1")
+        fetch(conn, calls.PING)
         conn.commit()
     except Exception:
         with suppress(Exception):

@@ -22,8 +22,10 @@ from trunkline.settings import parse_duration
 from trunkline.spark.source.offsets import Positions, parse
 
 URL_VARIABLE = "TRUNKLINE_DATABASE_URL"
-RESERVED_WRITERS = ("once:", "query:")
-"""Prefixes of writer names that the sinks generate: `once:` for one write, kept for a day, and `query:<query id>`."""
+PIPELINE_WRITERS = ("replay:", "compact:", "validate:")
+"""Prefixes of writer names that the pipelines generate. They set `pipelineWriter` instead of `txnAppId`."""
+RESERVED_WRITERS = ("once:", "query:", *PIPELINE_WRITERS)
+"""Prefixes that `txnAppId` must not have. The sinks generate `once:`, for one write, and `query:<query id>`."""
 Times = dict[str, dict[int, datetime]]
 
 
@@ -106,10 +108,11 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         fields = _fields(options, _WRITE, "write")
+        writer = fields.pop(_PIPELINE, None)
         result = cls(url=_url(fields.pop("url", None)), **fields)
         if result.topic is not None and result.queue is not None:
             raise InvalidOption("topic and queue cannot both be set", hint="Set one of them.")
-        if (result.app_id is None) != (result.version is None):
+        if (result.app_id is None and writer is None) != (result.version is None):
             raise InvalidOption(
                 "txnAppId and txnVersion must be set together", hint="Set both: the same pair is written once."
             )
@@ -117,7 +120,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption(
                 f"txnAppId begins with {result.app_id.partition(':')[0]}:, which is reserved", hint="Use another name."
             )
-        return result
+        return result if writer is None else msgspec.structs.replace(result, app_id=writer)
 
     @property
     def target(self) -> str | None:
@@ -129,6 +132,12 @@ def _text(option: str, text: str) -> str:
     if not text.strip():
         raise InvalidOption(f"{option} is empty", hint="Set a value, or omit the option.")
     return text.strip()
+
+
+def _pipeline_writer(option: str, text: str) -> str:
+    if not text.startswith(PIPELINE_WRITERS):
+        raise InvalidOption(f"{option} is reserved for pipelines", hint="Use txnAppId.")
+    return text
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
@@ -283,12 +292,15 @@ _WRITE = _known(
     ("queue", "queue", _text),
     ("txnAppId", "app_id", _text),
     ("txnVersion", "version", _count(0, 2**62)),
+    ("pipelineWriter", "pipeline_writer", _pipeline_writer),
     # Spark's own options, which it passes to every sink.
     ("checkpointLocation", "", lambda option, text: None),
     ("queryName", "", lambda option, text: None),
 )
 
 
+# Set by the pipelines only, and in no list of options.
+_PIPELINE = "pipeline_writer"
 _KAFKA_ONLY = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 
 
@@ -330,7 +342,7 @@ def _unknown(name: str, known: _Known, doing: str) -> InvalidOption:
 
 
 def _list(known: _Known) -> str:
-    return ", ".join(sorted(entry[0] for entry in known.values() if entry[1]))
+    return ", ".join(sorted(entry[0] for entry in known.values() if entry[1] not in ("", _PIPELINE)))
 
 
 def _check_read(options: ReadOptions) -> None:

@@ -32,7 +32,7 @@ class Run:
         kind: str,
         spark: SparkSession | None,
         master: str | None,
-        told: Progress | None,
+        on_progress: Progress | None,
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
@@ -41,7 +41,7 @@ class Run:
         self.rows = 0
         self._spark = spark
         self._master = master
-        self._told = told
+        self._on_progress = on_progress
         self._conf = conf
         self._own = False
 
@@ -74,8 +74,8 @@ class Run:
     def advance(self, rows: int, total: int | None = None, *, batch: int | None = None, **detail: Any) -> None:
         """Report progress. `rows` is the number of rows done so far."""
         self.rows = rows
-        if self._told is not None:
-            self._told(rows, total)
+        if self._on_progress is not None:
+            self._on_progress(rows, total)
         self.report("running", batch=batch, detail=detail or None)
 
     def report(self, state: str, **values: Any) -> None:
@@ -96,11 +96,11 @@ def running(
     *,
     spark: SparkSession | None,
     master: str | None,
-    told: Progress | None,
+    on_progress: Progress | None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Run a pipeline, record its state in `trunkline.pipelines`, and convert Spark and Postgres errors."""
-    run = Run(url, name, kind, spark, master, told, conf)
+    run = Run(url, name, kind, spark, master, on_progress, conf)
     run.report("running")
     try:
         with near_topics(url), clear_errors():

@@ -11,14 +11,14 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Count, Noun, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Session, stacked
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("dead", help="Manage dead letters.")
+command = CommandGroup("dead", help="Manage dead letters.")
 
 _PAGE = 1000
 _DEAD = (
@@ -33,7 +33,7 @@ _DEAD = (
 )
 
 
-class Selection(msgspec.Struct, frozen=True):
+class DeadLetterFilter(msgspec.Struct, frozen=True):
     """Selects dead letters of a queue."""
 
     ids: tuple[UUID, ...] = ()
@@ -54,13 +54,13 @@ class Selection(msgspec.Struct, frozen=True):
 
     async def find(self, mq: Client, queue: str) -> AsyncIterator[DeadLetter[Any]]:
         """Yield matching dead letters, oldest first, reading page by page."""
-        after, found = 0, 0
+        after, matches = 0, 0
         while page := await mq.dead.list(queue, after=after, limit=_PAGE):
             for letter in page:
-                if self.limit is not None and found >= self.limit:
+                if self.limit is not None and matches >= self.limit:
                     return
                 if self.takes(letter):
-                    found += 1
+                    matches += 1
                     yield letter
             after = page[-1].dead_id
 
@@ -77,7 +77,7 @@ _selection = stacked(
 )
 
 
-async def _count(mq: Client, queue: str, selection: Selection) -> int:
+async def _count(mq: Client, queue: str, selection: DeadLetterFilter) -> int:
     if not selection.filtered and not selection.ids:
         dead = (await mq.queues.stats(queue))[0].dead
         return dead if selection.limit is None else min(dead, selection.limit)
@@ -92,7 +92,7 @@ async def _count(mq: Client, queue: str, selection: Selection) -> int:
 @_selection
 def list_(session: Session, queue: str, **chosen: Any) -> None:
     """List dead letters, oldest first; 100 unless --limit is higher."""
-    selection = Selection(**chosen | {"limit": chosen["limit"] or 100})
+    selection = DeadLetterFilter(**chosen | {"limit": chosen["limit"] or 100})
 
     async def work(mq: Client) -> list[DeadLetter[Any]]:
         return [letter async for letter in selection.find(mq, queue)]
@@ -115,7 +115,7 @@ def show(session: Session, queue: str, id: UUID) -> None:
 @confirm.dry_run()
 def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chosen: Any) -> None:
     """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
-    selection = Selection(**chosen)
+    selection = DeadLetterFilter(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
@@ -130,7 +130,7 @@ def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chose
 @confirm.yes()
 def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters permanently."""
-    selection = Selection(**chosen)
+    selection = DeadLetterFilter(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.purge(queue, **which))
@@ -141,7 +141,7 @@ def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any)
 def _act(
     session: Session,
     queue: str,
-    selection: Selection,
+    selection: DeadLetterFilter,
     verb: str,
     dry_run: bool,
     work: Callable[..., Any],
@@ -153,7 +153,7 @@ def _act(
         session.say(f"would {verb} {count:,} dead letters of {queue}")
         return
     if ask:
-        confirm.confirm(f"{verb} {count:,} dead letters of queue {queue}", queue, given=False)
+        confirm.confirm(f"{verb} {count:,} dead letters of queue {queue}", queue, confirmed=False)
     with progress(verb, count, quiet=session.quiet) as done:
         moved: int = session.run(lambda mq: work(mq, done))
     left = session.run(lambda mq: mq.queues.stats(queue))[0].dead
@@ -161,7 +161,7 @@ def _act(
 
 
 async def _in_steps(
-    mq: Client, queue: str, selection: Selection, done: Callable[[int], None], verb: Callable[..., Any]
+    mq: Client, queue: str, selection: DeadLetterFilter, done: Callable[[int], None], verb: Callable[..., Any]
 ) -> int:
     """Process all at once if there is no filter to evaluate, else page by page."""
     if not selection.filtered:
@@ -185,7 +185,7 @@ async def _in_steps(
 @click.option("--file", "path", type=click.Path(path_type=Path), help="Output file instead of stdout; must not exist.")
 def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> None:
     """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
-    selection = Selection(**chosen)
+    selection = DeadLetterFilter(**chosen)
 
     async def work(mq: Client) -> int:
         count = 0

@@ -9,13 +9,13 @@ from uuid import UUID
 import click
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CHECK_FAILED, Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Session, stacked
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.cli.framework.positions import Moment
 from trunkline.errors import InUse, Timeout
 
-command = Noun("endpoint", help="Manage endpoints, the receivers of webhooks.")
+command = CommandGroup("endpoint", help="Manage endpoints, the receivers of webhooks.")
 
 _ENDPOINTS = (
     Column("endpoint", "name", whole=True),
@@ -180,13 +180,13 @@ def resume(session: Session, name: str) -> None:
 )
 def test(session: Session, name: str, wait: timedelta) -> int:
     """Send a test request through a dispatcher and show its outcome. Exits with 5 unless the response is 2xx."""
-    found = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
-    if found is None:
+    attempt = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
+    if attempt is None:
         raise Timeout("no dispatcher sent the test in time", hint="Start one with `trunkline dispatch`, or increase --wait.")
-    session.out.one(found)
-    good = found.status is not None and 200 <= found.status < 300
+    session.out.one(attempt)
+    good = attempt.status is not None and 200 <= attempt.status < 300
     if not good:
-        session.say(f"endpoint {name} did not accept the test: {found.error or found.status}")
+        session.say(f"endpoint {name} did not accept the test: {attempt.error or attempt.status}")
     return 0 if good else CHECK_FAILED
 
 
@@ -270,6 +270,6 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, name, given=yes)
+    confirm.confirm(what, name, confirmed=yes)
     session.run(lambda mq: mq.endpoints.delete(name, force=force))
     session.say(f"deleted endpoint {name}")

@@ -11,17 +11,17 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CHECK_FAILED, Count, Duration, Noun, Session, sequence
+from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Session, sequence
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
-from trunkline.cli.framework.positions import Place, resolve
+from trunkline.cli.framework.positions import Position, resolve
 from trunkline.errors import GroupNotFound
 from trunkline.types import GroupStats
 
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("group", help="Manage consumer groups.")
+command = CommandGroup("group", help="Manage consumer groups.")
 
 _GROUPS = (
     Column("topic", "topic", whole=True),
@@ -100,7 +100,7 @@ def show(session: Session, topic: str, group: str) -> None:
 @click.argument("group")
 @click.option(
     "--start",
-    type=Place(),
+    type=Position(),
     default="earliest",
     show_default=True,
     help="Position: earliest, latest, an offset, a time, or an age.",
@@ -188,7 +188,7 @@ def lag(
 @click.argument("topic")
 @click.argument("group")
 @click.option(
-    "--to", type=Place(), required=True, help="New position: earliest, latest, an offset, a time, or an age such as 1h."
+    "--to", type=Position(), required=True, help="New position: earliest, latest, an offset, a time, or an age such as 1h."
 )
 @click.option("--partition", type=Count(0), help="Only this partition.")
 @confirm.dry_run()
@@ -210,7 +210,7 @@ def seek(
     if not dry_run:
         skipped = sum(max(0, move["to"] - move["from"]) for move in moves)
         again = sum(max(0, move["from"] - move["to"]) for move in moves)
-        confirm.confirm(f"move group {group}: {again:,} messages read again, {skipped:,} skipped", group, given=yes)
+        confirm.confirm(f"move group {group}: {again:,} messages read again, {skipped:,} skipped", group, confirmed=yes)
         reached = session.run(lambda mq: mq.groups.seek(topic, group, to=to, partition=partition))
         moves = [move | {"to": reached[move["partition"]]} for move in moves if move["partition"] in reached]
     session.out.many(moves, _MOVES)
@@ -228,6 +228,6 @@ def delete(session: Session, topic: str, group: str, dry_run: bool, yes: bool) -
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, group, given=yes)
+    confirm.confirm(what, group, confirmed=yes)
     session.run(lambda mq: mq.groups.delete(topic, group))
     session.say(f"deleted group {group}")

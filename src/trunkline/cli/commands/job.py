@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from trunkline.cli.commands.job_details import record, write_job
-from trunkline.cli.framework.command import Count, Duration, Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session
 from trunkline.cli.framework.output import Column, plain
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trunkline.jobs.job import Call
     from trunkline.jobs.testing import Ran
 
-command = Noun("job", help="Manage jobs.")
+command = CommandGroup("job", help="Manage jobs.")
 
 
 def _due(at: datetime | None) -> str | None:
@@ -205,7 +205,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
         answers[ctx.id] = repr(answer)
         return answer
 
-    await probe(app.client._url or "")
+    await probe(app.client.url or "")
     app.middlewares.append(listen)
     async with app:
         ran = await Jobs(app).run_call(call, timeout=within)

@@ -106,10 +106,10 @@ def _text(title: str, text: str) -> list[RenderableType]:
     return [_title(title), Padding(Text(text, overflow="fold"), (0, 0, 0, 2), expand=False)]
 
 
-def _title(words: str) -> RenderableType:
+def _title(text: str) -> RenderableType:
     from rich.text import Text
 
-    return Text(words, style="bold")
+    return Text(text, style="bold")
 
 
 def _value(value: Any) -> Any:

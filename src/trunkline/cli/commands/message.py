@@ -9,7 +9,7 @@ from uuid import UUID
 
 import click
 
-from trunkline.cli.framework.command import Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Session
 from trunkline.cli.framework.output import Column, shorten, show, write_fields, write_line, write_table
 from trunkline.errors import NotFound
 from trunkline.types import Explanation
@@ -17,7 +17,7 @@ from trunkline.types import Explanation
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("message", help="Explain or trace a message.")
+command = CommandGroup("message", help="Explain or trace a message.")
 
 _PLACE = re.compile(r"(?P<topic>[^/@]+)/(?P<partition>\d{1,9})@(?P<offset>\d{1,18})", re.ASCII)
 _READERS = (
@@ -40,18 +40,18 @@ async def _explain(mq: Client, which: str) -> Explanation:
     """Look up a message by id or by topic/partition@offset."""
     place = _PLACE.fullmatch(which)
     if place is not None:
-        found = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
+        explanation = await mq.explain_offset(place["topic"], int(place["partition"]), offset=int(place["offset"]))
     else:
         try:
             id = UUID(which)
         except ValueError:
             raise click.BadParameter(f"must be an id or topic/partition@offset, got {which!r}", param_hint="'ID'") from None
-        found = await mq.explain(id)
-    if found.state == "unknown":
+        explanation = await mq.explain(id)
+    if explanation.state == "unknown":
         raise NotFound(
-            f"message {which} does not exist", hint=found.reason or "It was never published, or retention removed it."
+            f"message {which} does not exist", hint=explanation.reason or "It was never published, or retention removed it."
         )
-    return found
+    return explanation
 
 
 @command.verb(
@@ -61,42 +61,42 @@ async def _explain(mq: Client, which: str) -> Explanation:
 @click.argument("id")
 def explain(session: Session, id: str) -> None:
     """Explain where a message is, who holds it, and why it is not delivered."""
-    found = session.run(lambda mq: _explain(mq, id), untouched=True)
+    explanation = session.run(lambda mq: _explain(mq, id), untouched=True)
     if not session.out.table:
-        session.out.one(found)
+        session.out.one(explanation)
         return
-    write_fields({name: show(value) for name, value in found.items() if name != "readers" and value is not None})
-    if found.readers:
+    write_fields({name: show(value) for name, value in explanation.items() if name != "readers" and value is not None})
+    if explanation.readers:
         write_line("")
-        write_table(_READERS, found.readers)
+        write_table(_READERS, explanation.readers)
 
 
 @command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id")
 def trace(session: Session, id: str) -> None:
     """Trace a message: when it was published, claimed and settled, and by which consumer."""
-    found = session.run(lambda mq: _explain(mq, id), untouched=True)
-    events = sorted(_events(found), key=lambda event: (event["at"] is None, event["at"] or ""))
+    explanation = session.run(lambda mq: _explain(mq, id), untouched=True)
+    events = sorted(_events(explanation), key=lambda event: (event["at"] is None, event["at"] or ""))
     session.out.many(events, _EVENTS)
 
 
-def _events(found: Explanation) -> Iterator[dict[str, Any]]:
+def _events(explanation: Explanation) -> Iterator[dict[str, Any]]:
     """Yield the events of a message, and last the current state of each reader, without a time."""
-    redrives = found.get("redrives") or []
-    first = next((step for step in redrives if step.get("offset") is not None), found)
+    redrives = explanation.get("redrives") or []
+    first = next((step for step in redrives if step.get("offset") is not None), explanation)
     home = _home(first)
     detail = None if first.get("offset") is None else f"partition {first.get('partition')}, offset {first['offset']}"
-    yield {"at": found.get("published_at"), "event": "published", "where": home, "who": None, "detail": detail}
+    yield {"at": explanation.get("published_at"), "event": "published", "where": home, "who": None, "detail": detail}
     for step in redrives:
         yield from _deliveries(f"queue {step.get('queue')}", step.get("history") or [])
         yield {
             "at": step["at"],
             "event": "redriven",
-            "where": _home(found),
+            "where": _home(explanation),
             "who": None,
             "detail": step.get("error") or step.get("reason"),
         }
-    for reader in found.readers:
+    for reader in explanation.readers:
         where = f"{reader['kind']} {reader['name']}"
         yield from _deliveries(where, reader.get("history") or [])
         yield {
@@ -106,8 +106,14 @@ def _events(found: Explanation) -> Iterator[dict[str, Any]]:
             "who": reader.get("consumer"),
             "detail": reader.get("reason"),
         }
-    if not found.readers:
-        yield {"at": None, "event": f"now {found.state}", "where": _home(found), "who": None, "detail": found.reason}
+    if not explanation.readers:
+        yield {
+            "at": None,
+            "event": f"now {explanation.state}",
+            "where": _home(explanation),
+            "who": None,
+            "detail": explanation.reason,
+        }
 
 
 def _home(place: dict[str, Any]) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
-from trunkline.cli.framework.output import Column, progress
-from trunkline.cli.framework.positions import Place
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
+from trunkline.cli.framework.output import Column, progress, shorten
+from trunkline.cli.framework.positions import Position
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
 
-command = Noun("pipeline", help="Run and list Spark pipelines.")
+command = CommandGroup("pipeline", help="Run and list Spark pipelines.")
 
 _PIPELINES = (
     Column("pipeline", "name", whole=True),
@@ -28,7 +28,7 @@ _PIPELINES = (
     Column("per second", "rows_per_second", right=True),
     Column("lag", "lag", right=True),
     Column("updated", "updated_at"),
-    Column("error", "error"),
+    Column("error", lambda row: shorten(row.error)),
 )
 
 _spark = stacked(
@@ -37,12 +37,12 @@ _spark = stacked(
 _period = stacked(
     click.option(
         "--start",
-        type=Place(),
+        type=Position(),
         default="earliest",
         show_default=True,
         help="First position: earliest, an offset, a time, or an age.",
     ),
-    click.option("--end", type=Place(), default="latest", show_default=True, help="Position to stop before."),
+    click.option("--end", type=Position(), default="latest", show_default=True, help="Position to stop before."),
 )
 _checkpoint = click.option(
     "--checkpoint", metavar="DIR", required=True, help="Folder in which the query stores its position."
@@ -69,21 +69,26 @@ def needs_spark() -> Iterator[None]:
         raise NotInstalled(f"{exc.name} is not installed", hint="pip install 'trunkline[spark]'") from exc
 
 
-def _run(session: Session, words: str, call: Callable[[Any], Any]) -> Any:
+def _run(session: Session, text: str, call: Callable[[Any], Any]) -> Any:
     """Run a pipeline with a progress bar. Print and return its summary."""
-    with session.limited(), needs_spark(), progress(words, quiet=session.quiet) as bar:
-        summary = call(lambda done, total: bar(done, total))
+    # Spark takes 5 to 15 seconds to start, and nothing is reported before.
+    with session.limited(), needs_spark(), progress(f"{text}: starting Spark", quiet=session.quiet) as bar:
+        summary = call(lambda done, total: bar(done, total, text))
     session.out.one(summary)
     return summary
 
 
-@command.verb("list", example="trunkline pipeline list")
-def list_(session: Session) -> None:
-    """List pipelines and streaming queries with their progress."""
-    with needs_spark():
-        from trunkline.spark.progress import pipelines
+@command.verb("list", example="trunkline pipeline list --state failed")
+@click.option("--state", type=click.Choice(["running", "done", "failed", "stopped"]), help="Only pipelines in this state.")
+def list_(session: Session, state: str | None) -> None:
+    """List pipelines and streaming queries with their progress.
 
-        session.out.many(pipelines(session.url), _PIPELINES)
+    A query without a name is listed by its id; set `queryName` to name it.
+    """
+    with needs_spark():
+        from trunkline.spark.progress import with_queries
+
+        session.out.many([each for each in with_queries(session.url) if state in (None, each.state)], _PIPELINES)
 
 
 @command.verb("show", example="trunkline pipeline show archive:orders")
@@ -138,7 +143,7 @@ def archive(
     done = _run(
         session,
         f"archive {topic}",
-        lambda told: run(
+        lambda on_progress: run(
             session.url,
             topic,
             location,
@@ -147,7 +152,7 @@ def archive(
             rows_per_file=rows_per_file,
             dry_run=dry_run,
             master=master,
-            told=told,
+            on_progress=on_progress,
         ),
     )
     if not done.files and not open_:
@@ -184,7 +189,11 @@ def replay(
 
     if values["to_topic"] == topic and not values["dry_run"]:
         session.say(f"{topic} is replayed into itself: it will have these messages twice")
-    _run(session, f"replay {topic}", lambda told: run(session.url, topic, id=id_, start=start, end=end, told=told, **values))
+    _run(
+        session,
+        f"replay {topic}",
+        lambda on_progress: run(session.url, topic, id=id_, start=start, end=end, on_progress=on_progress, **values),
+    )
 
 
 @command.verb("compact", example="trunkline pipeline compact orders --table /srv/tables/orders --null-keys skip")
@@ -204,7 +213,7 @@ def compact(session: Session, topic: str, **values: Any) -> None:
 
     if values["table"] and "://" not in values["table"]:
         values["table"] = str(Path(values["table"]).absolute())
-    _run(session, f"compact {topic}", lambda told: run(session.url, topic, told=told, **values))
+    _run(session, f"compact {topic}", lambda on_progress: run(session.url, topic, on_progress=on_progress, **values))
 
 
 @command.verb("report", example="trunkline pipeline report ./report --since 1d")
@@ -218,7 +227,11 @@ def report(session: Session, folder: str, topics: tuple[str, ...], since: timede
     with needs_spark():
         from trunkline.spark.pipelines.report import report as run
 
-    _run(session, "report", lambda told: run(session.url, folder, topics=topics or None, since=since, told=told, **values))
+    _run(
+        session,
+        "report",
+        lambda on_progress: run(session.url, folder, topics=topics or None, since=since, on_progress=on_progress, **values),
+    )
 
 
 @command.verb(
@@ -248,7 +261,7 @@ def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, strea
     _run(
         session,
         f"dedupe {topic}",
-        lambda told: run(session.url, topic, to_topic, within=wide, mode=mode, told=told, **values),
+        lambda on_progress: run(session.url, topic, to_topic, within=wide, mode=mode, on_progress=on_progress, **values),
     )
 
 
@@ -265,7 +278,11 @@ def validate(session: Session, topic: str, schema_file: str | None, save_schema:
         from trunkline.spark.pipelines.validate import validate as run
 
     schema = _read_schema(schema_file) if schema_file else None
-    done = _run(session, f"validate {topic}", lambda told: run(session.url, topic, schema=schema, told=told, **values))
+    done = _run(
+        session,
+        f"validate {topic}",
+        lambda on_progress: run(session.url, topic, schema=schema, on_progress=on_progress, **values),
+    )
     if save_schema:
         Path(save_schema).write_text(json.dumps(done.json_schema, indent=2) + "\n", encoding="utf-8")
     return 5 if done.rejected else 0
@@ -334,7 +351,9 @@ def run_(
     _run(
         session,
         f"run {file}",
-        lambda told: run_file(session.url, file, topic, checkpoint=checkpoint, mode=mode, told=told, **values),
+        lambda on_progress: run_file(
+            session.url, file, topic, checkpoint=checkpoint, mode=mode, on_progress=on_progress, **values
+        ),
     )
 
 
@@ -342,7 +361,7 @@ def _run_declared(session: Session, file: str, **values: Any) -> None:
     with needs_spark():
         from trunkline.spark.pipelines.declarative import run_declared
 
-    _run(session, f"run {file}", lambda told: run_declared(session.url, file, told=told, **values))
+    _run(session, f"run {file}", lambda on_progress: run_declared(session.url, file, on_progress=on_progress, **values))
 
 
 @command.verb("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
@@ -368,16 +387,16 @@ def enqueue(
             hint=f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(sorted(PIPELINES))}.",
         )
     try:
-        given = json.loads(settings)
+        parameters = json.loads(settings)
     except ValueError as exc:
         raise click.BadParameter(f"not valid JSON: {exc}", param_hint="SETTINGS") from None
-    if not isinstance(given, dict):
+    if not isinstance(parameters, dict):
         raise click.BadParameter("must be a JSON object", param_hint="SETTINGS")
 
     async def work() -> Any:
         async with App(session.url, queue=queue) as app:
             job = add_pipelines(app, queue=queue)
-            handle = await job.options(idempotency_key=idempotency_key).enqueue(name, given)
+            handle = await job.options(idempotency_key=idempotency_key).enqueue(name, parameters)
             if wait is not None:
                 return {"id": handle.id, "result": await handle.result(wait)}
             return {"id": handle.id, "duplicate": handle.duplicate}

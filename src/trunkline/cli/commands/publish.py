@@ -14,8 +14,8 @@ from trunkline.cli.framework import confirm
 from trunkline.cli.framework.command import Duration, Session, stacked
 from trunkline.cli.framework.input import (
     JSON,
+    InputLine,
     InvalidLine,
-    Line,
     check_body,
     lines,
     message_of,
@@ -35,7 +35,7 @@ _PATIENCE = 5.0
 _TOLD = 10
 
 
-class Target(msgspec.Struct, frozen=True):
+class Destination(msgspec.Struct, frozen=True):
     """A publish target: the publish methods of a topic or queue."""
 
     name: str
@@ -82,7 +82,9 @@ options = stacked(
 )
 
 
-def publish(session: Session, target: Callable[[Client], Awaitable[Target]], values: dict[str, Any], **extra: Any) -> int:
+def publish(
+    session: Session, target: Callable[[Client], Awaitable[Destination]], values: dict[str, Any], **extra: Any
+) -> int:
     """Publish and return the exit code."""
     body, path, body_file = values.pop("body"), values.pop("path"), values.pop("body_file")
     if sum(source is not None for source in (body, path, body_file)) > 1:
@@ -151,7 +153,7 @@ class Stream:
         self._tally = Tally()
         self._last_line = 0
 
-    async def run(self, mq: Client, target: Callable[[Client], Awaitable[Target]]) -> int:
+    async def run(self, mq: Client, target: Callable[[Client], Awaitable[Destination]]) -> int:
         to = await target(mq)
         try:
             with progress(f"to {to.name}", quiet=self._session.quiet) as done:
@@ -170,7 +172,7 @@ class Stream:
             self._session.out.one(self._tally)
         return 1 if self._tally.failed else 0
 
-    def _batches(self, some: list[Line]) -> Iterator[list[tuple[int, NewMessage]]]:
+    def _batches(self, some: list[InputLine]) -> Iterator[list[tuple[int, NewMessage]]]:
         batch: list[tuple[int, NewMessage]] = []
         for line in some:
             try:
@@ -187,20 +189,20 @@ class Stream:
         if batch:
             yield batch
 
-    def _message(self, line: Line) -> NewMessage:
+    def _message(self, line: InputLine) -> NewMessage:
         fields = dict(self._fields)
         if self._prefix is not None:
             fields["idempotency_key"] = f"{self._prefix}:{line.number}"
         return message_of(line, envelope=self._envelope, content_type=self._content_type, **fields)
 
-    def _refuse(self, words: str) -> None:
+    def _refuse(self, reason: str) -> None:
         self._tally.failed += 1
         if self._tally.failed <= _TOLD:
-            self._session.say(f"rejected: {words}")
+            self._session.say(f"rejected: {reason}")
         elif self._tally.failed == _TOLD + 1:
             self._session.say("rejected: further lines are only counted")
 
-    async def _store(self, to: Target, batch: list[tuple[int, NewMessage]]) -> None:
+    async def _store(self, to: Destination, batch: list[tuple[int, NewMessage]]) -> None:
         if self._dry_run:
             self._tally.stored += len(batch)
             return
@@ -216,7 +218,7 @@ class Stream:
             if flight.done() and not isinstance(flight.exception(), OutcomeUnknown):
                 self._tally.unknown = 0
 
-    async def _send(self, to: Target, batch: list[tuple[int, NewMessage]]) -> None:
+    async def _send(self, to: Destination, batch: list[tuple[int, NewMessage]]) -> None:
         if not self._tolerant:
             try:
                 self._tally.add(await to.many(to.name, [message for _, message in batch]))
@@ -235,17 +237,17 @@ class Stream:
                     self._refuse(f"line {number}: {result.message}")
         self._last_line = batch[-1][0]
 
-    async def _one(self, to: Target, message: NewMessage) -> Published:
+    async def _one(self, to: Destination, message: NewMessage) -> Published:
         fields = {name: getattr(message, name) for name in message.__struct_fields__ if name != "body"}
         return await to.one(to.name, message.body, **_given(fields))
 
     def _say_where_it_stopped(self) -> None:
         tally = self._tally
-        words = f"stopped: {tally.stored:,} stored, {tally.duplicates:,} duplicates, {tally.unknown:,} unknown"
+        text = f"stopped: {tally.stored:,} stored, {tally.duplicates:,} duplicates, {tally.unknown:,} unknown"
         if self._last_line:
-            words += f"; lines 1 to {self._last_line} are done"
+            text += f"; lines 1 to {self._last_line} are done"
         if self._prefix is not None:
-            words += "; run the same command again to resume"
+            text += "; run the same command again to resume"
         elif tally.unknown:
-            words += "; with --idempotency-prefix, a repeat would store only the missing lines"
-        self._session.say(words)
+            text += "; with --idempotency-prefix, a repeat would store only the missing lines"
+        self._session.say(text)

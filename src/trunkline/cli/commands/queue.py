@@ -13,7 +13,7 @@ import msgspec
 from trunkline.cli.commands import publish
 from trunkline.cli.commands.topic import given
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten
 from trunkline.errors import Conflict, NotFound
 from trunkline.types import Result
@@ -21,7 +21,7 @@ from trunkline.types import Result
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("queue", help="Manage queues.")
+command = CommandGroup("queue", help="Manage queues.")
 
 _QUEUES = (
     Column("queue", "queue", whole=True),
@@ -141,7 +141,7 @@ def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
     if dry_run:
         session.say(f"would purge {waiting:,} messages from {name}")
         return
-    confirm.confirm(f"purge {waiting:,} messages from queue {name}", name, given=yes)
+    confirm.confirm(f"purge {waiting:,} messages from queue {name}", name, confirmed=yes)
     with progress("purging", waiting, quiet=session.quiet) as done:
         removed = session.run(lambda mq: mq.queues.purge(name, on_progress=done))
     session.out.one({"queue": name, "purged": removed})
@@ -168,7 +168,7 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, name, given=yes)
+    confirm.confirm(what, name, confirmed=yes)
     session.run(lambda mq: mq.queues.delete(name, force=force))
     session.say(f"deleted queue {name}")
 
@@ -180,9 +180,9 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 def enqueue(session: Session, name: str, priority: int | None, **values: Any) -> int:
     """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publish.Target:
+    async def target(mq: Client) -> publish.Destination:
         queue = await mq.queues.get(name)
-        return publish.Target(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
+        return publish.Destination(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
 
     return publish.publish(session, target, values, priority=priority)
 
@@ -234,21 +234,21 @@ def _settle(
     session: Session, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
 ) -> None:
     """Settle receipts from the arguments or, for `-`, from stdin. Exit code 4 if any lease was lost."""
-    given = [each for each in receipts if each != "-"]
+    chosen = [each for each in receipts if each != "-"]
     if "-" in receipts:
         if sys.stdin is None:
             raise click.UsageError("no input: stdin is closed")
-        given += [line.strip() for line in sys.stdin if line.strip()]
-    if not given:
+        chosen += [line.strip() for line in sys.stdin if line.strip()]
+    if not chosen:
         raise click.UsageError("no receipts given")
-    results = session.run(lambda mq: verb(mq, given))
+    results = session.run(lambda mq: verb(mq, chosen))
     session.out.many(
-        [{"receipt": receipt, "result": result} for receipt, result in zip(given, results, strict=True)], _RESULTS
+        [{"receipt": receipt, "result": result} for receipt, result in zip(chosen, results, strict=True)], _RESULTS
     )
     if lost := results.count("lost"):
-        raise Conflict(f"{lost} of {len(given)} leases were lost; these messages were not settled")
+        raise Conflict(f"{lost} of {len(chosen)} leases were lost; these messages were not settled")
     if unknown := results.count("unknown"):
-        raise NotFound(f"{unknown} of {len(given)} receipts are unknown", hint="Use receipts from `trunkline queue claim`.")
+        raise NotFound(f"{unknown} of {len(chosen)} receipts are unknown", hint="Use receipts from `trunkline queue claim`.")
 
 
 @command.verb(

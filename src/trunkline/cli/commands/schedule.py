@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Count, Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Session
 from trunkline.cli.framework.input import check_body, parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.errors import ScheduleNotFound
@@ -17,7 +17,7 @@ from trunkline.types import Schedule
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("schedule", help="Manage schedules.")
+command = CommandGroup("schedule", help="Manage schedules.")
 
 _SCHEDULES = (
     Column("schedule", "name", whole=True),
@@ -117,7 +117,7 @@ def delete(session: Session, name: str, dry_run: bool, yes: bool) -> None:
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, name, given=yes)
+    confirm.confirm(what, name, confirmed=yes)
     session.run(lambda mq: mq.schedules.delete(name))
     session.say(f"deleted schedule {name}")
 

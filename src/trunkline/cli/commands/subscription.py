@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Session
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
-from trunkline.cli.framework.positions import Place
+from trunkline.cli.framework.positions import Position
 from trunkline.errors import SubscriptionNotFound
 
 if TYPE_CHECKING:
     from trunkline import Client
 
-command = Noun("subscription", help="Manage subscriptions, which feed queues from topics.")
+command = CommandGroup("subscription", help="Manage subscriptions, which feed queues from topics.")
 
 _SUBSCRIPTIONS = (
     Column("queue", "queue", whole=True),
@@ -62,7 +62,7 @@ def list_(session: Session, queue: str | None, topic: str | None) -> None:
 )
 @click.option(
     "--start",
-    type=Place(),
+    type=Position(),
     default="latest",
     show_default=True,
     help="Position: earliest, latest, an offset, a time, or an age.",
@@ -95,20 +95,21 @@ def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) ->
     """Remove a subscription. Its unsettled messages are dropped."""
 
     async def look(mq: Client) -> Any:
-        found = [each for each in await mq.subscriptions.list(queue) if each.name == name]
-        if not found:
+        matches = [each for each in await mq.subscriptions.list(queue) if each.name == name]
+        if not matches:
             raise SubscriptionNotFound(
                 f"queue {queue!r} has no subscription {name!r}",
                 hint="List subscriptions with `trunkline subscription list`.",
             )
-        return found[0]
+        return matches[0]
 
-    found = session.run(look)
-    what = f"stop feeding queue {queue} from topic {found.topic} (pattern {found.pattern}) and drop its unsettled messages"
+    subscription = session.run(look)
+    source = f"topic {subscription.topic} (pattern {subscription.pattern})"
+    what = f"stop feeding queue {queue} from {source} and drop its unsettled messages"
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, name, given=yes)
+    confirm.confirm(what, name, confirmed=yes)
     session.run(lambda mq: mq.subscriptions.remove(queue, name))
     session.say(f"removed subscription {name} of queue {queue}")
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trunkline.cli.framework.command import Duration, Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Duration, Session
 from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
     from trunkline import Client
 
 T = TypeVar("T")
-command = Noun(
+command = CommandGroup(
     "token",
     help="Manage tokens of the HTTP API. A scope is publish, consume, read or admin, a colon, and a topic or queue name "
     "in which * matches any characters.",

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 LONGEST_NAME = 40
-HELP = "q quit   up/down, j/k, space/b scroll   s sort by name or activity   / filter (Enter ends, Esc clears)   ? help"
+HELP = "q quit  arrows, j/k, space/b scroll  s sort  / filter: Enter ends, Esc clears"
+"""Fits into 80 columns."""
 _KEYS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[6~": " ", "\x1b[5~": "b"}
 _KEY = re.compile(r"\x1b\[[\d;]*[A-Za-z~]|.", re.DOTALL)
 """An arrow or page key, which sends a sequence, or one character."""

@@ -11,9 +11,9 @@ import click
 
 from trunkline.cli.commands import publish as publishing
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Count, Duration, Noun, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
 from trunkline.cli.framework.output import Column, payload_text, size_text
-from trunkline.cli.framework.positions import Place, resolve
+from trunkline.cli.framework.positions import Position, resolve
 from trunkline.errors import NotFound
 from trunkline.types import Message
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trunkline import Client
 
 _PAGE = 1000
-command = Noun("topic", help="Manage topics.")
+command = CommandGroup("topic", help="Manage topics.")
 
 _TOPICS = (
     Column("topic", "topic", whole=True),
@@ -134,7 +134,7 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
     if dry_run:
         session.say(f"would {what}")
         return
-    confirm.confirm(what, name, given=yes)
+    confirm.confirm(what, name, confirmed=yes)
     session.run(lambda mq: mq.topics.delete(name, force=force))
     session.say(f"deleted topic {name}")
 
@@ -149,9 +149,9 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 def publish(session: Session, name: str, **values: Any) -> int:
     """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publishing.Target:
+    async def target(mq: Client) -> publishing.Destination:
         topic = await mq.topics.get(name)
-        return publishing.Target(name, mq.publish, mq.publish_many, topic.max_payload)
+        return publishing.Destination(name, mq.publish, mq.publish_many, topic.max_payload)
 
     return publishing.publish(session, target, values)
 
@@ -161,7 +161,7 @@ def publish(session: Session, name: str, **values: Any) -> int:
 @click.option("--partition", type=Count(0), help="Only this partition.")
 @click.option(
     "--start",
-    type=Place(),
+    type=Position(),
     default="earliest",
     show_default=True,
     help="Position: earliest, an offset, a time, or an age such as 1h.",
@@ -179,16 +179,16 @@ def read(session: Session, name: str, partition: int | None, start: str | int | 
         places = await resolve(mq, name, start)
         if partition is not None and partition not in places:
             raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(places) - 1}.")
-        found: list[Message[Any]] = []
+        messages: list[Message[Any]] = []
         for number in places if partition is None else [partition]:
             at = places[number]
-            while len(found) < limit:
-                page = await mq.topics.read(name, number, start=at, limit=min(_PAGE, limit - len(found)))
+            while len(messages) < limit:
+                page = await mq.topics.read(name, number, start=at, limit=min(_PAGE, limit - len(messages)))
                 if not page:
                     break
-                found += page
+                messages += page
                 at = page[-1].offset + 1
-        return found
+        return messages
 
     session.out.many(session.run(work), MESSAGES)
 
@@ -205,9 +205,11 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
     with needs_spark(), session.limited():
         from trunkline.spark.source import tiered_messages
 
-        there = tiered_messages.partitions(session.url, name)
-        if partition is not None and partition not in there:
-            raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(there) - 1}.")
+        partitions = tiered_messages.partitions(session.url, name)
+        if partition is not None and partition not in partitions:
+            raise NotFound(
+                f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(partitions) - 1}."
+            )
         messages = tiered_messages.read(session.url, name, start=start, partition=partition)
         session.out.many(list(islice(messages, limit)), MESSAGES)
 
@@ -216,7 +218,7 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
 @click.argument("name")
 @click.option(
     "--start",
-    type=Place(),
+    type=Position(),
     default="latest",
     show_default=True,
     help="Position: earliest, latest, an offset, a time, or an age such as 1h.",
@@ -239,7 +241,7 @@ def tail(session: Session, name: str, start: str | int | datetime, limit: int | 
 @command.verb("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
 @click.argument("name")
 @click.option(
-    "--at", "place", type=Place(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
+    "--at", "place", type=Position(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
 )
 def offsets(session: Session, name: str, place: str | int | datetime | None) -> None:
     """Show the earliest available offset and the head of each partition."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli.framework.command import Count, Duration, Noun, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session
 from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
     from trunkline import Client
 
 
-class _Worker(Noun):
+class _Worker(CommandGroup):
     """Treats `trunkline worker module:app` as `trunkline worker run module:app`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -42,7 +42,7 @@ WORKERS = (
 _PART = re.compile(r"[A-Za-z0-9._-]{1,200}(:[1-9][0-9]{0,5})?")
 
 
-class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+class QueueConcurrency(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
     """`mail:10,thumbs:4`: queue names with the number of concurrent jobs."""
 
     name = "name:n,..."
@@ -50,20 +50,20 @@ class Queues(click.ParamType):  # type: ignore[type-arg]  # not generic in click
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
         if isinstance(value, dict):
             return value
-        found: dict[str, int] = {}
+        queues: dict[str, int] = {}
         for part in value.split(","):
             name, _, count = part.strip().partition(":")
             if not _PART.fullmatch(part.strip()):
                 self.fail(f"must be a queue, or a queue and a number as in mail:10, got {part!r}", param, ctx)
-            if name in found:
+            if name in queues:
                 self.fail(f"queue {name!r} must be given only once", param, ctx)
-            found[name] = int(count or 10)
-        return found
+            queues[name] = int(count or 10)
+        return queues
 
 
 @command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4", http=False)
 @click.argument("app")
-@click.option("--queues", type=Queues(), help="Queues and their concurrency.  [default: all of the app, 10 each]")
+@click.option("--queues", type=QueueConcurrency(), help="Queues and their concurrency.  [default: all of the app, 10 each]")
 @click.option("--prefetch", type=Count(0, 1000), help="Maximum jobs to claim ahead.  [default: adaptive]")
 @click.option(
     "--lease", type=Duration(), help="Time after which a dead worker's jobs are redelivered.  [default: the queue's]"
@@ -108,7 +108,7 @@ def run(
     async def work() -> None:
         from trunkline.cli.framework.database import probe
 
-        await probe(loaded.client._url or session.url, source)
+        await probe(loaded.client.url or session.url, source)
         async with loaded:
             if drain:
                 from trunkline.jobs.testing import Jobs

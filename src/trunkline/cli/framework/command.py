@@ -59,7 +59,7 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-class Noun(click.Group):
+class CommandGroup(click.Group):
     """A command group that suggests the closest name for a misspelt command."""
 
     command_class = Command
@@ -86,7 +86,7 @@ def command(name: str, *, example: str, http: bool = True) -> Callable[[Callable
     return lambda function: _add(None, function, name, example, http)
 
 
-def _add(noun: Noun | None, function: Callable[..., Any], name: str, example: str, http: bool) -> click.Command:
+def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str, http: bool) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -224,10 +224,10 @@ class Session:
         """True if a flag names the database."""
         return bool(self._flags["database_url"] or self._flags["data"])
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Print a message for people, unless --quiet."""
         if not self.quiet:
-            say(words)
+            say(text)
 
     def run(self, work: Callable[[Client], Awaitable[T]], *, untouched: bool = False) -> T:
         """Run `work` with an open client, within --timeout.

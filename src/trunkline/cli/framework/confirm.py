@@ -13,17 +13,17 @@ from trunkline.cli.framework.output import safe, stderr_is_terminal
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def dry_run(words: str = "Show what would happen without changing anything.") -> Decorator:
-    return click.option("--dry-run", is_flag=True, help=words)
+def dry_run(help: str = "Show what would happen without changing anything.") -> Decorator:
+    return click.option("--dry-run", is_flag=True, help=help)
 
 
 def yes() -> Decorator:
     return click.option("-y", "--yes", is_flag=True, help="Skip the confirmation (required without a terminal).")
 
 
-def confirm(what: str, name: str, *, given: bool) -> None:
+def confirm(what: str, name: str, *, confirmed: bool) -> None:
     """Raise unless confirmed with --yes or by typing the name on a terminal."""
-    if given:
+    if confirmed:
         return
     if sys.stdin is None or not sys.stdin.isatty() or not stderr_is_terminal():
         raise click.UsageError(f"this would {safe(what)}; confirm with --yes, or preview with --dry-run")

@@ -92,9 +92,11 @@ async def probe(url: str, source: str | None = None) -> None:
 async def _probe(url: str) -> None:
     import psycopg
 
+    from trunkline.db.calls import health
+
     try:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=_CONNECT_SECONDS) as conn:
-            await conn.execute("select 1 from trunkline.migrations limit 1")
+            await health.read_schema(conn)
     except psycopg.errors.InsufficientPrivilege:
         return  # a role that may only call functions
     except psycopg.Error as exc:

@@ -38,7 +38,7 @@ class UnreadableFile(NotFound):
     code = "unreadable_file"
 
 
-class Envelope(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
+class MessageLine(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
     """A line of `--envelope`, as written by `topic read -o jsonl` and `dead export`. Unknown fields are ignored."""
 
     body: msgspec.Raw = msgspec.Raw()
@@ -53,7 +53,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
     idempotency_key: str | None = None
 
 
-_envelopes = msgspec.json.Decoder(Envelope)
+_envelopes = msgspec.json.Decoder(MessageLine)
 
 
 def check_body(payload: bytes, content_type: str) -> bytes:
@@ -110,14 +110,14 @@ def _chunks(descriptor: int) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-class Line(msgspec.Struct, frozen=True):
+class InputLine(msgspec.Struct, frozen=True):
     """A non-empty line and its number, counted from 1."""
 
     number: int
     text: bytes
 
 
-def _lines(descriptor: int) -> Iterator[list[Line]]:
+def _lines(descriptor: int) -> Iterator[list[InputLine]]:
     """Yield lines in groups as they arrive. The last line needs no newline."""
     rest, number = bytearray(), 0
     for chunk in _chunks(descriptor):
@@ -125,20 +125,20 @@ def _lines(descriptor: int) -> Iterator[list[Line]]:
         if b"\n" in chunk:
             *complete, tail = rest.split(b"\n")
             rest = bytearray(tail)
-            yield [Line(number + place, bytes(text)) for place, text in enumerate(complete, 1) if text.strip()]
+            yield [InputLine(number + place, bytes(text)) for place, text in enumerate(complete, 1) if text.strip()]
             number += len(complete)
         if len(rest) > _LONGEST_LINE:
             raise InvalidLine(
                 f"line {number + 1} is longer than {_LONGEST_LINE} bytes", hint="Write one JSON value per line."
             )
     if rest.strip():
-        yield [Line(number + 1, bytes(rest))]
+        yield [InputLine(number + 1, bytes(rest))]
 
 
-async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
+async def lines(descriptor: int) -> AsyncIterator[list[InputLine]]:
     """Yield lines without blocking the event loop. A thread reads, and waits while the consumer is busy."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Queue[list[Line] | BaseException | None] = asyncio.Queue(2)
+    ready: asyncio.Queue[list[InputLine] | BaseException | None] = asyncio.Queue(2)
 
     def read() -> None:
         last: BaseException | None = None
@@ -162,19 +162,19 @@ async def lines(descriptor: int) -> AsyncIterator[list[Line]]:
         yield some
 
 
-def message_of(line: Line, *, envelope: bool, content_type: str = JSON, **fields: Any) -> NewMessage:
+def message_of(line: InputLine, *, envelope: bool, content_type: str = JSON, **fields: Any) -> NewMessage:
     """Parse a line as a message, or raise `InvalidLine` with its number."""
     try:
         if not envelope:
             payload = check_body(line.text.strip() if content_type == JSON else line.text, content_type)
             return NewMessage(body=payload, content_type=content_type, **fields)
-        given = _envelopes.decode(line.text)
+        decoded = _envelopes.decode(line.text)
         own = {
-            name: getattr(given, name)
+            name: getattr(decoded, name)
             for name in ("key", "routing_key", "label", "headers", "id", "occurred_at", "idempotency_key")
         }
         fields |= {name: value for name, value in own.items() if value is not None}
-        return NewMessage(body=_envelope_payload(given), content_type=given.content_type, **fields)
+        return NewMessage(body=_envelope_payload(decoded), content_type=decoded.content_type, **fields)
     except (InvalidArgument, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         words = exc.message if isinstance(exc, InvalidArgument) else str(exc)
         raise InvalidLine(
@@ -182,14 +182,14 @@ def message_of(line: Line, *, envelope: bool, content_type: str = JSON, **fields
         ) from None
 
 
-def _envelope_payload(given: Envelope) -> bytes:
-    if given.payload_base64 is not None:
-        return given.payload_base64
-    if not bytes(given.body):
+def _envelope_payload(envelope: MessageLine) -> bytes:
+    if envelope.payload_base64 is not None:
+        return envelope.payload_base64
+    if not bytes(envelope.body):
         raise InvalidArgument("body or payload_base64 is required")
-    if given.content_type.startswith("text/"):
-        return str(msgspec.json.decode(given.body, type=str)).encode()
-    return bytes(given.body)
+    if envelope.content_type.startswith("text/"):
+        return str(msgspec.json.decode(envelope.body, type=str)).encode()
+    return bytes(envelope.body)
 
 
 def parse_headers(pairs: tuple[str, ...]) -> dict[str, Any] | None:

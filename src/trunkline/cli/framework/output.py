@@ -93,9 +93,9 @@ def stderr_is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a message for people on stderr."""
-    click.echo(safe(words, keep="\n"), err=True)
+    click.echo(safe(text, keep="\n"), err=True)
 
 
 def write_line(text: str) -> None:
@@ -308,21 +308,39 @@ def write_fields(fields: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def progress(words: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr, on terminals only. Call the result with the amount done and, once known, the
-    total."""
+def progress(text: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Show a progress bar with rate and remaining time on stderr, on terminals only.
+
+    Call the result with the amount done and, once known, the total; a third argument replaces the text.
+    """
     if quiet or not stderr_is_terminal():
-        yield lambda done, total=None: None
+        yield lambda done, total=None, text=None: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
 
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        Rate(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(words, total=total)
-        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+        task = bar.add_task(text, total=total)
+        yield lambda done, total=None, text=None: bar.update(task, completed=done, total=total, description=text)

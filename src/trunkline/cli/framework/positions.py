@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from trunkline import Client
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
+class Position(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
     """A position in a log: `earliest`, `latest`, an offset, a time, or an age."""
 
-    name = "place"
+    name = "position"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
         if not isinstance(value, str) or value in ("earliest", "latest"):
@@ -60,12 +60,12 @@ def _moment(text: str) -> datetime | None:
 
 async def resolve(mq: Client, topic: str, place: str | int | datetime) -> dict[int, int]:
     """Resolve a position to an offset per partition."""
-    found = {}
+    offsets = {}
     for row in await mq.topics.stats(topic):
         if isinstance(place, datetime):
-            found[row.partition] = await mq.topics.offset_at(topic, row.partition, at=place)
+            offsets[row.partition] = await mq.topics.offset_at(topic, row.partition, at=place)
         elif isinstance(place, int):
-            found[row.partition] = place
+            offsets[row.partition] = place
         else:
-            found[row.partition] = row.lowest_offset if place == "earliest" else row.head + 1
-    return found
+            offsets[row.partition] = row.lowest_offset if place == "earliest" else row.head + 1
+    return offsets

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from trunkline.client.sync import transactions
-from trunkline.client.sync.runtime import Runtime
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import OffsetAhead
+from trunkline.runtime.sync import transactions
+from trunkline.runtime.sync.session import Session
 from trunkline.types import Message, Result
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Batch(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -43,7 +43,7 @@ class Batch(Generic[T]):
         self.messages: list[Message[T]] = messages
         self.committed = False
         """True if the whole batch was committed through this object."""
-        self._runtime = runtime
+        self._session = session
         self._fetched_at = deadline - lease
         self._once = transactions.Once()
 
@@ -79,7 +79,7 @@ class Batch(Generic[T]):
         Returns `lost` if another member has the partition.
         """
         try:
-            with self._runtime.connection(writing=True) as conn:
+            with self._session.connection(writing=True) as conn:
                 return (self.commit_on(conn, offset))[0]
         except OffsetAhead:
             if offset is not None and offset > self.last_offset:
@@ -104,7 +104,7 @@ class Batch(Generic[T]):
         block after `OutcomeUnknown`: if it was not committed, the messages are redelivered.
         """
         try:
-            with transactions.settled(self._runtime, self.commit_on, once=[self._once]) as conn:
+            with transactions.settled(self._session, self.commit_on, once=[self._once]) as conn:
                 yield conn
         except BaseException:
             self.committed = False

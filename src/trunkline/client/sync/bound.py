@@ -11,13 +11,14 @@ from uuid import UUID
 
 import psycopg
 
+from trunkline import telemetry
 from trunkline.client.borrowed import sync_driver
 from trunkline.client.sync.batches import Batch
-from trunkline.client.sync.publishing import PerBody, new_messages, send
 from trunkline.codec import duration, encode_message
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import from_psycopg
+from trunkline.runtime.sync.publisher import PerBody, new_messages, send
 from trunkline.types import Duration, Headers, NewMessage, Published, Result
 
 
@@ -155,9 +156,10 @@ class Bound:
             return (batch.commit_on(conn, offset))[0]
 
     def _one(self, kind: str, name: str, message: NewMessage) -> Published:
-        encoded = encode_message(message)
-        with self._borrow() as conn:
-            return (calls.publish_many(conn, kind, name, [encoded]))[0]
+        with telemetry.publishing(name, (message,)) as traced:
+            encoded = [encode_message(each) for each in traced]
+            with self._borrow() as conn:
+                return (calls.publish_many(conn, kind, name, encoded))[0]
 
     @contextmanager
     def _borrow(self) -> Iterator[Connection]:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline import telemetry
 from trunkline.client.lending import Lender
 from trunkline.client.sync import consuming
 from trunkline.client.sync.batches import Batch
@@ -20,32 +19,22 @@ from trunkline.client.sync.dead import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
 from trunkline.client.sync.groups import Groups
-from trunkline.client.sync.publishing import PerBody, Publisher, new_messages
 from trunkline.client.sync.queues import Queues
-from trunkline.client.sync.runtime import Runtime
 from trunkline.client.sync.schedules import Schedules
-from trunkline.client.sync.settling import Settler
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
 from trunkline.codec import duration, place
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
-from trunkline.errors import SettingsError
+from trunkline.errors import InvalidValue, SettingsError
+from trunkline.runtime.sync.publisher import PerBody, new_messages
+from trunkline.runtime.sync.session import Session
 from trunkline.settings import Settings
 from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
-
-
-class _Life:
-    """The open state of a client in one process. A forked child creates a new one."""
-
-    def __init__(self, conninfo: str, max_connections: int, prepare: bool, pool_timeout: timedelta) -> None:
-        self.runtime = Runtime(conninfo, max_connections=max_connections, prepare=prepare, pool_timeout=pool_timeout)
-        self.publisher = Publisher(self.runtime)
-        self.settler = Settler(self.runtime)
 
 
 class SyncClient(Lender):
@@ -71,26 +60,28 @@ class SyncClient(Lender):
         prepare: bool = True,
         pool_timeout: Duration = _POOL_TIMEOUT,
     ) -> None:
-        self._url = url or Settings.load().database_url
-        if self._url is None:
+        known = url or Settings.load().database_url
+        if known is None:
             hint = "Pass a URL to the client, or set TRUNKLINE_DATABASE_URL."
             raise SettingsError("no database URL is set", hint=hint)
+        patience = duration(pool_timeout)
+        if patience is None or patience <= timedelta(0):
+            raise SettingsError(f"pool_timeout must be longer than 0 s, got {pool_timeout}", hint="Use for example 5s.")
+        self._url = known
         self._max_connections = max_connections
         self._prepare = prepare
-        self._pool_timeout = duration(pool_timeout)
-        if self._pool_timeout is None or self._pool_timeout <= timedelta(0):
-            raise SettingsError(f"pool_timeout must be longer than 0 s, got {pool_timeout}", hint="Use for example 5s.")
-        self._life: _Life | None = None
-        self.topics = Topics(self._runtime)
-        self.queues = Queues(self._runtime)
-        self.groups = Groups(self._runtime)
-        self.subscriptions = Subscriptions(self._runtime)
-        self.dead = DeadLetters(self._runtime)
-        self.schedules = Schedules(self._runtime)
-        self.endpoints = Endpoints(self._runtime)
+        self._pool_timeout = patience
+        self._session: Session | None = None
+        self.topics = Topics(self._open)
+        self.queues = Queues(self._open)
+        self.groups = Groups(self._open)
+        self.subscriptions = Subscriptions(self._open)
+        self.dead = DeadLetters(self._open)
+        self.schedules = Schedules(self._open)
+        self.endpoints = Endpoints(self._open)
 
     def __enter__(self) -> Self:
-        self._living()
+        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,26 +89,35 @@ class SyncClient(Lender):
 
     def close(self) -> None:
         """Wait for publishes and acks in progress, then close all connections."""
-        life, self._life = self._life, None
-        if life is not None and life.runtime.pid == os.getpid():
-            life.publisher.drain()
-            life.settler.drain()
-            life.runtime.close()
+        session, self._session = self._session, None
+        if session is not None and session.pid == os.getpid():
+            session.close()
 
-    def _living(self) -> _Life:
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self._url
+
+    @property
+    def session(self) -> Session:
+        """The connections and background tasks of this client in this process. Internal: it may change without notice."""
+        return self._open()
+
+    def _open(self) -> Session:
         # A forked child must not touch its parent's sockets or wait for threads that exist only in the parent.
-        if self._life is None or self._life.runtime.pid != os.getpid():
-            assert self._url is not None and self._pool_timeout is not None  # noqa: S101
-            self._life = _Life(self._url, self._max_connections, self._prepare, self._pool_timeout)
-        return self._life
-
-    def _runtime(self) -> Runtime:
-        return self._living().runtime
+        if self._session is None or self._session.pid != os.getpid():
+            self._session = Session(
+                self._url,
+                max_connections=self._max_connections,
+                prepare=self._prepare,
+                pool_timeout=self._pool_timeout,
+            )
+        return self._session
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Borrow a connection from the client's pool, in autocommit mode."""
-        with self._runtime().connection() as conn:
+        with self._open().connection() as conn:
             yield conn
 
     # Publishing
@@ -141,7 +141,8 @@ class SyncClient(Lender):
         """Publish a message to a topic. It is on disk when this returns.
 
         Concurrent calls share one statement. Each returns its own result, and a rejected message fails only its own
-        call. If a call is cancelled while it runs, the message may or may not have been published.
+        call. If a call is cancelled while it runs, the message may or may not have been published. A repeated
+        `idempotency_key`, or `id` without a key, adds nothing and returns the first id with `duplicate` true.
         """
         message = NewMessage(
             body=body,
@@ -156,7 +157,7 @@ class SyncClient(Lender):
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return self._publish("topic", topic, message)
+        return self._open().publisher.publish("topic", topic, message)
 
     def enqueue(
         self,
@@ -193,7 +194,7 @@ class SyncClient(Lender):
             content_type=content_type,
             priority=priority,
         )
-        return self._publish("inbox", queue, message)
+        return self._open().publisher.publish("inbox", queue, message)
 
     def publish_many(
         self,
@@ -216,7 +217,7 @@ class SyncClient(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return self._publish_many("topic", topic, messages)
+        return self._open().publisher.publish_many("topic", topic, messages)
 
     def enqueue_many(
         self,
@@ -233,28 +234,14 @@ class SyncClient(Lender):
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        return self._publish_many("inbox", queue, messages)
-
-    def _publish(self, kind: str, name: str, message: NewMessage) -> Published:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return publisher.publish(kind, name, message)
-        with telemetry.publishing(tracer, name, [message]) as traced:
-            return publisher.publish(kind, name, next(traced))
-
-    def _publish_many(self, kind: str, name: str, messages: Iterable[NewMessage]) -> list[Published]:
-        publisher, tracer = self._living().publisher, telemetry.tracer()
-        if tracer is None:
-            return publisher.publish_many(kind, name, messages)
-        with telemetry.publishing(tracer, name, messages) as traced:
-            return publisher.publish_many(kind, name, traced)
+        return self._open().publisher.publish_many("inbox", queue, messages)
 
     def wake(self) -> None:
         """Wake all consumers, in every process.
 
         Call it after you commit a transaction that published through `on(conn)`.
         """
-        self._runtime().wakeup.tell_all()
+        self._open().wakeup.tell_all()
 
     # Queues
 
@@ -298,10 +285,10 @@ class SyncClient(Lender):
 
         Returns an empty result at once if none is ready.
         """
-        life = self._living()
+        session = self._open()
         return consuming.claim(
-            life.runtime,
-            life.settler,
+            session,
+            session.settler,
             queue,
             limit=limit,
             lease=duration(lease),
@@ -312,26 +299,26 @@ class SyncClient(Lender):
 
     def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries, which are then never redelivered. The result is `lost` where the lease has ended."""
-        return self._living().settler.ack_many(receipts)
+        return self._open().settler.ack_many(receipts)
 
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
         """Return failed deliveries to the queue for redelivery after `delay` (default: the queue's backoff).
 
         After its last attempt a message becomes a dead letter.
         """
-        return self._living().settler.nack(receipts, delay=delay, error=error)
+        return self._open().settler.nack(receipts, delay=delay, error=error)
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
         """Move deliveries to the dead letters now, whatever attempts remain."""
-        return self._living().settler.bury(receipts, error=error)
+        return self._open().settler.bury(receipts, error=error)
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
         """Return deliveries to the queue now, without counting an attempt."""
-        return self._living().settler.release(receipts)
+        return self._open().settler.release(receipts)
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
         """Extend the leases of deliveries to `lease` from now."""
-        return self._living().settler.extend(receipts, lease=lease)
+        return self._open().settler.extend(receipts, lease=lease)
 
     # Groups
 
@@ -376,7 +363,7 @@ class SyncClient(Lender):
         the group's members. A group that does not exist is created at `start`. Bodies are decoded into `type`.
         """
         return GroupReader(
-            self._runtime(),
+            self._open(),
             topic,
             group,
             start=place(start),
@@ -400,13 +387,13 @@ class SyncClient(Lender):
 
         Returns None if there is nothing to read.
         """
-        runtime = self._runtime()
+        session = self._open()
         span = duration(lease) or _LEASE
-        with runtime.connection() as conn:
+        with session.connection() as conn:
             fetch = partial(
                 calls.fetch,
                 conn,
-                partial(Batch, runtime, topic, group, lease=span),
+                partial(Batch, session, topic, group, lease=span),
                 topic,
                 group,
                 member=member,
@@ -417,24 +404,24 @@ class SyncClient(Lender):
             batch: Batch[Any] | None = fetch()
             if batch is None:
                 # committed messages may not have an offset yet
-                runtime.wakeup.sequence("topic", topic)
+                session.wakeup.sequence("topic", topic)
                 batch = fetch()
             return batch
 
     def commit(self, topic: str, group: str, batch: Batch[Any], *, offset: int | None = None) -> Result:
         """Commit the group's position after the batch, or after `offset`. Same as `batch.commit()`."""
         if (batch.topic, batch.group) != (topic, group):
-            raise ValueError(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
+            raise InvalidValue(f"the batch was fetched from {batch.topic} for {batch.group}, not from {topic} for {group}")
         return batch.commit(offset)
 
     def heartbeat(self, topic: str, group: str, *, member: str, lease: Duration = _LEASE) -> int:
         """Extend the member's partition leases to `lease` from now. Returns the number of partitions it still holds."""
-        with self._runtime().connection(writing=True) as conn:
+        with self._open().connection(writing=True) as conn:
             return calls.heartbeat(conn, topic, group, member=member, lease=duration(lease) or _LEASE)
 
     def leave(self, topic: str, group: str, *, member: str) -> int:
         """Release the member's partitions, so that other members need not wait for its lease to end."""
-        with self._runtime().connection(writing=True) as conn:
+        with self._open().connection(writing=True) as conn:
             return calls.leave(conn, topic, group, member=member)
 
     def claim_range(self, topic: str, group: str, *, limit: int = 100) -> Range | None:
@@ -443,11 +430,11 @@ class SyncClient(Lender):
         The group's position moves at once. Read the messages with `topics.read`; if the process crashes before that,
         the group does not receive them again.
         """
-        with self._runtime().connection(writing=True) as conn:
+        with self._open().connection(writing=True) as conn:
             claimed = calls.claim_range(conn, topic, group, limit=limit)
             if claimed is None:
                 # committed messages may not have an offset yet
-                self._runtime().wakeup.sequence("topic", topic)
+                self._open().wakeup.sequence("topic", topic)
                 claimed = calls.claim_range(conn, topic, group, limit=limit)
             return claimed
 
@@ -455,17 +442,17 @@ class SyncClient(Lender):
 
     def explain(self, id: UUID) -> Explanation:
         """Explain a message: where it is, which consumer holds it, why it is not being delivered, and its history."""
-        with self._runtime().connection() as conn:
+        with self._open().connection() as conn:
             return calls.explain_message(conn, id)
 
     def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """Explain the message at an offset of a topic."""
-        with self._runtime().reading(topic=topic) as conn:
+        with self._open().reading(topic=topic) as conn:
             return calls.explain_offset(conn, topic, partition, offset)
 
     def stats(self) -> Stats:
         """Return the statistics of all topics, groups and queues."""
-        with self._runtime().reading() as conn:
+        with self._open().reading() as conn:
             return Stats(
                 topics=calls.topic_stats(conn),
                 groups=calls.group_stats(conn),
@@ -515,7 +502,7 @@ class QueueHandle:
         how soon messages are redelivered if this process dies.
         """
         return Claims(
-            self._client._runtime(),
+            self._client.session,
             self.name,
             slots=slots,
             lease=duration(lease),

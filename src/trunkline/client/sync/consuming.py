@@ -10,19 +10,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
 from trunkline import telemetry
 from trunkline.client.sync.batches import Batch
 from trunkline.client.sync.deliveries import Deliveries, Delivery
-from trunkline.client.sync.renewals import Renewal
-from trunkline.client.sync.runtime import Runtime
-from trunkline.client.sync.settling import Settler
 from trunkline.concurrency.threads import Bell, log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
-from trunkline.errors import PermissionDenied, Unavailable
+from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
+from trunkline.runtime.leases import HeldLeases
+from trunkline.runtime.sync.renewals import Renewal
+from trunkline.runtime.sync.session import Session
+from trunkline.runtime.sync.settler import Settler
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
@@ -36,7 +38,7 @@ def consumer_name() -> str:
 
 
 def claim(
-    runtime: Runtime,
+    session: Session,
     settler: Settler,
     queue: str,
     *,
@@ -53,7 +55,7 @@ def claim(
     wait.
     """
     tracer, began = telemetry.tracer(), time.time_ns()
-    with runtime.connection() as conn:
+    with session.connection() as conn:
         attempt = partial(
             calls.claim,
             conn,
@@ -67,7 +69,7 @@ def claim(
         )
         rows = attempt()
         if fresh and not rows:
-            runtime.wakeup.sequence("queue", queue)
+            session.wakeup.sequence("queue", queue)
             rows = attempt()
         deliveries = Deliveries.of(rows, settler)
     if tracer is not None and deliveries:
@@ -84,7 +86,7 @@ class GroupReader(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         topic: str,
         group: str,
         *,
@@ -97,7 +99,7 @@ class GroupReader(Generic[T]):
         self.topic = topic
         self.group = group
         self.member = member or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._start = start
         self._size = batch
         self._lease = lease
@@ -108,18 +110,18 @@ class GroupReader(Generic[T]):
         self._stopped = False
 
     def __enter__(self) -> Self:
-        with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             calls.create_group(conn, self.topic, self.group, start=self._start, ensure=True)
-        self._watch = self._runtime.wakeup.watch("group", self.topic, group=self.group, member=self.member)
+        self._watch = self._session.wakeup.watch("group", self.topic, group=self.group, member=self.member)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._put_down()
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         try:
-            with self._runtime.connection(writing=True) as conn:
+            with self._session.connection(writing=True) as conn:
                 calls.leave(conn, self.topic, self.group, member=self.member)
         except Unavailable as exc:
             log.warning("could not leave group group=%s member=%s error=%s", self.group, self.member, exc)
@@ -142,10 +144,10 @@ class GroupReader(Generic[T]):
             if self._stopped:
                 raise StopIteration
             try:
-                with self._runtime.connection() as conn:
+                with self._session.connection() as conn:
                     batch = calls.fetch(
                         conn,
-                        partial(Batch, self._runtime, self.topic, self.group, lease=self._lease),
+                        partial(Batch, self._session, self.topic, self.group, lease=self._lease),
                         self.topic,
                         self.group,
                         member=self.member,
@@ -163,19 +165,19 @@ class GroupReader(Generic[T]):
             if batch is not None:
                 self._watch.found()
                 self._batch = batch
-                self._renewal = self._runtime.renewals.add(self._lease.total_seconds() / 3, self._renew)
+                self._renewal = self._session.renewals.add(self._lease.total_seconds() / 3, self._renew)
                 return batch
             self._watch.wait()
 
     def _put_down(self) -> Batch[T] | None:
         """Stop renewing the current batch. Return it if it was not committed."""
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         batch, self._batch, self._renewal = self._batch, None, None
         return batch if batch is not None and not batch.committed else None
 
     def _renew(self) -> None:
-        with self._runtime.connection(writing=True) as conn:
+        with self._session.connection(writing=True) as conn:
             calls.heartbeat(conn, self.topic, self.group, member=self.member, lease=self._lease)
 
 
@@ -189,7 +191,7 @@ class Claims(Generic[T]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        session: Session,
         queue: str,
         *,
         slots: int,
@@ -199,17 +201,17 @@ class Claims(Generic[T]):
         type: Any,
     ) -> None:
         if slots < 1:
-            raise ValueError(f"slots must be at least 1, got {slots}")
+            raise InvalidValue(f"slots must be at least 1, got {slots}")
         self.queue = queue
         self.consumer = consumer or consumer_name()
-        self._runtime = runtime
+        self._session = session
         self._slots = slots
         self._lease = lease
         self._labels = labels
         self._type = type
-        self._settler = Settler(runtime, self._settled)
+        self._settler = Settler(session, self._settled)
         self._ready: deque[Delivery[T]] = deque()
-        self._held: dict[str, None] = {}
+        self._held = HeldLeases()
         self._free = Bell()
         self._watch: Watch | None = None
         self._renewal: Renewal | None = None
@@ -219,23 +221,23 @@ class Claims(Generic[T]):
     def __enter__(self) -> Self:
         sources: frozenset[str] | None = None
         try:
-            with self._runtime.connection() as conn:
+            with self._session.connection() as conn:
                 self._span = self._lease or (calls.get_queue(conn, self.queue)).lease
                 sources = frozenset(row.topic for row in calls.list_subscriptions(conn, self.queue, None))
         except PermissionDenied:
             # this role may only claim and cannot read the queue's own lease
             self._span = self._lease = self._lease or _LEASE
-        self._watch = self._runtime.wakeup.watch("queue", self.queue)
+        self._watch = self._session.wakeup.watch("queue", self.queue)
         self._watch.sources = sources
-        self._renewal = self._runtime.renewals.add(self._span.total_seconds() / 3, self._renew)
+        self._renewal = self._session.renewals.add(self._span.total_seconds() / 3, self._renew)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         if self._renewal is not None:
-            self._runtime.renewals.drop(self._renewal)
+            self._session.renewals.drop(self._renewal)
         if self._watch is not None:
-            self._runtime.wakeup.unwatch(self._watch)
+            self._session.wakeup.unwatch(self._watch)
         unused = [delivery.receipt for delivery in self._ready]
         self._ready.clear()
         try:
@@ -277,9 +279,10 @@ class Claims(Generic[T]):
                         "consumer stalled: all %s in-flight deliveries are unsettled queue=%s", self._slots, self.queue
                     )
                 continue
+            claimed_at = monotonic()
             try:
                 deliveries = claim(
-                    self._runtime,
+                    self._session,
                     self._settler,
                     self.queue,
                     limit=min(free, 1000),
@@ -293,7 +296,7 @@ class Claims(Generic[T]):
                 log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
                 self._watch.wait(_RETRY_SECONDS)
                 continue
-            self._held.update(dict.fromkeys(deliveries.receipts))
+            self._held.add(deliveries.receipts, span=self._span.total_seconds(), now=claimed_at)
             self._ready.extend(deliveries)
             if deliveries:
                 self._watch.found()
@@ -301,14 +304,14 @@ class Claims(Generic[T]):
                 self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:
-        for receipt in receipts:
-            self._held.pop(receipt, None)
+        self._held.drop(receipts)
         self._free.ring()
 
     def _renew(self) -> None:
-        receipts = list(self._held)
-        if not receipts:
-            return
-        results = self._settler.extend(receipts, lease=self._span)
-        # lost deliveries can no longer be settled and must not occupy a slot
-        self._settled([receipt for receipt, result in zip(receipts, results, strict=True) if result != "done"])
+        now = monotonic()
+        # a sixth: what is not due yet is next checked when at most half of its lease has passed
+        for receipts, span in self._held.due(now, part=1 / 6):
+            results = self._settler.extend(receipts, lease=self._span)
+            # lost deliveries can no longer be settled and must not occupy a slot
+            if self._held.renewed(receipts, results, span=span, now=now):
+                self._free.ring()

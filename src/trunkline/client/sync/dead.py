@@ -59,7 +59,7 @@ class DeadLetters(Noun):
             if on_progress is not None:
                 on_progress(total)
         if total:
-            self._runtime().wakeup.published("inbox", to or queue)
+            self._session().wakeup.published("inbox", to or queue)
         return total
 
     def purge(

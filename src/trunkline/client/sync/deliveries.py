@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from trunkline.client.sync import transactions
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
+from trunkline.runtime.sync import transactions
 from trunkline.types import Delivery as DeliveryRecord
 from trunkline.types import Duration, Result
 
 if TYPE_CHECKING:
-    from trunkline.client.sync.settling import Settler
+    from trunkline.runtime.sync.settler import Settler
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
         Raises `LeaseLost` if the lease has ended; everything is then rolled back. Do not repeat the block after
         `OutcomeUnknown`: if it was not committed, the message is redelivered.
         """
-        with transactions.settled(self._settler.runtime, self._ack_on, once=[self._once]) as conn:
+        with transactions.settled(self._settler.session, self._ack_on, once=[self._once]) as conn:
             yield conn
         self._settler.forget([self.receipt])
 
@@ -105,7 +105,7 @@ class Deliveries(tuple[Delivery[T], ...]):
     def transaction(self) -> Iterator[Connection]:
         """Ack all messages in a transaction with your own writes. Raises `LeaseLost` if any lease has ended."""
         marks = [delivery._once for delivery in self]
-        with transactions.settled(self._settler.runtime, self._ack_on, once=marks) as conn:
+        with transactions.settled(self._settler.session, self._ack_on, once=marks) as conn:
             yield conn
         self._settler.forget(self.receipts)
 

@@ -167,5 +167,5 @@ class Endpoints(Noun):
         """Redeliver messages: those in `ids`, or those acked from `start` to `end`. Returns the number of messages."""
         with self._writing() as conn:
             count = push.replay(conn, queue, ids=ids, start=start, end=end, limit=limit)
-        self._runtime().wakeup.published("inbox", queue)
+        self._session().wakeup.published("inbox", queue)
         return count

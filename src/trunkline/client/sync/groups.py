@@ -48,7 +48,7 @@ class Groups(Noun):
     def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, *, ensure: bool
     ) -> Group:
-        self._runtime().sequence_before(topic, start)
+        self._session().sequence_before(topic, start)
         with self._writing() as conn:
             return calls.create_group(
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
@@ -72,13 +72,13 @@ class Groups(Noun):
 
         Returns the next offset of each partition.
         """
-        self._runtime().sequence_before(topic, to)
+        self._session().sequence_before(topic, to)
         with self._writing() as conn:
             return calls.seek(conn, topic, group, place(to), partition=partition)
 
     def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]:
         """Return one row per group and partition: position, lag, owner."""
-        with self._runtime().reading(topic=topic) as conn:
+        with self._session().reading(topic=topic) as conn:
             return calls.group_stats(conn, topic, group)
 
     def position(self, topic: str, group: str) -> dict[int, int]:

@@ -173,7 +173,7 @@ class Queues(Noun):
         """Deliver messages again after `pause`."""
         with self._writing() as conn:
             calls.pause_queue(conn, name, paused=False)
-        self._runtime().wakeup.published("inbox", name)
+        self._session().wakeup.published("inbox", name)
 
     def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
         """Drop all undelivered messages. Messages that are leased at this moment are kept.
@@ -181,7 +181,7 @@ class Queues(Noun):
         Runs in bounded steps. Returns the number of messages dropped.
         """
         total = 0
-        self._runtime().wakeup.sequence("queue", name)
+        self._session().wakeup.sequence("queue", name)
         while True:
             with self._writing() as conn:
                 step = calls.purge_queue(conn, name)
@@ -201,7 +201,7 @@ class Queues(Noun):
 
     def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all."""
-        with self._runtime().reading(queue=name) as conn:
+        with self._session().reading(queue=name) as conn:
             return calls.queue_stats(conn, name)
 
     @overload
@@ -210,5 +210,5 @@ class Queues(Noun):
     def peek(self, queue: str, *, limit: int = 10, type: type[T]) -> builtins.list[Waiting[T]]: ...
     def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
-        with self._runtime().reading(queue=queue) as conn:
+        with self._session().reading(queue=queue) as conn:
             return calls.peek_queue(conn, queue, limit=limit, type=type)

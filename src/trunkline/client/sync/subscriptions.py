@@ -28,7 +28,7 @@ class Subscriptions(Noun):
 
         `name` defaults to the topic's name. A queue may have several subscriptions to one topic under different names.
         """
-        self._runtime().sequence_before(topic, start)
+        self._session().sequence_before(topic, start)
         with self._writing() as conn:
             calls.subscribe(conn, queue, topic, pattern=pattern, headers=headers, start=place(start), name=name)
             rows = calls.list_subscriptions(conn, queue, topic)

@@ -120,17 +120,17 @@ class Topics(Noun):
 
     def stats(self, name: str | None = None) -> builtins.list[TopicStats]:
         """Return one row per partition, of one topic or of all."""
-        with self._runtime().reading(topic=name) as conn:
+        with self._session().reading(topic=name) as conn:
             return calls.topic_stats(conn, name)
 
     def head(self, topic: str, partition: int = 0) -> int:
         """Return the highest offset, including all messages committed before the call; 0 if there are none."""
-        with self._runtime().reading(topic=topic) as conn:
+        with self._session().reading(topic=topic) as conn:
             return calls.head(conn, topic, partition)
 
     def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
-        with self._runtime().reading(topic=topic) as conn:
+        with self._session().reading(topic=topic) as conn:
             return calls.offset_at(conn, topic, partition, at)
 
     @overload
@@ -148,7 +148,7 @@ class Topics(Noun):
 
         Returns an empty list past the head. Raises `OffsetOutOfRange` if retention has removed `start`.
         """
-        with self._runtime().reading(topic=topic) as conn:
+        with self._session().reading(topic=topic) as conn:
             return calls.read(conn, topic, partition, start=start, limit=limit, type=type)
 
     def _page(self, topic: str, partition: int, start: int, limit: int, type: Any) -> builtins.list[Message[Any]]:
@@ -182,11 +182,11 @@ class Topics(Noun):
     def tail(self, topic: str, *, start: Place = "latest", type: type[T]) -> Iterator[Message[T]]: ...
     def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> Iterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
-        watch = self._runtime().wakeup.watch("topic", topic)
+        watch = self._session().wakeup.watch("topic", topic)
         try:
             partitions = (self.get(topic)).partitions
             # messages committed before the call are not new
-            self._runtime().wakeup.sequence("topic", topic)
+            self._session().wakeup.sequence("topic", topic)
             places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
                 watch.hush()
@@ -202,10 +202,10 @@ class Topics(Noun):
                     # partitions may have been added in the meantime
                     places += [1] * ((self.get(topic)).partitions - len(places))
         finally:
-            self._runtime().wakeup.unwatch(watch)
+            self._session().wakeup.unwatch(watch)
 
     def _offset_of(self, topic: str, partition: int, start: Place) -> int:
         if isinstance(start, int):
             return start
-        with self._runtime().reading(topic=topic) as conn:
+        with self._session().reading(topic=topic) as conn:
             return calls.offset_of(conn, topic, partition, place(start))

@@ -27,7 +27,6 @@ from trunkline.db.calls.messages import (
     CopyTarget,
     copy_many,
     copy_target,
-    enqueue_one,
     explain_message,
     explain_offset,
     head,
@@ -69,7 +68,7 @@ from trunkline.db.calls.statements import message_fields
 from trunkline.db.calls.stats import group_stats, queue_stats, topic_stats
 from trunkline.db.calls.subscriptions import list_subscriptions, readers, subscribe, unsubscribe
 from trunkline.db.calls.topics import alter_topic, create_topic, delete_topic, ensure_topic, get_topic, list_topics
-from trunkline.db.calls.transactions import transaction_number
+from trunkline.db.calls.transactions import limit_transaction, transaction_number
 from trunkline.db.calls.wakeups import CHANNEL, Poll, listen, notify, poll
 
 __all__ = [
@@ -94,7 +93,6 @@ __all__ = [
     "delete_queue",
     "delete_schedule",
     "delete_topic",
-    "enqueue_one",
     "ensure_queue",
     "ensure_topic",
     "explain_message",
@@ -108,6 +106,7 @@ __all__ = [
     "head",
     "heartbeat",
     "leave",
+    "limit_transaction",
     "list_dead_letters",
     "list_groups",
     "list_queues",

@@ -18,11 +18,15 @@ from trunkline.db.calls.statements import FIELDS, message_fields, within_bytes
 from trunkline.db.calls.topics import get_topic
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_rows, fetch_value
+from trunkline.errors import InvalidType
 from trunkline.types import (
     Explanation,
     Message,
     Published,
 )
+
+_DELETED = ("42883", "TL010", "TL011")
+"""Errors from the publish function of a deleted topic: first it raises TL010 or TL011, later it no longer exists."""
 
 
 async def topic_number(conn: Connection, kind: str, name: str) -> int:
@@ -30,43 +34,52 @@ async def topic_number(conn: Connection, kind: str, name: str) -> int:
     return int(await fetch_value(conn, "select trunkline.topic_number(%b, %b)", (kind, name)))
 
 
-async def publish_one(conn: Connection, topic_number: int, message: Encoded) -> Published:
-    """Publish one plain message through the topic's generated function, whose insert has a cached plan."""
-    value = await fetch_value(
-        conn,
-        f"select trunkline.topic_{int(topic_number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, %b, %b)",
-        (
-            message.payload,
-            message.key,
-            message.routing_key,
-            message.label,
-            message.headers,
-            message.content_type,
-            message.id,
-            message.occurred_at,
-        ),
+async def publish_one(conn: Connection, kind: str, name: str, message: Encoded, numbers: dict[str, int]) -> Published:
+    """Publish one plain message, the fast path.
+
+    A topic has a generated function, whose insert has a cached plan. `numbers` keeps the topic numbers in their names.
+    """
+    if kind == "inbox":
+        rows = await fetch_rows(
+            conn,
+            "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, null, %b)",
+            (
+                name,
+                message.payload,
+                message.content_type,
+                message.key,
+                message.routing_key,
+                message.label,
+                message.headers,
+                message.occurred_at,
+            ),
+        )
+        return Published(rows[0][0], False)
+    arguments = (
+        message.payload,
+        message.key,
+        message.routing_key,
+        message.label,
+        message.headers,
+        message.content_type,
+        message.occurred_at,
     )
-    return Published(value, False)
+    number = numbers.get(name)
+    if number is not None:
+        try:
+            rows = await fetch_rows(conn, _publish_function(number), arguments)
+            return Published(rows[0][0], False)
+        except psycopg.Error as exc:
+            if exc.sqlstate not in _DELETED:
+                raise
+            # the name may belong to a new topic, with another number
+    number = numbers[name] = await topic_number(conn, kind, name)
+    rows = await fetch_rows(conn, _publish_function(number), arguments)
+    return Published(rows[0][0], False)
 
 
-async def enqueue_one(conn: Connection, queue: str, message: Encoded) -> Published:
-    """Publish one plain message to a queue, the fast path."""
-    value = await fetch_value(
-        conn,
-        "select id from trunkline.enqueue_bytes(%b, %b, %b, %b, %b, %b, %b::jsonb, %b, %b)",
-        (
-            queue,
-            message.payload,
-            message.content_type,
-            message.key,
-            message.routing_key,
-            message.label,
-            message.headers,
-            message.id,
-            message.occurred_at,
-        ),
-    )
-    return Published(value, False)
+def _publish_function(number: int) -> str:
+    return f"select trunkline.topic_{int(number)}_publish(%b, %b, %b, %b, %b::jsonb, %b, null, %b)"
 
 
 async def publish_many(conn: Connection, kind: str, name: str, messages: Sequence[Encoded]) -> list[Published]:
@@ -80,7 +93,7 @@ async def publish_many(conn: Connection, kind: str, name: str, messages: Sequenc
     kinds = {message.content_type for message in messages}
     priorities = column("priority")
     if priorities is not None and kind == "topic":
-        raise TypeError("priority is only supported by queues, not by topics")
+        raise InvalidType("priority is only supported by queues, not by topics")
     priority_argument = "" if priorities is None else ", p_priorities => %b::int[]"
     rows = await fetch_rows(
         conn,
@@ -134,8 +147,7 @@ async def copy_many(conn: Connection, target: CopyTarget, messages: Sequence[Enc
             (target.kind, target.name, len(messages), keys if any(key is not None for key in keys) else None),
         )
     )[0]
-    generated = iter(new_ids(sum(message.id is None for message in messages), at))
-    ids = [next(generated) if message.id is None else message.id for message in messages]
+    ids = new_ids(len(messages), at)
     cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
     statement = f"copy trunkline.{table} ({column}, {COLUMNS}) from stdin (format binary)"
     async with cursor.copy(statement.encode()) as copy:

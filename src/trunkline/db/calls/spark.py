@@ -16,9 +16,11 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from trunkline.codec import error_text
-from trunkline.errors import from_psycopg
+from trunkline.errors import InvalidValue, from_psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+PING = "select 1"
+"""Fails on a connection that cannot be used any more."""
 
 
 def connect(url: str) -> Connection:
@@ -116,7 +118,7 @@ SET_FOR_READING = "select " + ", ".join(f"set_config('{name}', '{value}', true)"
 def quoted(text: str) -> str:
     """Quote text as an SQL literal, independent of the server's string settings."""
     if "\0" in text:
-        raise ValueError("text must not contain NUL characters")
+        raise InvalidValue("text must not contain NUL characters")
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 

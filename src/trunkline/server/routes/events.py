@@ -187,7 +187,7 @@ class _GroupStream:
         self._seen = seen
 
     async def events(self) -> AsyncIterator[bytes]:
-        wakeup = self._mq._runtime().wakeup
+        wakeup = self._mq.session.wakeup
         watch = wakeup.watch("group", self._topic, group=self._group, member=self._member)
         pause = min(_QUIET_SECONDS, self._lease.total_seconds() / 3)
         yield b": here\n\n"
@@ -228,7 +228,7 @@ class _GroupStream:
             await batch.commit()
 
     async def _fetch(self) -> Batch[Any] | None:
-        runtime = self._mq._runtime()
+        runtime = self._mq.session
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,

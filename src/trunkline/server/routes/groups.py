@@ -167,7 +167,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
     lease = timedelta(seconds=body.lease_seconds)
 
     async def look() -> Batch[Any] | None:
-        runtime = request.mq._runtime()
+        runtime = request.mq.session
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,

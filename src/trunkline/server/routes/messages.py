@@ -83,7 +83,7 @@ async def _publish_one(call: Call, kind: str, name: str, sent: Sent) -> Answer:
     """Publish messages; concurrent publishes share a statement."""
     engine, message = call.engine, sent.messages[0]
     with engine.publishing(len(message.body)):
-        stored = await engine.mq._living().publisher.publish(kind, name, message)
+        stored = await engine.mq.session.publisher.publish(kind, name, message)
     engine.metrics.published(1)
     headers = {"message-id": str(stored.id)}
     if sent.plain and "return=representation" not in (call.header("prefer") or ""):

@@ -276,7 +276,7 @@ async def enqueue(request: Call) -> Answer:
     if queue == FIRST_QUEUE:
         await request.mq.queues.ensure(queue)
     with request.engine.publishing(len(message.body)):
-        published = await request.mq._living().publisher.publish("inbox", queue, message)
+        published = await request.mq.session.publisher.publish("inbox", queue, message)
     request.engine.metrics.published(1)
     return answer(JobId(published.id), 201)
 

@@ -148,7 +148,7 @@ async def _only_drained_queues(call: Call, topic: str) -> bool:
     """Return whether the topic's only readers are queues that have settled all their messages."""
     mq = call.mq
     # on a separate connection: this route runs in a transaction
-    await mq._runtime().wakeup.sequence("topic", topic)
+    await mq.session.wakeup.sequence("topic", topic)
     if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
         return False
     if any(row.scheduled for row in await mq.topics.stats(topic)):
@@ -196,7 +196,7 @@ class OffsetView(msgspec.Struct, frozen=True):
 async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
     """Find an offset: the first message at or after a time, or head + 1."""
     query = request.query()
-    async with request.mq._runtime().reading(topic=topic) as conn:
+    async with request.mq.session.reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
             raise invalid(f"topic {topic} has no partition {query['partition']}")
         offset = await calls.offset_of(conn, topic, query["partition"], query["at"])

@@ -14,11 +14,11 @@ from trunkline.db.calls import archive
 from trunkline.errors import from_psycopg
 from trunkline.spark.archive import files
 from trunkline.spark.database import plain
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 
 
 @dataclass(frozen=True)
-class Piece:
+class ArchivedRange:
     """An archive file with offsets `lo` <= offset < `hi` of a partition. `path` is relative to the location."""
 
     topic: str
@@ -31,7 +31,7 @@ class Piece:
     bytes: int
 
 
-def archived(url: str, topics: Sequence[str]) -> list[Piece]:
+def archived(url: str, topics: Sequence[str]) -> list[ArchivedRange]:
     """Return the files of these topics by topic, partition and offset.
 
     Files never overlap; the log may overlap them.
@@ -39,12 +39,12 @@ def archived(url: str, topics: Sequence[str]) -> list[Piece]:
     with _connection(url) as conn:
         listed = [file for topic in topics for file in archive.list_archive_files(conn, topic)]
     return [
-        Piece(f.topic, f.topic_id, f.partition, f.first_offset, f.last_offset + 1, f.location, f.path, f.bytes)
+        ArchivedRange(f.topic, f.topic_id, f.partition, f.first_offset, f.last_offset + 1, f.location, f.path, f.bytes)
         for f in listed
     ]
 
 
-def archived_of(url: str, range_: Range) -> list[Piece]:
+def archived_of(url: str, range_: OffsetRange) -> list[ArchivedRange]:
     """Return the files with offsets of this range, in order.
 
     Queries only these, so the archive's size does not matter.
@@ -54,11 +54,11 @@ def archived_of(url: str, range_: Range) -> list[Piece]:
         if tier.tier == "archive":
             lo, hi = int(tier.file_first or 0), int(tier.file_last or 0) + 1
             where = str(tier.location), str(tier.path), int(tier.bytes or 0)
-            pieces.append(Piece(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
+            pieces.append(ArchivedRange(range_.topic, range_.topic_id, range_.partition, lo, hi, *where))
     return pieces
 
 
-def tiers_of(url: str, range_: Range) -> list[archive.Tier]:
+def tiers_of(url: str, range_: OffsetRange) -> list[archive.Tier]:
     """Return the tiers of a range's offsets. Raises `OffsetOutOfRange` if the topic was recreated."""
     with _connection(url) as conn:
         return archive.archive_tiers(
@@ -75,7 +75,7 @@ def _connection(url: str) -> Iterator[psycopg.Connection[Any]]:
         raise from_psycopg(exc) from exc
 
 
-def read_piece(piece: Piece, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_piece(piece: ArchivedRange, lo: int, hi: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield offsets `lo` <= offset < `hi` of a file, in order, with the columns and types of `read_range`.
 
     Raises `ArchiveDamaged` if the file is missing or damaged.

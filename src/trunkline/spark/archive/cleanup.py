@@ -38,7 +38,7 @@ def clean(
     *,
     age: timedelta = AGE,
     dry_run: bool = False,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> CleanReport:
     """Remove unlisted files of a topic's archive that are older than `age`. Does not need Spark.
 
@@ -57,8 +57,8 @@ def clean(
             for done, file in enumerate(unlisted, 1):
                 if not dry_run:
                     files.remove_whole(locations[0], file.path)
-                if told is not None:
-                    told(done, len(unlisted))
+                if on_progress is not None:
+                    on_progress(done, len(unlisted))
     return CleanReport(
         topic=topic,
         location=locations[0] if locations else "",

@@ -13,14 +13,14 @@ from trunkline.db.sync import calls
 from trunkline.errors import InvalidArgument, OffsetAhead, OffsetOutOfRange
 from trunkline.spark.source.log_reader import heads
 
-Place = str | int | datetime
+Position = str | int | datetime
 """A position: `earliest` (the start of the archive), `latest`, an offset, or a time."""
 
 Spans = dict[int, tuple[int, int]]
 """By partition: lo <= offset < hi."""
 
 
-def spans(url: str, topic: str, start: Place = "earliest", end: Place = "latest", *, readable: bool = True) -> Spans:
+def spans(url: str, topic: str, start: Position = "earliest", end: Position = "latest", *, readable: bool = True) -> Spans:
     """Return the offsets from `start` to `end` (exclusive) by partition, archive included.
 
     Raises `OffsetOutOfRange` for an offset below the archive. With `readable`, also if an offset is neither in the log
@@ -50,7 +50,7 @@ def _offset(
     conn: psycopg.Connection[tuple[object, ...]],
     topic: str,
     partition: int,
-    place: Place,
+    place: Position,
     pieces: list[archive.ArchiveFile],
     base: int,
     head: int,
@@ -113,26 +113,26 @@ def _check_readable(
             )
 
 
-def digest(found: Spans) -> str:
+def digest(spans: Spans) -> str:
     """Return a short name for these ranges, however many partitions there are."""
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(sorted(spans.items())).encode()).hexdigest()[:32]
 
 
-def count(found: Mapping[int, tuple[int, int]]) -> int:
-    return sum(hi - lo for lo, hi in found.values())
+def count(spans: Mapping[int, tuple[int, int]]) -> int:
+    return sum(hi - lo for lo, hi in spans.values())
 
 
-def chunks(found: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
+def chunks(spans: Mapping[int, tuple[int, int]], rows: int) -> Iterator[Spans]:
     """Divide the ranges into parts of about `rows` rows at most, each with a share of every partition.
 
     Deterministic.
     """
-    total = count(found)
+    total = count(spans)
     parts = max(1, -(-total // rows))
     for part in range(parts):
         piece = {
             partition: (lo + (hi - lo) * part // parts, lo + (hi - lo) * (part + 1) // parts)
-            for partition, (lo, hi) in found.items()
+            for partition, (lo, hi) in spans.items()
         }
         if count(piece):
             yield piece

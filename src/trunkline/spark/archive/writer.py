@@ -21,7 +21,7 @@ from trunkline.errors import ArchiveConflict, Busy, InvalidArgument, TrunklineEr
 from trunkline.spark.archive import files
 from trunkline.spark.run import Progress, Run, clear_errors, running
 from trunkline.spark.source.log_reader import read_range
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def archive(
     dry_run: bool = False,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> ArchiveReport:
     """Archive the complete segments of a topic that are not archived yet (`open`: everything up to the head).
 
@@ -68,7 +68,10 @@ def archive(
             return _report(conn, topic, location or "", plan, 0, started, dry_run=True)
         where = _prepare(conn, topic, location, required)
         done: list[NewFile] = []
-        with alone(url, topic), running(url, f"archive:{topic}", "archive", spark=spark, master=master, told=told) as run:
+        with (
+            alone(url, topic),
+            running(url, f"archive:{topic}", "archive", spark=spark, master=master, on_progress=on_progress) as run,
+        ):
             # Read before planning: if the topic is recreated in between, tasks detect the new topic id and fail.
             topic_id = calls.ensure_archive(conn, topic, where).topic_id
             plan = calls.plan_archive(conn, topic, rows=rows_per_file, open=open)
@@ -138,8 +141,8 @@ def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequ
 
 
 def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange, run: str = "") -> NewFile:
-    """Copy one range from the log to a file. Runs in a task, without passing rows through the JVM."""
-    rows = read_range(url, Range(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
+    """Copy one range from the log to a file. IdRuns in a task, without passing rows through the JVM."""
+    rows = read_range(url, OffsetRange(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
     return files.write(location, topic, piece, rows, run=run)
 
 

@@ -46,15 +46,15 @@ def compact(
     table: str | None = None,
     *,
     to_topic: str | None = None,
-    start: positions.Place = "earliest",
-    end: positions.Place = "latest",
+    start: positions.Position = "earliest",
+    end: positions.Position = "latest",
     null_keys: str = "error",
     tombstones: timedelta | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> CompactReport:
     """Write the latest message of each key from `start` to `end` (exclusive).
 
@@ -69,14 +69,14 @@ def compact(
         raise InvalidArgument("no table or topic to write to", hint="Give a table (--table), a topic (--to), or both.")
     if table is not None:
         output_tables.check(table, overwrite=overwrite)
-    with running(url, f"compact:{topic}", "compact", spark=spark, master=master, told=told) as run:
+    with running(url, f"compact:{topic}", "compact", spark=spark, master=master, on_progress=on_progress) as run:
         target = None if to_topic is None else Target("topic", to_topic)
         if target is not None:
             target.check(url)
-        found = positions.spans(url, topic, start, end)
-        total = positions.count(found)
-        whole = frames.messages(run, topic, found)
-        only_keys = frames.messages(run, topic, found, schema="key binary")
+        spans = positions.spans(url, topic, start, end)
+        total = positions.count(spans)
+        whole = frames.messages(run, topic, spans)
+        only_keys = frames.messages(run, topic, spans, schema="key binary")
         without = only_keys.where("key is null").count() if total else 0
         if without and null_keys == "error":
             raise InvalidArgument(
@@ -93,7 +93,7 @@ def compact(
                     output_tables.write(latest, table, overwrite=overwrite)
                 if target is not None:
                     # by numbers: topics that are created again have other messages
-                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{positions.digest(found)}"
+                    writer = f"compact:{topic_number(url, topic)}:{target.number(url)}:{positions.digest(spans)}"
                     if newest_version(url, writer) is None:
                         frames.write(run, frames.publishable(latest.drop("id")), target, writer, 1)
                         published = keys

@@ -54,7 +54,7 @@ def run_declared(
     dry_run: bool = False,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> DeclaredReport:
     """Run the pipeline that a .py, .sql or spec (.yml) file declares.
 
@@ -72,7 +72,7 @@ def run_declared(
     spec, home, root = _spec(file, storage)
     started = time.monotonic()
     conf = None if spark is not None or (master or "").startswith("sc://") else _own_conf(home)
-    with running(url, f"run:{spec.name}", "run", spark=spark, master=master, told=told, conf=conf) as run:
+    with running(url, f"run:{spec.name}", "run", spark=spark, master=master, on_progress=on_progress, conf=conf) as run:
         _quiet_catalogue(run)
         with _attached(run) as session, _speaking_connect():
             graph = _declare(session, spec, root)

@@ -51,11 +51,11 @@ class Target(msgspec.Struct, frozen=True):
             return calls.topic_number(conn, "topic" if self.kind == "topic" else "inbox", self.name)
 
 
-def messages(run: Run, topic: str, found: Mapping[int, tuple[int, int]], *, schema: str = COLUMNS) -> DataFrame:
+def messages(run: Run, topic: str, spans: Mapping[int, tuple[int, int]], *, schema: str = COLUMNS) -> DataFrame:
     """Return the messages of these offsets, with all columns or those of `schema`."""
     reader = run.spark.read.format(FORMAT).option("url", run.url).option("subscribe", topic)
     for option, side in (("startingOffsets", 0), ("endingOffsets", 1)):
-        offsets = {topic: {str(partition): ends[side] for partition, ends in found.items()}}
+        offsets = {topic: {str(partition): ends[side] for partition, ends in spans.items()}}
         reader = reader.option(option, msgspec.json.encode(offsets).decode())
     return reader.schema(schema).load()
 
@@ -115,4 +115,4 @@ def with_headers(frame: DataFrame, added: Mapping[str, str]) -> DataFrame:
 def write(run: Run, frame: DataFrame, target: Target, writer: str, version: int) -> None:
     """Publish the frame once: a version that is already published adds nothing."""
     out: DataFrameWriter = frame.write.format(FORMAT).option("url", run.url).option(target.kind, target.name)
-    out.option("txnAppId", writer).option("txnVersion", version).mode("append").save()
+    out.option("pipelineWriter", writer).option("txnVersion", version).mode("append").save()

@@ -45,7 +45,7 @@ PIPELINES = {
     "validate": ("trunkline.spark.pipelines.validate", "validate"),
 }
 # Parameters that the worker sets, not the job.
-_RESERVED = ("url", "spark", "master", "told")
+_RESERVED = ("url", "spark", "master", "on_progress")
 # Settings that name files on the worker's machine to execute.
 _FILES = ("file", "transform")
 # Settings that name output locations.
@@ -63,7 +63,7 @@ class Stopped(BaseException):
 
 
 class Running:
-    """Runs all pipelines of this process on one Spark session, which starts with the first pipeline."""
+    """IdRuns all pipelines of this process on one Spark session, which starts with the first pipeline."""
 
     def __init__(
         self, app: App, master: str | None, files: str | None, output: str | None, spark: SparkSession | None
@@ -114,8 +114,8 @@ class Running:
             )
         values = {key: self._value(key, value) for key, value in settings.items()}
 
-        def call(spark: SparkSession, told: Callable[..., None]) -> Any:
-            own = {key: value for key, value in (("spark", spark), ("told", told)) if key in known}
+        def call(spark: SparkSession, on_progress: Callable[..., None]) -> Any:
+            own = {key: value for key, value in (("spark", spark), ("on_progress", on_progress)) if key in known}
             return function(self._url, **values, **own)
 
         return call
@@ -163,7 +163,7 @@ class Running:
 
     @property
     def _url(self) -> str:
-        return str(self._app.client._url)
+        return self._app.client.url
 
     def _session(self) -> SparkSession:
         with self._lock:
@@ -178,16 +178,16 @@ class Running:
             return self._spark
 
     def _run(self, call: Callable[..., Any], tag: str, stop: threading.Event) -> Any:
-        def told(*_: object) -> None:
+        def on_progress(*_: object) -> None:
             if stop.is_set():
                 raise Stopped
 
         context = self._session().sparkContext
-        told()
+        on_progress()
         context.setLocalProperty("spark.scheduler.pool", tag)
         context.addJobTag(tag)
         try:
-            return msgspec.to_builtins(call(self._spark, told))
+            return msgspec.to_builtins(call(self._spark, on_progress))
         finally:
             with suppress(Exception):
                 context.removeJobTag(tag)

@@ -16,6 +16,7 @@ from trunkline.errors import InvalidArgument
 from trunkline.spark.errors import cause
 from trunkline.spark.pipelines import frames, transforms
 from trunkline.spark.pipelines.frames import Target
+from trunkline.spark.progress import QUERY
 from trunkline.spark.run import Progress, Run, clear_errors, running
 from trunkline.spark.source.log_reader import heads
 
@@ -53,7 +54,7 @@ def run_file(
     name: str | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> StreamReport:
     """Run a .py or .sql file on the new messages of a topic, up to the head (`once`) or until stopped (`stream`).
 
@@ -75,7 +76,7 @@ def run_file(
         group=group,
         spark=spark,
         master=master,
-        told=told,
+        on_progress=on_progress,
     )
 
 
@@ -98,7 +99,7 @@ def dedupe(
     start: str = "earliest",
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> StreamReport:
     """Copy a topic without duplicates: messages with an equal SQL expression `by`, less than `within` apart."""
 
@@ -122,7 +123,7 @@ def dedupe(
         start=start,
         spark=spark,
         master=master,
-        told=told,
+        on_progress=on_progress,
     )
 
 
@@ -141,20 +142,20 @@ def query(
     group: str | None = None,
     spark: SparkSession | None,
     master: str | None,
-    told: Progress | None,
+    on_progress: Progress | None,
 ) -> StreamReport:
     """Run a streaming query to its end and report its progress."""
     if mode not in MODES:
         raise InvalidArgument(f"mode must be {' or '.join(MODES)}, got {mode!r}")
     started = time.monotonic()
-    with running(url, name, kind, spark=spark, master=master, told=told) as run:
+    with running(url, name, kind, spark=spark, master=master, on_progress=on_progress) as run:
         heads(url, [topic])
         if target is not None:
             target.check(url)
         output = make(run, frames.stream(run, topic, start, group))
         writer = (output if target is None else frames.publishable(output)).writeStream
         # The session's listener reports rates and lag under the query's name.
-        writer = writer.option("checkpointLocation", checkpoint).queryName(f"{name}:query")
+        writer = writer.option("checkpointLocation", checkpoint).queryName(name + QUERY)
         if target is None:
             writer = writer.format("parquet").option("path", str(table)).option("compression", "zstd")
         else:

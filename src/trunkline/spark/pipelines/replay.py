@@ -77,8 +77,8 @@ def replay(
     id: str,
     to_topic: str | None = None,
     to_queue: str | None = None,
-    start: positions.Place = "earliest",
-    end: positions.Place = "latest",
+    start: positions.Position = "earliest",
+    end: positions.Position = "latest",
     filter: str | None = None,
     transform: str | None = None,
     rate: float | None = None,
@@ -86,7 +86,7 @@ def replay(
     dry_run: bool = False,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> ReplayReport:
     """Publish the messages from `start` to `end` (exclusive) again. Keeps the order within each partition.
 
@@ -95,9 +95,9 @@ def replay(
     """
     target = Target.of(to_topic, to_queue)
     change = transforms.load(transform) if transform else None
-    with running(url, f"replay:{id}", "replay", spark=spark, master=master, told=told) as run:
+    with running(url, f"replay:{id}", "replay", spark=spark, master=master, on_progress=on_progress) as run:
         target.check(url)
-        wanted = Plan(
+        requested = Plan(
             topic=topic,
             kind=target.kind,
             target=target.name,
@@ -109,7 +109,7 @@ def replay(
             topic_id=topic_number(url, topic),
             target_id=target.number(url),
         )
-        plan = wanted if dry_run else keep(url, run.name, wanted)
+        plan = requested if dry_run else keep(url, run.name, requested)
 
         def make(frame: DataFrame) -> DataFrame:
             selected = frames.readable(frame).where(filter).drop("text", "body") if filter else frame
@@ -125,22 +125,22 @@ def _without_id(frame: DataFrame) -> DataFrame:
     return frame.drop("id")
 
 
-def keep(url: str, name: str, wanted: Plan) -> Plan:
+def keep(url: str, name: str, requested: Plan) -> Plan:
     """Store the plan at the first start and return it at later ones, with the offsets of the first start.
 
     Raises Conflict if another setting differs.
     """
     with psycopg.connect(url, autocommit=True) as conn:
-        plan = msgspec.convert(archive.keep_plan(conn, name, msgspec.to_builtins(wanted)), Plan)
+        plan = msgspec.convert(archive.keep_plan(conn, name, msgspec.to_builtins(requested)), Plan)
     for field in ("topic", "kind", "target", "filter", "transform"):
-        if getattr(plan, field) != getattr(wanted, field):
+        if getattr(plan, field) != getattr(requested, field):
             raise Conflict(
-                f"{name} was started with {field} {getattr(plan, field)!r}, not {getattr(wanted, field)!r}",
+                f"{name} was started with {field} {getattr(plan, field)!r}, not {getattr(requested, field)!r}",
                 hint="Use another id, or the same settings.",
             )
-    if plan.topic_id not in (None, wanted.topic_id):
+    if plan.topic_id not in (None, requested.topic_id):
         raise _created_again(name, "topic", plan.topic)
-    if plan.target_id not in (None, wanted.target_id):
+    if plan.target_id not in (None, requested.target_id):
         raise _created_again(name, plan.kind, plan.target)
     return plan
 

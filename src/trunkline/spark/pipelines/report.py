@@ -28,7 +28,7 @@ from trunkline.spark.pipelines.frames import messages
 from trunkline.spark.run import Progress, Run, running
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
@@ -85,7 +85,7 @@ def report(
     step: timedelta | None = None,
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> ReportSummary:
     """Write `report.html` and its tables to a folder. `topics` limits the topics; all queues are always included."""
     started = time.monotonic()
@@ -94,7 +94,7 @@ def report(
     target = _folder(folder)
     end = datetime.now(UTC)
     step = step or _step(since)
-    with running(url, "report", "report", spark=spark, master=master, told=told) as run:
+    with running(url, "report", "report", spark=spark, master=master, on_progress=on_progress) as run:
         with psycopg.connect(url, autocommit=True) as conn:
             names = list(topics) if topics else [topic.name for topic in kernel.list_topics(conn)]
             deliveries = calls.delivery_times(conn, since, limit=_DELIVERIES)
@@ -163,16 +163,16 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
     archived: dict[str, int] = {}
     for topic in topics:
         try:
-            found = spans(run.url, topic, since)
-            _check_reading(run.url, topic, found)
+            offsets = spans(run.url, topic, since)
+            _check_reading(run.url, topic, offsets)
         except (ArchiveDamaged, InvalidArgument) as exc:
             _log.warning("topic omitted from the report topic=%s error=%s", topic, exc)
             skipped[topic] = str(exc)
             continue
-        if count(found):
-            total += count(found)
-            archived[topic] = _archived(run.url, topic, found)
-            frames.append(messages(run, topic, found, schema=columns))
+        if count(offsets):
+            total += count(offsets)
+            archived[topic] = _archived(run.url, topic, offsets)
+            frames.append(messages(run, topic, offsets, schema=columns))
     empty: dict[str, Rows] = {"topics": [], "throughput": [], "sizes": [], "hot_keys": []}
     if not frames:
         return empty
@@ -186,7 +186,7 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
         by_topic = seen.groupBy("topic").agg(
             f.count("*").alias("messages"),
             f.sum("size").alias("bytes"),
-            f.approx_count_distinct("key").alias("keys"),
+            _distinct_keys().alias("keys"),
             f.min("timestamp").alias("first_at"),
             f.max("timestamp").alias("last_at"),
             f.percentile_approx("size", [0.5, 0.95, 0.99]).alias("p"),
@@ -222,28 +222,35 @@ def _messages(run: Run, topics: Sequence[str], since: datetime, step: timedelta,
         seen.unpersist()
 
 
-def _check_reading(url: str, topic: str, found: dict[int, tuple[int, int]]) -> None:
+def _distinct_keys() -> Column:
+    """Return about how many keys there are: an estimate a few percent too high or low, but at most one per message."""
+    from pyspark.sql import functions as f
+
+    return f.least(f.approx_count_distinct("key"), f.count("key"))
+
+
+def _check_reading(url: str, topic: str, offsets: dict[int, tuple[int, int]]) -> None:
     """Read one message of each partition: an unreachable archive must exclude its topic, not fail the report."""
     from trunkline.spark.source.columns import Shape
     from trunkline.spark.source.log_reader import heads
-    from trunkline.spark.source.ranges import Range
+    from trunkline.spark.source.ranges import OffsetRange
     from trunkline.spark.source.tiered_reader import Reading, read
 
     how = Reading(Shape(pa.schema([("offset", pa.int64())])), "auto", True, None)
-    for head in heads(url, [topic]) if count(found) else ():
-        lo, hi = found.get(head.partition, (0, 0))
+    for head in heads(url, [topic]) if count(offsets) else ():
+        lo, hi = offsets.get(head.partition, (0, 0))
         if lo < hi:
-            list(read(url, Range(topic, head.topic_id, head.partition, lo, lo + 1), how))
+            list(read(url, OffsetRange(topic, head.topic_id, head.partition, lo, lo + 1), how))
 
 
-def _archived(url: str, topic: str, found: dict[int, tuple[int, int]]) -> int:
+def _archived(url: str, topic: str, offsets: dict[int, tuple[int, int]]) -> int:
     """Return the number of these messages that are only in the archive."""
     from trunkline.spark.source.log_reader import heads
 
     return sum(
-        max(0, min(head.base, found[head.partition][1]) - found[head.partition][0])
+        max(0, min(head.base, offsets[head.partition][1]) - offsets[head.partition][0])
         for head in heads(url, [topic])
-        if head.partition in found
+        if head.partition in offsets
     )
 
 

@@ -90,12 +90,12 @@ def render(tables: Tables, *, start: datetime, end: datetime, step: timedelta) -
 Shown = tuple[str, Callable[[Row], str], bool]
 
 
-def _table(rows: Sequence[Row], shown: Sequence[Shown]) -> str:
+def _table(rows: Sequence[Row], columns: Sequence[Shown]) -> str:
     if not rows:
         return svg.empty()
-    head = "".join(f"<th{' class=n' if right else ''}>{escape(title)}</th>" for title, _, right in shown)
+    head = "".join(f"<th{' class=n' if right else ''}>{escape(title)}</th>" for title, _, right in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td{' class=n' if right else ''}>{make(row)}</td>" for _, make, right in shown) + "</tr>"
+        "<tr>" + "".join(f"<td{' class=n' if right else ''}>{make(row)}</td>" for _, make, right in columns) + "</tr>"
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -151,37 +151,37 @@ def _series(rows: Iterable[Row], name: str, value: str, per: float = 1) -> dict[
 
 def _throughput(tables: Tables, step: timedelta) -> str:
     series = _series(tables["throughput"], "topic", "messages", step.total_seconds())
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("topic", _text("topic"), False),
         ("messages", _in(svg.number, "messages"), True),
-        ("from archive", _in(svg.number, "archived"), True),
+        ("only in archive", _in(svg.number, "archived"), True),
         ("payload", _in(svg.size, "bytes"), True),
         ("keys (about)", _in(svg.number, "keys"), True),
         ("first", _time("first_at"), True),
         ("last", _time("last_at"), True),
     ]
-    return f"<p>Messages published per second.</p>{svg.lines(series)}{_table(tables['topics'], shown)}"
+    return f"<p>Messages published per second.</p>{svg.lines(series)}{_table(tables['topics'], columns)}"
 
 
 def _latency(tables: Tables, step: timedelta) -> str:
     stages = (("wait", "publish to claim"), ("work", "claim to settle"), ("total", "publish to ack"))
     rows = [
-        {"queue": row["queue"], "stage": words, **{f"p{p}": row[f"{stage}_p{p}"] for p in (50, 95, 99)}}
+        {"queue": row["queue"], "stage": heading, **{f"p{p}": row[f"{stage}_p{p}"] for p in (50, 95, 99)}}
         for row in tables["queues"]
-        for stage, words in stages
+        for stage, heading in stages
     ]
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("queue", _text("queue"), False),
         ("time from", _text("stage"), False),
         *((title, _in(svg.seconds, f"p{p}"), True) for p, title in ((50, "median"), (95, "p95"), (99, "p99"))),
     ]
     out = ["<p>Percentiles over messages: publish to first claim, claim to settle, and publish to ack.</p>"]
-    out.append(_table(rows, shown))
-    for stage, words in (
+    out.append(_table(rows, columns))
+    for stage, heading in (
         ("wait_p99", "Publish to claim, 99th percentile"),
         ("work_p99", "Claim to settle, 99th percentile"),
     ):
-        out.append(f"<h3>{words}</h3>{svg.lines(_series(tables['latency'], 'queue', stage), show=svg.seconds)}")
+        out.append(f"<h3>{heading}</h3>{svg.lines(_series(tables['latency'], 'queue', stage), show=svg.seconds)}")
     return "".join(out)
 
 
@@ -189,7 +189,7 @@ def _attempts(tables: Tables, step: timedelta) -> str:
     counts: dict[int, float] = {}
     for row in tables["attempts"]:
         counts[row["attempt"]] = counts.get(row["attempt"], 0) + row["messages"]
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("queue", _text("queue"), False),
         *(
             (name, _in(svg.number, name), True)
@@ -198,12 +198,12 @@ def _attempts(tables: Tables, step: timedelta) -> str:
         ("most attempts", _in(svg.number, "max_attempt"), True),
     ]
     bins = [(str(attempt), counts[attempt]) for attempt in sorted(counts)]
-    words = "<p>Deliveries by attempt, and their outcomes.</p>"
-    return f"{words}{svg.columns(bins)}{_table(tables['queues'], shown)}"
+    text = "<p>Deliveries by attempt, and their outcomes.</p>"
+    return f"{text}{svg.columns(bins)}{_table(tables['queues'], columns)}"
 
 
 def _dead(tables: Tables, step: timedelta) -> str:
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("messages", _in(svg.number, "messages"), True),
         ("queue", _text("queue"), False),
         ("error", _code("fingerprint"), False),
@@ -211,7 +211,7 @@ def _dead(tables: Tables, step: timedelta) -> str:
         ("last", _time("last_at"), True),
         ("example", _code("example"), False),
     ]
-    return "<p>Grouped by error, with numbers, ids and addresses masked.</p>" + _table(tables["dead_letters"][:50], shown)
+    return "<p>Grouped by error, with numbers, ids and addresses masked.</p>" + _table(tables["dead_letters"][:50], columns)
 
 
 def _lag(tables: Tables, step: timedelta) -> str:
@@ -222,7 +222,7 @@ def _lag(tables: Tables, step: timedelta) -> str:
 
 def _keys(tables: Tables, step: timedelta) -> str:
     rows = tables["hot_keys"][:15]
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("topic", _text("topic"), False),
         ("key", _code("key"), False),
         ("messages", _in(svg.number, "messages"), True),
@@ -232,7 +232,7 @@ def _keys(tables: Tables, step: timedelta) -> str:
     hot = [(f"{row['topic']} / {row['key']}", float(row["messages"])) for row in rows]
     return (
         "<p>Keys with the most messages. All messages of a key are in one partition, so a hot key limits parallelism.</p>"
-        f"{svg.bars(hot)}{_table(rows, shown)}"
+        f"{svg.bars(hot)}{_table(rows, columns)}"
     )
 
 
@@ -244,12 +244,12 @@ def _sizes(tables: Tables, step: timedelta) -> str:
     bins = (
         [(f"≤{svg.size(2**e)}", counts.get(2**e, 0)) for e in range(min(exponents), max(exponents) + 1)] if exponents else []
     )
-    shown: list[Shown] = [
+    columns: list[Shown] = [
         ("topic", _text("topic"), False),
         *((f"p{p}", _in(svg.size, f"size_p{p}"), True) for p in (50, 95, 99)),
         ("largest", _in(svg.size, "size_max"), True),
     ]
-    return f"<p>Messages by payload size.</p>{svg.columns(bins)}{_table(tables['topics'], shown)}"
+    return f"<p>Messages by payload size.</p>{svg.columns(bins)}{_table(tables['topics'], columns)}"
 
 
 _RENDER: Mapping[str, Callable[[Tables, timedelta], str]] = {

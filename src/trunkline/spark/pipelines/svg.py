@@ -49,7 +49,7 @@ def size(value: float) -> str:
     return f"{value / 1e12:.3g} TB"
 
 
-def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number, words: str = "") -> str:
+def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number, text: str = "") -> str:
     """Draw a line chart over time, one line per name, with a legend if there are several."""
     nonempty = {name: points for name, points in series.items() if points}
     if not nonempty:
@@ -79,10 +79,10 @@ def lines(series: Mapping[str, Points], *, show: Callable[[float], str] = number
                 f"<title>{tooltip}</title></circle>"
             )
     legend = _legend(list(nonempty)) if len(nonempty) > 1 else ""
-    return f"{legend}{_svg(parts, _HEIGHT, words or ', '.join(nonempty))}"
+    return f"{legend}{_svg(parts, _HEIGHT, text or ', '.join(nonempty))}"
 
 
-def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
+def columns(bins: Sequence[tuple[str, float]], *, text: str = "") -> str:
     """Draw vertical bars in the given order, for histograms."""
     if not any(value for _, value in bins):
         return empty()
@@ -107,10 +107,10 @@ def columns(bins: Sequence[tuple[str, float]], *, words: str = "") -> str:
             parts.append(
                 f'<text class="tick" x="{middle:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(label)}</text>'
             )
-    return _svg(parts, _HEIGHT, words)
+    return _svg(parts, _HEIGHT, text)
 
 
-def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = number, words: str = "") -> str:
+def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = number, text: str = "") -> str:
     """Draw horizontal bars, with the value at the end of each."""
     if not rows:
         return empty()
@@ -129,15 +129,15 @@ def bars(rows: Sequence[tuple[str, float]], *, show: Callable[[float], str] = nu
             f"<title>{tooltip}</title></rect>"
             f'<text class="value" x="{left + long + 8:.1f}" y="{top + 16}">{escape(show(value))}</text>'
         )
-    return _svg(parts, len(rows) * step + 4, words)
+    return _svg(parts, len(rows) * step + 4, text)
 
 
 def empty() -> str:
     return '<p class="empty">No data in this period.</p>'
 
 
-def _svg(parts: Sequence[str], height: int, words: str) -> str:
-    drawn = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+def _svg(parts: Sequence[str], height: int, text: str) -> str:
+    drawn = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(text)}">{"".join(parts)}</svg>'
     # Narrow screens scroll the chart instead of shrinking it.
     return f'<div class="wide">{drawn}</div>'
 

@@ -46,11 +46,11 @@ def validate(
     schema: dict[str, Any] | None = None,
     rejects: str | None = None,
     id: str | None = None,
-    start: positions.Place = "earliest",
-    end: positions.Place = "latest",
+    start: positions.Position = "earliest",
+    end: positions.Position = "latest",
     spark: SparkSession | None = None,
     master: str | None = None,
-    told: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> ValidateReport:
     """Validate every payload from `start` to `end` (exclusive). Without a schema, one is inferred.
 
@@ -60,24 +60,24 @@ def validate(
     started = time.monotonic()
     if schema is not None:
         check_schema(schema)
-    with running(url, f"validate:{topic}", "validate", spark=spark, master=master, told=told) as run:
+    with running(url, f"validate:{topic}", "validate", spark=spark, master=master, on_progress=on_progress) as run:
         target = None if rejects is None else Target("topic", rejects)
         if target is not None:
             target.check(url)
-        found = positions.spans(url, topic, start, end)
-        used = schema if schema is not None else infer(run, topic, found)
-        judged = _judged(frames.messages(run, topic, found), used).where("reason is not null")
+        spans = positions.spans(url, topic, start, end)
+        used = schema if schema is not None else infer(run, topic, spans)
+        judged = _judged(frames.messages(run, topic, spans), used).where("reason is not null")
         reasons = {row["reason"]: row["count"] for row in judged.groupBy("reason").count().collect()}
         rejected = sum(reasons.values())
-        run.advance(positions.count(found), positions.count(found))
+        run.advance(positions.count(spans), positions.count(spans))
         published = 0
         if target is not None and rejected:
-            published = _publish(run, topic, found, used, target, id)
+            published = _publish(run, topic, spans, used, target, id)
     top = sorted(reasons.items(), key=lambda item: -item[1])[:_REASONS]
     return ValidateReport(
         topic=topic,
-        read=positions.count(found),
-        valid=positions.count(found) - rejected,
+        read=positions.count(spans),
+        valid=positions.count(spans) - rejected,
         rejected=rejected,
         published=published,
         reasons=dict(top),
@@ -96,20 +96,20 @@ def check_schema(schema: dict[str, Any]) -> None:
         raise InvalidArgument(f"the JSON Schema is not valid: {exc.message}", hint="See https://json-schema.org") from exc
 
 
-def _publish(run: Run, topic: str, found: positions.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
-    name = f"validate:{topic}:{target.name}:{id or positions.digest(found)}"
-    wanted = Plan(
+def _publish(run: Run, topic: str, spans: positions.Spans, schema: dict[str, Any], target: Target, id: str | None) -> int:
+    name = f"validate:{topic}:{target.name}:{id or positions.digest(spans)}"
+    requested = Plan(
         topic=topic,
         kind=target.kind,
         target=target.name,
-        offsets={str(partition): span for partition, span in found.items()},
+        offsets={str(partition): span for partition, span in spans.items()},
         chunk_rows=CHUNK_ROWS,
         filter=None,
         transform=None,
         topic_id=topic_number(run.url, topic),
         target_id=target.number(run.url),
     )
-    plan = keep(run.url, name, wanted)
+    plan = keep(run.url, name, requested)
 
     def make(frame: DataFrame) -> DataFrame:
         bad = _judged(frame, schema).where("reason is not null")
@@ -152,9 +152,9 @@ def _reason(validator: Any, payload: bytes) -> str | None:
 # Inference
 
 
-def infer(run: Run, topic: str, found: positions.Spans) -> dict[str, Any]:
+def infer(run: Run, topic: str, spans: positions.Spans) -> dict[str, Any]:
     """Infer a JSON Schema that all payloads match; payloads that are not JSON are ignored."""
-    frame = frames.messages(run, topic, found, schema="value binary")
+    frame = frames.messages(run, topic, spans, schema="value binary")
 
     def shapes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         merged: dict[str, Any] = {}

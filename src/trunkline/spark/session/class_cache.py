@@ -98,10 +98,16 @@ def warm() -> Path | None:
     return target
 
 
+_OFF = ("off", "0", "false", "no")
+
+
 def warm_later() -> None:
-    """Create the class archive after this program ends, unless it exists or was attempted in the last 24 hours."""
-    target = archive_file()
-    if target is None or target.exists() or os.environ.get(KEEP_VARIABLE, "auto").lower() in ("off", "0", "false", "no"):
+    """Create the class archive after this program ends, unless it exists or was attempted in the last 24 hours.
+
+    Not by default on a CI runner (variable CI), which is discarded or expects no process to outlive the program.
+    """
+    target, setting = archive_file(), os.environ.get(KEEP_VARIABLE, "off" if os.environ.get("CI") else "auto").lower()
+    if target is None or target.exists() or setting in _OFF:
         return
     tried = target.with_suffix(".tried")
     try:

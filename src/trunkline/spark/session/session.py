@@ -14,6 +14,7 @@ import subprocess  # nosec B404
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,7 +76,7 @@ def open_session(
         check_java()
         _choose_python(local=chosen.startswith("local"))
     builder = SparkSession.builder.appName(app_name)
-    settings = dict(_CONF)
+    settings = _defaults(chosen)
     if chosen.startswith("local"):
         settings |= _LOCAL_CONF | _java_options(conf or {}, quiet=quiet)
         if SparkSession.getActiveSession() is None:
@@ -92,6 +93,11 @@ def open_session(
         spark.sparkContext.setLogLevel("OFF")
     register(spark, url)
     return spark
+
+
+def _defaults(master: str) -> dict[str, str]:
+    """Return our settings of a session. A Connect server has its own: changing them would cause warnings."""
+    return {name: value for name, value in _CONF.items() if not master.startswith("sc://") or name.startswith("spark.sql.")}
 
 
 def _check_master(master: str) -> None:
@@ -270,3 +276,5 @@ def _hush() -> None:
 
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    # PySpark's Connect client warns whenever a session with a listener ends.
+    warnings.filterwarnings("ignore", message="StreamingQueryListenerBus Handler thread received exception")

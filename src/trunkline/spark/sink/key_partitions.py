@@ -39,19 +39,19 @@ def _hash(offsets: Any, data: Any) -> Any:
     width = (int(blocks.max()) + 1) * 12
     padded = np.zeros((len(lengths), width), np.uint8)
     padded[np.arange(width) < lengths[:, None]] = data[offsets[0] : offsets[-1]]
-    words = padded.view("<u4")
+    values = padded.view("<u4")
     a = _START + lengths.astype(np.uint32)
     b, c = a.copy(), a.copy()
     for block in range(int(blocks.max())):
         rows = np.flatnonzero(blocks > block)
         at = 3 * block
-        mixed = _mix(a[rows] + words[rows, at], b[rows] + words[rows, at + 1], c[rows] + words[rows, at + 2])
+        mixed = _mix(a[rows] + values[rows, at], b[rows] + values[rows, at + 1], c[rows] + values[rows, at + 2])
         a[rows], b[rows], c[rows] = mixed
     rows, at = np.arange(len(lengths)), 3 * blocks
-    a += words[rows, at]
-    b += words[rows, at + 1]
+    a += values[rows, at]
+    b += values[rows, at + 1]
     # The lowest byte of c is reserved for the length.
-    c += words[rows, at + 2] << np.uint32(8)
+    c += values[rows, at + 2] << np.uint32(8)
     b, c = _final(a, b, c)
     return ((b.astype(np.uint64) << np.uint64(32)) | c).view(np.int64)
 

@@ -71,7 +71,7 @@ class Committed:
 
 
 def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None, job: str | None = None) -> Staged:
-    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. Runs in a task.
+    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. IdRuns in a task.
 
     All rows go to `topic` (or `queue:<name>`); without it, the column `topic` decides for each row. `job` is common to
     all attempts at the same work: `commit` discards those that it does not publish.
@@ -443,9 +443,22 @@ def header_lists(column: pa.Array, first: int = 0) -> tuple[pa.Array, pa.Array]:
             f"headers of row {first + _row_of(lengths, at)} of the task: the key of a header is null",
             hint="Give each header a key.",
         )
+    if (at := _first(_repeated(texts[0], lengths))) is not None:
+        raise InvalidArgument(
+            f"headers of row {first + _row_of(lengths, at)} of the task: the name {texts[0][at].as_py()!r} occurs twice",
+            hint="A name has one value. Merge the values, for example as a JSON array.",
+        )
     lists = (pa.ListArray.from_arrays(offsets, part, mask=column.is_null()) for part in texts)
     names, values = lists
     return names, values
+
+
+def _repeated(names: pa.Array, lengths: Any) -> pa.Array:
+    """Return for each entry of flattened lists of these lengths whether its name occurs earlier in its list."""
+    entries = pa.table({"row": np.repeat(np.arange(len(lengths)), lengths), "name": names, "entry": np.arange(len(names))})
+    first = np.zeros(len(names), bool)
+    first[entries.group_by(["row", "name"]).aggregate([("entry", "min")]).column("entry_min").to_numpy()] = True
+    return pa.array(~first)
 
 
 def _row_of(lengths: Any, entry: int) -> int:

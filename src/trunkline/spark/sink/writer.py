@@ -45,7 +45,7 @@ _LEFT_OUT = ("offset", "timestamp", "timestampType")
 
 
 @dataclass
-class Message(WriterCommitMessage):
+class WriterMessage(WriterCommitMessage):
     """A task's result, sent to the driver. `query` is the id of its streaming query, or empty."""
 
     task: int
@@ -99,7 +99,7 @@ def _entries(column: pa.Array) -> pa.Array:
     return column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
 
 
-def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: str = "", version: int = 0) -> Message:
+def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: str = "", version: int = 0) -> WriterMessage:
     """Stage the rows of a task. In a stream, query and batch identify the job instead of writer and version."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
@@ -107,12 +107,12 @@ def _staged(options: WriteOptions, batches: Iterator[pa.RecordBatch], writer: st
     batch = "" if context is None else context.getLocalProperty("streaming.sql.batchId") or ""
     job = f"{writer} {version} {query} {batch}"
     staged = stage(options.url.reveal(), staged_form(batches, options.target), topic=options.target, job=job)
-    return Message(task, query, staged)
+    return WriterMessage(task, query, staged)
 
 
-def _found(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
+def _found(messages: Sequence[WriterCommitMessage | None]) -> list[WriterMessage]:
     """Return the messages in task order, which is row order."""
-    return sorted((message for message in messages if isinstance(message, Message)), key=lambda message: message.task)
+    return sorted((message for message in messages if isinstance(message, WriterMessage)), key=lambda message: message.task)
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -132,7 +132,7 @@ class BatchSink(DataSourceArrowWriter):
         if options.app_id is not None and options.version is not None:
             self._writer, self._version = options.app_id, options.version
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterMessage:
         return _staged(self._options, iterator, self._writer, self._version)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -162,7 +162,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         checked(schema, options)
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterMessage:
         return _staged(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trunkline.errors import InvalidArgument, InvalidOption
 from trunkline.spark.options import Selection
-from trunkline.spark.source.ranges import Range
+from trunkline.spark.source.ranges import OffsetRange
 
 # Kafka's LogAppendTime: the database's clock stamps messages, not the publisher's.
 _LOG_APPEND_TIME = 1
@@ -48,11 +48,11 @@ class Shape:
         self.schema = schema
         self.asked = _asked(schema)
 
-    def made(self, batch: pa.RecordBatch, range_: Range) -> pa.RecordBatch:
+    def made(self, batch: pa.RecordBatch, range_: OffsetRange) -> pa.RecordBatch:
         arrays = [self._column(field, batch, range_) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, field: pa.Field, batch: pa.RecordBatch, range_: Range) -> pa.Array:
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, range_: OffsetRange) -> pa.Array:
         rows = batch.num_rows
         if field.name == "topic":
             return pa.repeat(

@@ -22,7 +22,7 @@ _LONG = 5_000
 
 
 @dataclass(frozen=True)
-class Runs:
+class IdRuns:
     """Run i: offsets offset[i], offset[i] + 1, ... are the rows id[i], id[i] + 1, ..., n[i] of them."""
 
     offset: Ints
@@ -41,7 +41,7 @@ class Runs:
     def hi(self) -> int:
         return int(self.offset[-1] + self.n[-1])
 
-    def split(self, rows: int) -> tuple[Runs, Runs]:
+    def split(self, rows: int) -> tuple[IdRuns, IdRuns]:
         """Return the first `rows` rows, and the rest."""
         whole = int(np.searchsorted(np.cumsum(self.n), rows, side="right"))
         if whole == len(self.n):
@@ -49,15 +49,15 @@ class Runs:
         inside = rows - int(self.n[:whole].sum())
         first, left = self.part(0, whole + (inside > 0)), self.part(whole, len(self.n))
         if inside > 0:
-            first, left = replace(first, n=first.n.copy()), Runs(left.offset.copy(), left.id.copy(), left.n.copy())
+            first, left = replace(first, n=first.n.copy()), IdRuns(left.offset.copy(), left.id.copy(), left.n.copy())
             first.n[-1] = inside
             left.offset[0] += inside
             left.id[0] += inside
             left.n[0] -= inside
         return first, left
 
-    def part(self, start: int, stop: int) -> Runs:
-        return Runs(self.offset[start:stop], self.id[start:stop], self.n[start:stop])
+    def part(self, start: int, stop: int) -> IdRuns:
+        return IdRuns(self.offset[start:stop], self.id[start:stop], self.n[start:stop])
 
     def spans(self) -> list[tuple[int, int]]:
         """Return half-open spans of ids that cover all runs, in ascending order."""
@@ -78,11 +78,11 @@ class Runs:
         return offset[inside] + distance, (place >= 0) & (distance < n[inside])
 
 
-def as_runs(offset: Any, id: Any, n: Any) -> Runs:
-    return Runs(np.asarray(offset, np.int64), np.asarray(id, np.int64), np.asarray(n, np.int64))
+def as_runs(offset: Any, id: Any, n: Any) -> IdRuns:
+    return IdRuns(np.asarray(offset, np.int64), np.asarray(id, np.int64), np.asarray(n, np.int64))
 
 
-def ascending(runs: Runs) -> list[Runs]:
+def ascending(runs: IdRuns) -> list[IdRuns]:
     """Split the runs into parts with ascending ids and no large gap; empty if the parts would be too small."""
     if len(runs.id) == 0:
         return []

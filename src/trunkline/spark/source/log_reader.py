@@ -15,8 +15,8 @@ from trunkline.db.calls import spark as calls
 from trunkline.errors import InvalidArgument, OffsetOutOfRange
 from trunkline.spark.database import arrow, fetch, plain
 from trunkline.spark.options import Selection
-from trunkline.spark.source.id_runs import Ints, Runs, as_runs, ascending
-from trunkline.spark.source.ranges import Head, Range
+from trunkline.spark.source.id_runs import IdRuns, Ints, as_runs, ascending
+from trunkline.spark.source.ranges import Head, OffsetRange
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection as ArrowConnection
@@ -56,20 +56,20 @@ def heads(url: str, topics: Sequence[str]) -> list[Head]:
 
 
 def read_range(
-    url: str, range_: Range, columns: Sequence[str] | None = None, *, selection: Selection | None = None
+    url: str, range_: OffsetRange, columns: Sequence[str] | None = None, *, selection: Selection | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a range by offset, in batches with these columns of LOG_SCHEMA (None: all).
 
     With a selection, only matching messages. Raises OffsetOutOfRange if an offset of the range is missing.
     """
-    wanted = list(LOG_SCHEMA.names) if columns is None else list(columns)
+    names = list(LOG_SCHEMA.names) if columns is None else list(columns)
     chosen = resolved(url, selection)
     with arrow(url) as conn:
         fetch(conn, calls.SET_FOR_READING)
         # In chunks: with many publishers, a large range has a long list of runs.
         for lo in range(range_.lo, range_.hi, 250_000):
             part = range_.between(lo, min(range_.hi, lo + 250_000))
-            yield from _read_part(conn, part, wanted, chosen)
+            yield from _read_part(conn, part, names, chosen)
 
 
 def resolved(url: str, selection: Selection | None) -> Selection | None:
@@ -84,27 +84,33 @@ def resolved(url: str, selection: Selection | None) -> Selection | None:
 
 
 def _read_part(
-    conn: ArrowConnection, range_: Range, wanted: list[str], selection: Selection | None
+    conn: ArrowConnection, range_: OffsetRange, columns: list[str], selection: Selection | None
 ) -> Iterator[pa.RecordBatch]:
     table = fetch(conn, calls.runs_statement(range_.topic, range_.topic_id, range_.partition, range_.lo, range_.hi))
     runs = as_runs(*(table.column(name) for name in ("first_offset", "first_id", "n")))
-    asked = [name for name in wanted if name != "offset"]
+    fetched = [name for name in columns if name != "offset"]
     at = range_.lo
     direct = table.num_rows == 0 or table.column("direct")[0].as_py()
     parts = ascending(runs) if direct else []
-    streamed = chain.from_iterable(_rows(conn, range_, part, asked, selection) for part in parts)
-    for batch in streamed if parts else _windows(conn, range_, runs, asked, selection, direct=direct):
+    streamed = chain.from_iterable(_rows(conn, range_, part, fetched, selection) for part in parts)
+    for batch in streamed if parts else _windows(conn, range_, runs, fetched, selection, direct=direct):
         lo, hi = batch.column("offset")[0].as_py(), batch.column("offset")[-1].as_py() + 1
         # Yield nothing after a hole, so the caller knows from which offset to continue in the archive.
         if selection is None and (lo != at or hi - lo != batch.num_rows):
             break
         at = hi
-        yield batch.select(wanted)
+        yield batch.select(columns)
     _check(conn, range_, at, selection)
 
 
 def _windows(
-    conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool
+    conn: ArrowConnection,
+    range_: OffsetRange,
+    runs: IdRuns,
+    columns: list[str],
+    selection: Selection | None,
+    *,
+    direct: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Read runs whose ids jump, in windows sorted by offset.
 
@@ -116,7 +122,7 @@ def _windows(
         part, rest = left.split(rows)
         batches: list[pa.RecordBatch] = []
         size = count = 0
-        for batch in _rows(conn, range_, part, asked, selection, direct=direct):
+        for batch in _rows(conn, range_, part, columns, selection, direct=direct):
             size += batch.nbytes
             count += batch.num_rows
             # Too large: discard the rest, and read the window again in smaller ones.
@@ -136,26 +142,32 @@ def _windows(
 
 
 def _rows(
-    conn: ArrowConnection, range_: Range, runs: Runs, asked: list[str], selection: Selection | None, *, direct: bool = True
+    conn: ArrowConnection,
+    range_: OffsetRange,
+    runs: IdRuns,
+    columns: list[str],
+    selection: Selection | None,
+    *,
+    direct: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these runs by id, with the offset as first column. No batch is empty."""
     conditions = [] if selection is None else calls.conditions(selection.routing_regex, selection.label, selection.key)
-    statement = calls.rows_statement(range_.topic_id, range_.partition, runs.spans(), asked, conditions, direct=direct)
+    statement = calls.rows_statement(range_.topic_id, range_.partition, runs.spans(), columns, conditions, direct=direct)
     with conn.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         cursor.execute(statement)
         for batch in cursor.fetch_record_batch():
-            placed = _with_offsets(batch, runs, asked)
+            placed = _with_offsets(batch, runs, columns)
             if placed.num_rows:
                 yield placed
 
 
-def _with_offsets(batch: pa.RecordBatch, runs: Runs, asked: list[str]) -> pa.RecordBatch:
+def _with_offsets(batch: pa.RecordBatch, runs: IdRuns, columns: list[str]) -> pa.RecordBatch:
     offsets, inside = runs.offsets_of(batch.column("row_id").to_numpy())
-    if "occurred_at" in asked:
+    if "occurred_at" in columns:
         _check_times(batch.column("occurred_at"), offsets)
-    arrays = [pa.array(offsets), *(batch.column(name) for name in asked)]
-    result = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *asked]))
+    arrays = [pa.array(offsets), *(batch.column(name) for name in columns)]
+    result = pa.RecordBatch.from_arrays(arrays, schema=schema_of(["offset", *columns]))
     return result if inside.all() else result.filter(pa.array(inside))
 
 
@@ -182,7 +194,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, _HEADER_LISTS[name]) if name in _HEADER_LISTS else LOG_SCHEMA.field(name) for name in columns])
 
 
-def _check(conn: ArrowConnection, range_: Range, at: int, selection: Selection | None) -> None:
+def _check(conn: ArrowConnection, range_: OffsetRange, at: int, selection: Selection | None) -> None:
     """Raise OffsetOutOfRange if retention removed rows after the runs were fetched.
 
     With a selection the expected row count is unknown. Retention advances the earliest offset when it removes rows, so

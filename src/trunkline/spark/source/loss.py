@@ -14,18 +14,20 @@ from typing import Any
 
 from trunkline.errors import OffsetAhead, OffsetOutOfRange, TopicNotFound, TrunklineError
 from trunkline.spark.source import offsets
-from trunkline.spark.source.ranges import Head, Range
+from trunkline.spark.source.ranges import Head, OffsetRange
 
-Stored = Callable[[Range], Sequence[Range] | None]
+Stored = Callable[[OffsetRange], Sequence[OffsetRange] | None]
 """Return the parts of a range that can be read, in order; None if its topic no longer exists."""
 
 _log = logging.getLogger(__name__)
 
 
-def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Sequence[TrunklineError] = ()) -> list[Range]:
+def readable(
+    ranges: Sequence[OffsetRange], stored: Stored, *, fail: bool, losses: Sequence[TrunklineError] = ()
+) -> list[OffsetRange]:
     """Return the parts of these ranges that can be read, after applying the policy to the rest and to `losses`."""
     missing = list(losses)
-    remaining: list[Range] = []
+    remaining: list[OffsetRange] = []
     for range_ in ranges:
         parts = stored(range_)
         missing += [deleted(range_)] if parts is None else [gone(gap) for gap in gaps(range_, parts)]
@@ -36,7 +38,7 @@ def readable(ranges: Sequence[Range], stored: Stored, *, fail: bool, losses: Seq
 
 def of_batch(
     start: Mapping[str, Any], end: Mapping[str, Any], stored: Stored, heads: Sequence[Head] = (), *, fail: bool
-) -> list[Range]:
+) -> list[OffsetRange]:
     """Return the ranges that a micro-batch reads, of two checkpoint documents. `heads` are the ends of the logs."""
     before, after = offsets.from_document(start), offsets.from_document(end)
     begin = offsets.starts(end)
@@ -50,7 +52,7 @@ def of_batch(
             )
         )
     ends = {(head.topic, head.topic_id, head.partition): head.head for head in heads}
-    ranges: list[Range] = []
+    ranges: list[OffsetRange] = []
     for topic, parts in sorted(after.items()):
         if old.get(topic, new[topic]) != new[topic]:
             at = ", ".join(f"offset {at} of partition {partition}" for partition, at in sorted(before[topic].items()))
@@ -68,17 +70,17 @@ def of_batch(
             if max(lo, until) > hi:
                 losses.append(_ahead(topic, partition, max(lo, until), hi))
             if lo < hi:
-                ranges.append(Range(topic, new[topic], partition, lo, hi))
+                ranges.append(OffsetRange(topic, new[topic], partition, lo, hi))
     return readable(ranges, stored, fail=fail, losses=losses)
 
 
-def gaps(range_: Range, parts: Sequence[Range]) -> list[Range]:
+def gaps(range_: OffsetRange, parts: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Return the gaps between these parts of a range."""
     edges = [range_.lo, *(edge for part in parts for edge in (part.lo, part.hi)), range_.hi]
     return [range_.between(lo, hi) for lo, hi in list(pairwise(edges))[::2] if lo < hi]
 
 
-def rest(range_: Range, missing: Sequence[Range]) -> list[Range]:
+def rest(range_: OffsetRange, missing: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Return a range without its gaps."""
     return gaps(range_, missing)
 
@@ -93,7 +95,7 @@ def decide(losses: Sequence[TrunklineError], *, fail: bool) -> None:
         raise type(first)("; ".join(loss.message for loss in losses), hint=first.hint)
 
 
-def gone(gap: Range) -> OffsetOutOfRange:
+def gone(gap: OffsetRange) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"offsets {gap.lo} to {gap.hi - 1} of partition {gap.partition} of topic {gap.topic} are gone",
         hint="Retention removed them before they were read or archived. Start after them, or skip them with"
@@ -101,7 +103,7 @@ def gone(gap: Range) -> OffsetOutOfRange:
     )
 
 
-def deleted(range_: Range) -> OffsetOutOfRange:
+def deleted(range_: OffsetRange) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"offsets {range_.lo} to {range_.hi - 1} of partition {range_.partition} of topic {range_.topic} are gone: the topic"
         " was deleted, or deleted and created again",

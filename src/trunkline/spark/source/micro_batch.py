@@ -24,7 +24,7 @@ from trunkline.spark.session.python_workers import settle
 from trunkline.spark.source import loss, offsets, planner
 from trunkline.spark.source.columns import Shape
 from trunkline.spark.source.log_reader import resolved
-from trunkline.spark.source.ranges import Head, Range, tasks
+from trunkline.spark.source.ranges import Head, OffsetRange, tasks
 from trunkline.spark.source.tiered_reader import Reading, read
 
 # Seconds to wait before reporting that there are no new messages: by default Spark polls without a pause, which would
@@ -35,12 +35,12 @@ _IDLE_WAIT = 0.1
 class Task(InputPartition):
     """The ranges that one task reads, in this order."""
 
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
         super().__init__(None)
         self.ranges = ranges
 
 
-def planned(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
+def planned(ranges: Sequence[OffsetRange], options: ReadOptions) -> list[InputPartition]:
     """Divide these ranges into tasks by the options for number and size."""
     bundles = tasks(
         ranges,
@@ -66,7 +66,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._cap: list[Head] | None = None
         self._heads: list[Head] = []
-        self._next: tuple[dict[str, Any], dict[str, Any], list[Range]] | None = None
+        self._next: tuple[dict[str, Any], dict[str, Any], list[OffsetRange]] | None = None
         self._last_batch = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = offsets.begin(start, self._heads)
         return self._heads, begin, planner.first_readable(self._options, self._heads, begin)
 
-    def _ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Range]:
+    def _ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[OffsetRange]:
         heads = self._heads or planner.heads(self._options)
         return loss.of_batch(start, end, planner.stored(self._options, heads), heads, fail=self._options.fail_on_data_loss)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trunkline.errors import InvalidOption, OffsetAhead, OffsetOutOfRange, TrunklineError
-from trunkline.spark.source.ranges import Head, Range
+from trunkline.spark.source.ranges import Head, OffsetRange
 
 Positions = dict[str, dict[int, int]]
 EARLIEST = -2
@@ -88,22 +88,18 @@ def parse(option: str, text: str) -> str | Positions:
     return positions
 
 
-def resolve(option: str, wanted: str | Positions, heads: Sequence[Head]) -> tuple[Positions, list[TrunklineError]]:
+def resolve(option: str, value: str | Positions, heads: Sequence[Head]) -> tuple[Positions, list[TrunklineError]]:
     """Resolve an option to current positions. Return them with an error for each one that is out of range.
 
     A position beyond the end is replaced by the end. One below the earliest available offset is kept: the caller
     detects the missing offsets when it reads from there.
     """
-    if isinstance(wanted, dict):
-        _check_cover(option, wanted, heads)
+    if isinstance(value, dict):
+        _check_cover(option, value, heads)
     positions: Positions = {}
     losses: list[TrunklineError] = []
     for head in heads:
-        at = (
-            {"earliest": EARLIEST, "latest": LATEST}[wanted]
-            if isinstance(wanted, str)
-            else wanted[head.topic][head.partition]
-        )
+        at = {"earliest": EARLIEST, "latest": LATEST}[value] if isinstance(value, str) else value[head.topic][head.partition]
         if at == EARLIEST:
             at = head.base
         elif at == LATEST:
@@ -115,8 +111,8 @@ def resolve(option: str, wanted: str | Positions, heads: Sequence[Head]) -> tupl
     return positions, losses
 
 
-def _check_cover(option: str, wanted: Positions, heads: Sequence[Head]) -> None:
-    named = {(topic, partition) for topic, parts in wanted.items() for partition in parts}
+def _check_cover(option: str, positions: Positions, heads: Sequence[Head]) -> None:
+    named = {(topic, partition) for topic, parts in positions.items() for partition in parts}
     existing = {(head.topic, head.partition) for head in heads}
     if named != existing:
         missing = ", ".join(f"{topic} {partition}" for topic, partition in sorted(existing - named))
@@ -141,10 +137,10 @@ def _out_of_range(what: str, head: Head, at: int) -> OffsetOutOfRange | OffsetAh
     return OffsetAhead(f"{position} is beyond the end, {head.head}", hint="Use latest.")
 
 
-def ranges(start: Positions, end: Positions, ids: Mapping[str, int]) -> list[Range]:
+def ranges(start: Positions, end: Positions, ids: Mapping[str, int]) -> list[OffsetRange]:
     """Return the nonempty ranges from start to end, ordered by topic and partition."""
     return [
-        Range(topic, ids[topic], partition, start[topic][partition], hi)
+        OffsetRange(topic, ids[topic], partition, start[topic][partition], hi)
         for topic, parts in sorted(end.items())
         for partition, hi in sorted(parts.items())
         if hi > start[topic][partition]

@@ -22,7 +22,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Range:
+class OffsetRange:
     """Offsets lo <= offset < hi of one partition."""
 
     topic: str
@@ -34,13 +34,13 @@ class Range:
     def __len__(self) -> int:
         return max(0, self.hi - self.lo)
 
-    def between(self, lo: int, hi: int) -> Range:
-        return Range(self.topic, self.topic_id, self.partition, lo, hi)
+    def between(self, lo: int, hi: int) -> OffsetRange:
+        return OffsetRange(self.topic, self.topic_id, self.partition, lo, hi)
 
 
 def tasks(
-    ranges: Sequence[Range], *, min_tasks: int | None = None, max_rows: int | None = None, max_tasks: int | None = None
-) -> list[tuple[Range, ...]]:
+    ranges: Sequence[OffsetRange], *, min_tasks: int | None = None, max_rows: int | None = None, max_tasks: int | None = None
+) -> list[tuple[OffsetRange, ...]]:
     """Return the ranges of each task: large ranges are split evenly, small ones share a task.
 
     Tasks keep the order of the ranges. Spark returns rows in task order and a sink publishes them in that order, so any
@@ -61,7 +61,7 @@ def tasks(
     return [tuple(piece for part in parts for piece in _cut(part, largest)) for parts in _even(ranges, total, max_tasks)]
 
 
-def _cut(range_: Range, largest: int) -> Iterable[Range]:
+def _cut(range_: OffsetRange, largest: int) -> Iterable[OffsetRange]:
     """Split a range into pieces of nearly equal size, none larger than `largest`."""
     rows = len(range_)
     count = -(-rows // largest)
@@ -69,10 +69,10 @@ def _cut(range_: Range, largest: int) -> Iterable[Range]:
         yield range_.between(range_.lo + rows * number // count, range_.lo + rows * (number + 1) // count)
 
 
-def _bundled(pieces: Iterable[Range], smallest: int) -> list[tuple[Range, ...]]:
+def _bundled(pieces: Iterable[OffsetRange], smallest: int) -> list[tuple[OffsetRange, ...]]:
     """Bundle consecutive pieces up to the size that justifies a task."""
-    bundles: list[tuple[Range, ...]] = []
-    bundle: list[Range] = []
+    bundles: list[tuple[OffsetRange, ...]] = []
+    bundle: list[OffsetRange] = []
     rows = 0
     for piece in pieces:
         if bundle and rows + len(piece) > smallest:
@@ -85,9 +85,9 @@ def _bundled(pieces: Iterable[Range], smallest: int) -> list[tuple[Range, ...]]:
     return bundles
 
 
-def _even(ranges: Sequence[Range], total: int, count: int) -> list[list[Range]]:
+def _even(ranges: Sequence[OffsetRange], total: int, count: int) -> list[list[OffsetRange]]:
     """Divide the ranges, in order, into `count` consecutive parts of nearly equal size."""
-    parts: list[list[Range]] = [[] for _ in range(count)]
+    parts: list[list[OffsetRange]] = [[] for _ in range(count)]
     begin = 0
     for range_ in ranges:
         for number, part in enumerate(parts):

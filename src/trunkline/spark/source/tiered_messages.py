@@ -21,7 +21,7 @@ _PAGE = 1000
 
 
 def read(
-    url: str, topic: str, *, start: positions.Place = "earliest", partition: int | None = None
+    url: str, topic: str, *, start: positions.Position = "earliest", partition: int | None = None
 ) -> Iterator[Message[Any]]:
     """Yield messages from `start` to the current head, partition by partition.
 

@@ -18,10 +18,10 @@ from trunkline.spark.source import loss
 from trunkline.spark.source.columns import Shape, selected, selection_columns
 from trunkline.spark.source.log_reader import heads as live_heads
 from trunkline.spark.source.log_reader import read_range
-from trunkline.spark.source.ranges import Head, Range
+from trunkline.spark.source.ranges import Head, OffsetRange
 
 if TYPE_CHECKING:
-    from trunkline.spark.archive.catalog import Piece
+    from trunkline.spark.archive.catalog import ArchivedRange
 
 _log = logging.getLogger(__name__)
 
@@ -48,16 +48,16 @@ def with_archive(url: str, log: Sequence[Head], tier: str) -> list[Head]:
     return result
 
 
-def _pieces(url: str, topics: Sequence[str]) -> dict[tuple[int, int], list[Piece]]:
+def _pieces(url: str, topics: Sequence[str]) -> dict[tuple[int, int], list[ArchivedRange]]:
     from trunkline.spark.archive import catalog
 
-    pieces: dict[tuple[int, int], list[Piece]] = {}
+    pieces: dict[tuple[int, int], list[ArchivedRange]] = {}
     for piece in catalog.archived(url, topics):
         pieces.setdefault((piece.topic_id, piece.partition), []).append(piece)
     return pieces
 
 
-def stored(url: str, range_: Range, tier: str) -> list[Range] | None:
+def stored(url: str, range_: OffsetRange, tier: str) -> list[OffsetRange] | None:
     """Return the parts of a range that can be read now; None if its topic was recreated."""
     if tier == "live":
         head = next((head for head in live_heads(url, [range_.topic]) if head.partition == range_.partition), None)
@@ -67,14 +67,14 @@ def stored(url: str, range_: Range, tier: str) -> list[Range] | None:
     from trunkline.spark.archive import catalog
 
     try:
-        found = catalog.tiers_of(url, range_)
+        tiers = catalog.tiers_of(url, range_)
     except OffsetOutOfRange:
         return None
     wanted = ("archive",) if tier == "archive" else ("archive", "live")
-    return [range_.between(each.first_offset, each.last_offset + 1) for each in found if each.tier in wanted]
+    return [range_.between(each.first_offset, each.last_offset + 1) for each in tiers if each.tier in wanted]
 
 
-def first_readable(url: str, range_: Range, tier: str) -> int:
+def first_readable(url: str, range_: OffsetRange, tier: str) -> int:
     """Return the first readable offset of a range; its end if there is none."""
     if range_.lo >= range_.hi:
         return range_.hi
@@ -95,13 +95,13 @@ class Reading:
     selection: Selection | None
 
 
-def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
+def read(url: str, range_: OffsetRange, how: Reading) -> Iterator[pa.RecordBatch]:
     """Yield a range in the requested shape, from the archive where it has the offsets, else from the log.
 
     If the archive cannot be read, fall back to the log for the offsets that it still has.
     """
     at = range_.lo
-    pieces: list[Piece] | None = None
+    pieces: list[ArchivedRange] | None = None
     failure: TrunklineError | None = None
     while at < range_.hi:
         part = range_.between(at, range_.hi)
@@ -138,13 +138,13 @@ def read(url: str, range_: Range, how: Reading) -> Iterator[pa.RecordBatch]:
             at, pieces = _next_readable(url, range_.between(at, range_.hi), how, exc), None
 
 
-def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -> int:
+def _next_readable(url: str, rest: OffsetRange, how: Reading, exc: OffsetOutOfRange) -> int:
     """Return where to continue if the first offset of `rest` is missing: in the archive, or after the gap."""
-    found = stored(url, rest, how.tier)
-    if found is None:
+    parts = stored(url, rest, how.tier)
+    if parts is None:
         loss.decide([loss.deleted(rest)], fail=how.fail_on_data_loss)
         return rest.hi
-    first = found[0].lo if found else rest.hi
+    first = parts[0].lo if parts else rest.hi
     if first > rest.lo:
         loss.decide([loss.gone(rest.between(rest.lo, first))], fail=how.fail_on_data_loss)
     elif _piece_at(_pieces_of(url, rest, how), rest.lo) is None:
@@ -153,17 +153,17 @@ def _next_readable(url: str, rest: Range, how: Reading, exc: OffsetOutOfRange) -
     return first
 
 
-def _pieces_of(url: str, range_: Range, how: Reading) -> list[Piece]:
+def _pieces_of(url: str, range_: OffsetRange, how: Reading) -> list[ArchivedRange]:
     from trunkline.spark.archive import catalog
 
     return [] if how.tier == "live" else catalog.archived_of(url, range_)
 
 
-def _piece_at(pieces: list[Piece], offset: int) -> Piece | None:
+def _piece_at(pieces: list[ArchivedRange], offset: int) -> ArchivedRange | None:
     return next((piece for piece in pieces if piece.lo <= offset < piece.hi), None)
 
 
-def _from_archive(piece: Piece, part: Range, how: Reading) -> Iterator[pa.RecordBatch]:
+def _from_archive(piece: ArchivedRange, part: OffsetRange, how: Reading) -> Iterator[pa.RecordBatch]:
     from trunkline.spark.archive import catalog
 
     asked = [*how.shape.asked, *(name for name in selection_columns(how.selection) if name not in how.shape.asked)]
@@ -171,7 +171,7 @@ def _from_archive(piece: Piece, part: Range, how: Reading) -> Iterator[pa.Record
         yield how.shape.made(selected(batch, how.selection), part)
 
 
-def _from_log(url: str, part: Range, how: Reading) -> Iterator[pa.RecordBatch]:
+def _from_log(url: str, part: OffsetRange, how: Reading) -> Iterator[pa.RecordBatch]:
     asked = how.shape.asked
     columns = asked if "offset" in asked else [*asked, "offset"]
     return (batch for batch in read_range(url, part, columns, selection=how.selection) if batch.num_rows)

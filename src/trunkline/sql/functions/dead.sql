@@ -121,7 +121,7 @@ begin
                    coalesce(u.content_type, ''application/json''), u.occurred_at, trunkline.clock(), $11[u.ord]
             from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
                  with ordinality u(place, row_id, id, key, routing_key, label, headers, payload, content_type, occurred_at, ord)
-            returning m.message_id', case when t.shared then 'store' else 'topic_' || t.topic_id end, case when t.shared then 'log' else 'partition' end)
+            returning m.message_id::uuid', case when t.shared then 'store' else 'topic_' || t.topic_id end, case when t.shared then 'log' else 'partition' end)
             using v_places, v_rows, p_ids, p_keys, p_routing_keys, p_labels, p_headers, p_payloads, p_content_types, p_occurred_ats, p_origins;
         return;
     end if;

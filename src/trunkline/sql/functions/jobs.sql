@@ -91,8 +91,9 @@ begin
         return 0;
     end if;
     begin
-        perform trunkline.enqueue_bytes(w.queue, w.payload, 'application/json', p_key => w.key, p_label => w.label, p_headers => w.headers,
-                                        p_id => w.waiting_id, p_priority => w.priority);
+        -- Without an idempotency key: the row in job_waiting is deleted with it.
+        perform trunkline._publish_one(trunkline._topic('inbox', w.queue), w.payload, w.key, null, w.label, w.headers, 'application/json',
+                                       w.waiting_id, null, null, null, null, w.priority);
         delete from trunkline.job_waiting where waiting_id = w.waiting_id;
         return 1;
     exception when others then
@@ -238,9 +239,9 @@ begin
         select job_id into v_has from trunkline.job_unique where key = p_unique;
         return row(1, coalesce(v_has, v_id), true)::trunkline.published;
     end if;
-    perform trunkline.enqueue_bytes(p_queue, p_payload, 'application/json', p_key => p_key, p_label => p_label,
-                                    p_headers => coalesce(p_headers, '{}') || jsonb_build_object('trunkline-unique', p_unique), p_id => v_id,
-                                    p_delay => p_delay, p_deliver_at => p_deliver_at, p_priority => p_priority);
+    perform trunkline._publish_one(trunkline._topic('inbox', p_queue), p_payload, p_key, null, p_label,
+                                   coalesce(p_headers, '{}') || jsonb_build_object('trunkline-unique', p_unique), 'application/json',
+                                   v_id, null, null, p_delay, p_deliver_at, p_priority);
     return row(1, v_id, false)::trunkline.published;
 end
 $$;

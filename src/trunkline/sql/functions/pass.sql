@@ -37,8 +37,8 @@ $$;
 -- After a restore into another cluster, where transaction numbers start over, replaces the numbers of old
 -- rows. All transactions of the old cluster have ended. Rows that the newest pass has seen get number 1, the
 -- others 2, and that pass gets the snapshot 2:2:. Then nothing depends on old numbers any more.
--- A visible row is from the old cluster if its number is not in use yet. If its number is lower, it is from
--- the old cluster if it is older than the newest pass.
+-- A visible row is from the old cluster if its number is not in use yet. If its number is lower, or that of
+-- this transaction, it is from the old cluster if it is older than the newest pass.
 create or replace function trunkline._adopt_rows() returns void
 language plpgsql
 as $$
@@ -56,13 +56,13 @@ begin
     end if;
     update trunkline.leases
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
-     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or claimed_at < b.at);
+     where (xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own) or claimed_at < b.at;
     update trunkline.settled
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
-     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or at < b.at);
+     where (xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own) or at < b.at;
     update trunkline.delayed
        set xid = case when xid >= pg_snapshot_xmax(b.snapshot) or xid = any (v_open) then '2' else '1' end::xid8
-     where xid <> v_own and (xid >= pg_snapshot_xmax(pg_current_snapshot()) or published_at < b.at);
+     where (xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid <> v_own) or published_at < b.at;
     -- numbers alone decide what these purges have dropped
     update trunkline.queues
        set purge_xids = array_fill('1'::xid8, array[cardinality(purge_xids)]), purge_snapshots = array_fill('3:3:'::pg_snapshot, array[cardinality(purge_xids)])

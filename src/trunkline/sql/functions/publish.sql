@@ -272,13 +272,22 @@ begin
 end
 $$;
 
+-- Returns the idempotency key of each message: the given one, else the given id.
+create or replace function trunkline._keys_or_ids(p_keys text[], p_ids uuid[]) returns text[]
+language sql immutable
+as $$
+    select case when p_ids is null then p_keys when p_keys is null then p_ids::text[]
+                else (select array_agg(coalesce(u.key, u.id::text) order by u.ord) from unnest(p_keys, p_ids) with ordinality u(key, id, ord)) end
+$$;
+
 -- Publishes messages to a topic and returns one row per message in input order: ord (counted from 1), id and
 -- duplicate. If an idempotency key was used before, nothing is stored for that message: duplicate is true and
 -- id is that of the first message. Every array except p_payloads may be null; otherwise it has one element
 -- per message. A batch has at most 1,000 messages and 8 MiB of payloads (settings max_batch and
 -- max_batch_bytes). A delay or deliver_at is at most 365 days ahead. Fails with TL010 if the topic does not
 -- exist, and with TL003 or TL004 above a size limit. Fails with TL022 if an idempotency key was used for a
--- different message.
+-- different message. A message with an id and without an idempotency key has its id as the key: a repeated
+-- id is a duplicate.
 create or replace function trunkline.publish_many(
     p_topic text, p_payloads bytea[], p_ids uuid[] default null, p_keys text[] default null, p_routing_keys text[] default null,
     p_labels text[] default null, p_headers jsonb[] default null, p_content_types text[] default null,
@@ -288,7 +297,7 @@ returns setof trunkline.published
 language sql
 as $$
     select * from trunkline._publish_many(trunkline._topic('topic', p_topic), p_payloads, p_ids, p_keys, p_routing_keys, p_labels,
-        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats)
+        p_headers, p_content_types, p_content_type, p_occurred_ats, trunkline._keys_or_ids(p_idempotency_keys, p_ids), p_delays, p_deliver_ats)
 $$;
 
 -- Publishes messages to a queue's own log, like publish_many. p_priorities has one level per message for
@@ -302,7 +311,7 @@ returns setof trunkline.published
 language sql
 as $$
     select * from trunkline._publish_many(trunkline._topic('inbox', p_queue), p_payloads, p_ids, p_keys, p_routing_keys, p_labels,
-        p_headers, p_content_types, p_content_type, p_occurred_ats, p_idempotency_keys, p_delays, p_deliver_ats, p_priorities)
+        p_headers, p_content_types, p_content_type, p_occurred_ats, trunkline._keys_or_ids(p_idempotency_keys, p_ids), p_delays, p_deliver_ats, p_priorities)
 $$;
 
 -- Publishes one message. Without an idempotency key or a delay it calls the insert function directly.
@@ -336,8 +345,8 @@ $$;
 
 -- Publishes one JSON message to a topic and returns its id. The payload is stored as the text form of the
 -- JSON value. Use publish_bytes to store exact bytes. If p_idempotency_key was used before, nothing is
--- stored: duplicate is true and id is that of the first message. A key is remembered for 24 to 48 hours (one
--- to two windows of setting idempotency_window). Give p_delay or p_deliver_at, not both, for a delivery up to
+-- stored: duplicate is true and id is that of the first message. Without a key, a given p_id is the key. A key
+-- is remembered for 24 to 48 hours (one to two windows of setting idempotency_window). Give p_delay or p_deliver_at, not both, for a delivery up to
 -- 365 days ahead. Fails with TL010 if the topic does not exist and with TL003 if the payload is larger than
 -- the topic's max_payload.
 create or replace function trunkline.publish(
@@ -348,7 +357,7 @@ returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('topic', p_topic), convert_to(p_payload::text, 'UTF8'), p_key, p_routing_key,
-        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+        p_label, p_headers, 'application/json', p_id, p_occurred_at, coalesce(p_idempotency_key, p_id::text), p_delay, p_deliver_at)
 $$;
 
 -- Publishes one message with a payload of bytes, which are stored exactly as sent, and returns its id. All
@@ -362,7 +371,7 @@ returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('topic', p_topic), p_payload, p_key, p_routing_key, p_label, p_headers,
-        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at)
+        p_content_type, p_id, p_occurred_at, coalesce(p_idempotency_key, p_id::text), p_delay, p_deliver_at)
 $$;
 
 -- Publishes one JSON message to a queue's own log and returns its id. p_priority is for queues with
@@ -376,7 +385,7 @@ returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), convert_to(p_payload::text, 'UTF8'), p_key, p_routing_key,
-        p_label, p_headers, 'application/json', p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at, p_priority)
+        p_label, p_headers, 'application/json', p_id, p_occurred_at, coalesce(p_idempotency_key, p_id::text), p_delay, p_deliver_at, p_priority)
 $$;
 
 -- Publishes one message with a payload of bytes to a queue's own log and returns its id. The bytes are stored
@@ -390,5 +399,5 @@ returns trunkline.published
 language sql
 as $$
     select * from trunkline._publish_one(trunkline._topic('inbox', p_queue), p_payload, p_key, p_routing_key, p_label, p_headers,
-        p_content_type, p_id, p_occurred_at, p_idempotency_key, p_delay, p_deliver_at, p_priority)
+        p_content_type, p_id, p_occurred_at, coalesce(p_idempotency_key, p_id::text), p_delay, p_deliver_at, p_priority)
 $$;

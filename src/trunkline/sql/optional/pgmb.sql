@@ -215,7 +215,7 @@ begin
                                 'Use a key that bindings match, such as order.created, or an empty key.');
     end if;
     perform trunkline.publish('pgmb', p_body, p_routing_key => p_routing_key, p_headers => p_headers, p_id => p_id,
-                              p_idempotency_key => p_id::text, p_deliver_at => p_at);
+                              p_deliver_at => p_at);
 end
 $$;
 

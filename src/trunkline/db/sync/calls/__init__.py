@@ -28,7 +28,6 @@ from trunkline.db.sync.calls.messages import (
     CopyTarget,
     copy_many,
     copy_target,
-    enqueue_one,
     explain_message,
     explain_offset,
     head,
@@ -70,7 +69,7 @@ from trunkline.db.sync.calls.statements import message_fields
 from trunkline.db.sync.calls.stats import group_stats, queue_stats, topic_stats
 from trunkline.db.sync.calls.subscriptions import list_subscriptions, readers, subscribe, unsubscribe
 from trunkline.db.sync.calls.topics import alter_topic, create_topic, delete_topic, ensure_topic, get_topic, list_topics
-from trunkline.db.sync.calls.transactions import transaction_number
+from trunkline.db.sync.calls.transactions import limit_transaction, transaction_number
 from trunkline.db.sync.calls.wakeups import CHANNEL, Poll, listen, notify, poll
 
 __all__ = [
@@ -95,7 +94,6 @@ __all__ = [
     "delete_queue",
     "delete_schedule",
     "delete_topic",
-    "enqueue_one",
     "ensure_queue",
     "ensure_topic",
     "explain_message",
@@ -109,6 +107,7 @@ __all__ = [
     "head",
     "heartbeat",
     "leave",
+    "limit_transaction",
     "list_dead_letters",
     "list_groups",
     "list_queues",

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.codec import decoder, error_text
+from trunkline.codec import decoder, error_text, headers_json
 from trunkline.db.sync.calls.statements import message_fields
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_records, fetch_rows, fetch_value
-from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint
+from trunkline.types import Attempt, Delivery, Endpoint, NewEndpoint, Result
 
 S = TypeVar("S")
 _SETTINGS = {
@@ -33,7 +33,7 @@ _SETTINGS = {
 def _named(settings: Mapping[str, Any]) -> tuple[str, list[Any]]:
     values = {name: value for name, value in settings.items() if value is not None}
     if "headers" in values:
-        values["headers"] = msgspec.json.encode(values["headers"]).decode()
+        values["headers"] = headers_json(values["headers"])
     return "".join(f", p_{name} => %b::{_SETTINGS[name]}" for name in values), list(values.values())
 
 
@@ -250,7 +250,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[str]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True

@@ -1,0 +1,1 @@
+"""The core that workers, dispatchers and client consumers share."""

@@ -1,0 +1,88 @@
+"""Settling by receipt: concurrent acks share a statement, and long lists are split."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trunkline.codec import duration
+from trunkline.concurrency.aio import Coalescer
+from trunkline.db import calls
+from trunkline.db.pool import Connection
+from trunkline.errors import InvalidType
+from trunkline.types import Duration, Result
+
+if TYPE_CHECKING:
+    from trunkline.runtime.session import Session
+
+MAX_RECEIPTS = 10_000
+
+
+class Settler:
+    """Settles and extends deliveries. `on_settled` is called with receipts that need no further renewal."""
+
+    def __init__(self, session: Session, on_settled: Callable[[Iterable[str]], None] | None = None) -> None:
+        self.session = session
+        self._on_settled = on_settled
+        self._acks: Coalescer[str, Result] = Coalescer(self._flush, max_items=1000, max_size=1000)
+
+    def forget(self, receipts: Iterable[str]) -> None:
+        if self._on_settled is not None:
+            self._on_settled(receipts)
+
+    async def ack(self, receipt: str) -> Result:
+        return await self._acks.submit(receipt)
+
+    async def ack_many(self, receipts: Sequence[str]) -> list[Result]:
+        return await self._settle(receipts, calls.ack)
+
+    async def nack(
+        self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
+    ) -> list[Result]:
+        results = await self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
+        # a sequencer pass returns the messages when they are due: poll, so that waiting consumers learn the due time
+        self.session.wakeup.poke()
+        return results
+
+    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
+        return await self._settle(receipts, partial(calls.bury, error=error))
+
+    async def release(self, receipts: Sequence[str]) -> list[Result]:
+        results = await self._settle(receipts, calls.release)
+        self.session.wakeup.poke()
+        return results
+
+    async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:
+        span = duration(lease)
+        if span is None:
+            raise InvalidType("lease must be a duration such as '30s', got None")
+        return await self._settle(receipts, partial(calls.extend, lease=span), ends=False)
+
+    async def _settle(
+        self,
+        receipts: Sequence[str],
+        verb: Callable[[Connection, Sequence[str]], Awaitable[list[Result]]],
+        *,
+        ends: bool = True,
+    ) -> list[Result]:
+        """Call `verb` with at most 10,000 receipts at a time. `ends`: the deliveries are settled afterwards."""
+        results: list[Result] = []
+        for chunk in _chunks(receipts):
+            async with self.session.connection(writing=True) as conn:
+                results += await verb(conn, chunk)
+            if ends:
+                self.forget(chunk)
+        return results
+
+    async def drain(self) -> None:
+        await self._acks.drain()
+
+    async def _flush(self, receipts: list[str]) -> list[Result | BaseException]:
+        return list(await self.ack_many(receipts))
+
+
+def _chunks(receipts: Sequence[str]) -> list[Sequence[str]]:
+    if isinstance(receipts, str):
+        raise InvalidType("receipts must be a list of strings, got one string")
+    return [receipts[start : start + MAX_RECEIPTS] for start in range(0, len(receipts), MAX_RECEIPTS)]

@@ -1,0 +1,1 @@
+"""The sync twins of `trunkline.runtime`, written by tools/unasync.py."""
