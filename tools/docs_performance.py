@@ -97,8 +97,10 @@ def ratios(found: dict[tuple[str, str], Figure]) -> list[tuple[Comparison, Figur
 def table(found: dict[tuple[str, str], Figure]) -> str:
     lines = ["| workload | Trunkline | compared with | ratio | source |", "|---|---:|---|---:|---|"]
     for each, ours, other, ratio in ratios(found):
-        figures = f"{charts.number(ours.value)} {ours.unit} | {each.shown}: {charts.number(other.value)}"
-        lines.append(f"| {each.title} | {figures} | {ratio:.2f} | {_link(other)} |")
+        lines.append(
+            f"| {each.title} | {charts.number(ours.value)} {ours.unit} | {each.shown}: {charts.number(other.value)}"
+            f" | {ratio:.2f} | {_link(other)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -130,7 +130,7 @@ def test_lines_are_stored_as_they_come(cli: Cli, conn: Connection) -> None:
     for n in (1, 2):
         publisher.stdin.write(b"%d\n" % n)
         publisher.stdin.flush()
-        wait_until(lambda n=n: value(conn, "select trunkline.head('t', 0)") == n)
+        wait_until(lambda n=n: value(conn, "select trunkline.head('t', 0)") == n)  # type: ignore[misc]
     out, _ = publisher.communicate(timeout=30)
     assert json.loads(out)["stored"] == 2
 

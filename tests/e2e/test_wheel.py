@@ -74,7 +74,7 @@ class Environment:
     def __init__(self, folder: Path, requirement: str, constraints: Path) -> None:
         self.bin = folder / "bin"
         venv.create(folder, symlinks=True)
-        pip = [sys.executable, "-m", "pip", "--python", self.bin / "python"]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python")]
         installed = subprocess.run(
             [*pip, "install", "--quiet", "--no-compile", "--constraint", constraints, requirement],
             capture_output=True,
@@ -147,16 +147,23 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("trunkline", __version__)
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert metadata["Author"] and len(metadata["Keywords"].split(",")) > 5
-    assert {url.partition(", ")[0] for url in metadata.get_all("Project-URL")} >= {"Source", "Documentation", "Changelog"}
-    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier"))
+    urls = {url.partition(", ")[0] for url in metadata.get_all("Project-URL", [])}
+    assert urls >= {
+        "Source",
+        "Documentation",
+        "Changelog",
+    }
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier", []))
     assert metadata["Description-Content-Type"] == "text/markdown"
-    core = {text for text in metadata.get_all("Requires-Dist") if "extra ==" not in text}
+    core = {text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text}
     assert {re.split(r"[^\w-]", text)[0] for text in core} == {"msgspec", "psycopg"}
 
 
 def test_every_link_of_the_description_is_absolute(wheel: Path) -> None:
     readme = (ROOT / "README.md").read_text()
-    description = metadata_of(wheel).get_payload(decode=True).decode()
+    payload = metadata_of(wheel).get_payload(decode=True)
+    assert isinstance(payload, bytes)
+    description = payload.decode()
     described = re.findall(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"', description)
     links = [link or picture for link, picture in described]
     assert [link for link in links if not link.startswith(("https://", "#"))] == []

@@ -87,7 +87,7 @@ async def test_retries_back_off_in_the_database_and_end_in_the_dead_letters(queu
             clock.advance(timedelta(seconds=seconds - 0.5))
             assert len(attempts) == before
             clock.advance(0.6)
-            await until(lambda before=before: len(attempts) == before + 1)
+            await until(lambda before=before: len(attempts) == before + 1)  # type: ignore[misc]
         [letter] = await dead(queue, "jobs")
         assert attempts == [1, 2, 3] and letter.error.startswith("ValueError: attempt 3") and letter.id == handle.id
         assert letter.body == [1, "top-level list"]

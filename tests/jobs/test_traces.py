@@ -58,6 +58,7 @@ async def test_an_attempt_continues_the_trace_of_its_enqueue(app: App, spans: In
 
     @app.job(queue="first")
     def in_a_thread(ctx: SyncContext) -> None:
+        assert app.url is not None
         with psycopg.connect(app.url) as conn:
             second.on(conn).enqueue()
 
@@ -101,6 +102,7 @@ async def test_every_way_to_enqueue_is_a_span(app: App, spans: InMemorySpanExpor
         case "two queues":
             await app.enqueue_many([work.bind(1), other.bind()])
         case _:
+            assert app.url is not None
             async with await psycopg.AsyncConnection.connect(app.url) as conn:
                 await (work.options(unique="k") if "unique" in way else work).on(conn).enqueue(1)
     [published] = named(spans, "publish default")

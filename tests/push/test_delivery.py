@@ -34,7 +34,7 @@ async def test_an_idle_dispatcher_delivers_within_about_a_second(db: str, conn: 
     async with dispatching(db):
         for number in range(1, 4):
             conn.execute("select trunkline.enqueue('q', '1')")
-            await asyncio.to_thread(receiver.wait, lambda seen, number=number: len(seen) == number, 20)
+            await asyncio.to_thread(receiver.wait, lambda seen, number=number: len(seen) == number, 20)  # type: ignore[misc]
 
 
 async def test_settled_deliveries_are_not_repeated_after_a_kill(db: str, conn: Connection, tmp_path: Path) -> None:

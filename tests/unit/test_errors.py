@@ -127,7 +127,11 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_rejected_arguments_are_also_the_builtin_errors() -> None:
-    for cls, builtin in ((errors.InvalidType, TypeError), (errors.InvalidValue, ValueError)):
+    kinds: tuple[tuple[type[errors.InvalidArgument], type[Exception]], ...] = (
+        (errors.InvalidType, TypeError),
+        (errors.InvalidValue, ValueError),
+    )
+    for cls, builtin in kinds:
         error = pickle.loads(pickle.dumps(cls("wrong", hint="h")))
         assert isinstance(error, builtin) and isinstance(error, errors.InvalidArgument)
         assert (type(error), error.code, error.status, error.exit_code) == (cls, "invalid_argument", 400, 2)
