@@ -39,7 +39,7 @@ _WORKERS = 16
 """Connections of Schemathesis."""
 _ALONE_SECONDS = 30
 _SETTLE_SECONDS = 20
-_QUEUE = {"id": "steady", "ack_deadline_seconds": 30, "message_retention_seconds": 3600}
+_QUEUE = {"name": "steady", "lease_seconds": 30, "ttl_seconds": 3600}
 _SERVER_ERROR = re.compile(r'http_request_duration_seconds_count\{code="(5\d\d)",handler="([^"]*)",method="(\w+)".*\} (\d+)')
 
 _BODIES = [

@@ -41,7 +41,7 @@ PATTERNS = [
     (r"\bin (?:the|its|our|their|your) (?:own )?words\b|\bNo words\b", "in the caller's terms"),
     (r"\bunder way\b|\banew\b|\ball the same\b|\bin the hands of\b", "in flight, again, anyway, held by"),
     (r'^\s*"""(?:What|Who|Whom|Whether|How|Where|When|Why)\b(?! to\b)', "Return ..., or a noun phrase"),
-    (r"\b(?:doors?(?!\.sql)|remed(?:y|ies)|dut(?:y|ies)|lanes?|barred|nobody waits)\b", "API, hint, task, level, denied"),
+    (r"\b(?:doors?|remed(?:y|ies)|dut(?:y|ies)|lanes?|barred|nobody waits)\b", "API, hint, task, level, denied"),
     (
         r"(?:_fail\('TL\d+', *(?:format\()?|raise \w+\(\s*f?)['\"](?:the )?(?:%s|[\w.]+) is (?:%s|%L|\{[^}]+\}|null)['\"]",
         "X must be ..., got Y",

@@ -23,17 +23,19 @@ class Remedy(NamedTuple):
 
 
 FUNCTIONS = {
-    "create_topic": Remedy("trunkline topic create NAME", 'POST /v1/topics {"id": "NAME"}', "client.topics.create('NAME')"),
+    "create_topic": Remedy(
+        "trunkline topic create NAME", 'POST /v1/topics {"name": "NAME"}', "client.topics.create('NAME')"
+    ),
     "ensure_topic": Remedy("trunkline topic create --ensure", "POST /v1/topics?ensure=true", "client.topics.ensure()"),
     "alter_topic": Remedy("trunkline topic alter", "PATCH /v1/topics/NAME", "client.topics.alter()"),
     "create_queue": Remedy(
-        "trunkline queue create NAME", 'POST /v1/queues?ensure=true {"id": "NAME"}', "client.queues.create('NAME')"
+        "trunkline queue create NAME", 'POST /v1/queues?ensure=true {"name": "NAME"}', "client.queues.create('NAME')"
     ),
     "ensure_queue": Remedy("trunkline queue create --ensure", "POST /v1/queues?ensure=true", "client.queues.ensure()"),
     "alter_queue": Remedy("trunkline queue alter", "PATCH /v1/queues/NAME", "client.queues.alter()"),
     "create_group": Remedy(
         "trunkline group create TOPIC GROUP",
-        'POST /v1/topics/TOPIC/groups {"id": "GROUP"}',
+        'POST /v1/topics/TOPIC/groups {"name": "GROUP"}',
         "client.groups.create('TOPIC', 'GROUP')",
         takes=("TOPIC", "GROUP"),
     ),
@@ -55,7 +57,7 @@ FUNCTIONS = {
     ),
     "create_endpoint": Remedy(
         "trunkline endpoint create NAME URL",
-        'POST /v1/endpoints {"id": "NAME", "url": ...}',
+        'POST /v1/endpoints {"name": "NAME", "url": ...}',
         "client.endpoints.create('NAME', url)",
     ),
     "alter_endpoint": Remedy("trunkline endpoint alter", "PATCH /v1/endpoints/NAME", "client.endpoints.alter()"),
@@ -68,9 +70,9 @@ ARGUMENTS = {
     "p_ids": Remedy("--id", "ids", "ids"),
     "p_from": Remedy("--from", "start", "start"),
     "p_limit": Remedy("--limit", "limit", "limit"),
-    "p_name": Remedy("--name", "id", "name"),
-    "p_topic": Remedy("--topic", "topic_id", "topic"),
-    "p_queue": Remedy("--queue", "queue_id", "queue"),
+    "p_name": Remedy("--name", "name", "name"),
+    "p_topic": Remedy("--topic", "topic", "topic"),
+    "p_queue": Remedy("--queue", "queue", "queue"),
 }
 _FUNCTION = re.compile(r"trunkline\.(\w+)(?:\(([^()]*)\))?")
 _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")

@@ -95,7 +95,7 @@ def envelopes(part: dict[str, Any]) -> list[dict[str, Any]]:
         fields["delay_seconds"] = part["delay"]
     keys = part.get("keys") or [None] * len(part["values"])
     return [
-        {"body": value, **fields, **({} if key is None else {"key": key})}
+        {"payload": value, **fields, **({} if key is None else {"key": key})}
         for value, key in zip(part["values"], keys, strict=True)
     ]
 
@@ -103,7 +103,7 @@ def envelopes(part: dict[str, Any]) -> list[dict[str, Any]]:
 def request_of(part: dict[str, Any], form: str) -> dict[str, Any]:
     messages = envelopes(part)
     if form == "raw":
-        fields = {name: value for name, value in messages[0].items() if name != "body"}
+        fields = {name: value for name, value in messages[0].items() if name != "payload"}
         return {"content": part["values"][0], "params": {"raw": "true", **fields}, "headers": {"content-type": "text/plain"}}
     if form in ("lines", "stream"):
         return {"content": (json.dumps(message).encode() + b"\n" for message in messages), "headers": _NDJSON}

@@ -105,7 +105,7 @@ class HttpSession(Session):
 def delivery(row: dict[str, Any]) -> list[Any]:
     """Receipt, attempt, deadline, content, partition and offset."""
     deadline = datetime.fromisoformat(row["deadline"]).timestamp()
-    place = f"{row['topic_id'] or ''}/{row['partition']}"
+    place = f"{row['topic'] or ''}/{row['partition']}"
     return [row["receipt"], row["attempt"], deadline, content(row), place, row["offset"]]
 
 

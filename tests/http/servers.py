@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -80,6 +81,13 @@ class HttpServer:
     def end(self) -> None:
         self.kill()
         self.log.unlink(missing_ok=True)
+
+
+def find_test(place: str) -> Any:
+    """Return a test by the file and the name that a table gives, such as `streams.lines`."""
+    file, _, name = place.partition(".")
+    package = "tests.http.compat" if (Path(__file__).parent / "compat" / f"test_{file}.py").exists() else "tests.http"
+    return getattr(importlib.import_module(f"{package}.test_{file}"), f"test_{name}")
 
 
 @contextmanager

@@ -26,14 +26,14 @@ def publish(http: httpx.Client, path: str) -> None:
 
 @pytest.fixture
 def queue(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/queues?ensure=true", json={"id": name}).status_code == 201
+    assert http.post("/v1/queues?ensure=true", json={"name": name}).status_code == 201
     publish(http, f"/v1/queues/{name}")
     return name
 
 
 @pytest.fixture
 def topic(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/topics", json={"id": name}).status_code == 201
+    assert http.post("/v1/topics", json={"name": name}).status_code == 201
     publish(http, f"/v1/topics/{name}")
     return name
 
@@ -59,7 +59,7 @@ def test_groups(http: httpx.Client, topic: str) -> None:
 
 
 def test_claims_and_dead_letters(http: httpx.Client, queue: str) -> None:
-    waiting = http.get(f"/v1/queues/{queue}/waiting?limit=1000").json()["data"]
+    waiting = http.get(f"/v1/queues/{queue}/peek?limit=1000").json()["data"]
     assert len(waiting) == PER_PAGE
     ids: list[str] = []
     while taken := http.post(f"/v1/queues/{queue}/claims", json={"limit": 1000}).json()["deliveries"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import socket
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import Clock
-from tests.http.servers import HttpServer, problem, serving
+from tests.http.servers import HttpServer, find_test, problem, serving
 
 # number in the catalogue: (input, tests)
 ROWS: dict[int, tuple[str, str]] = {
@@ -24,7 +23,10 @@ ROWS: dict[int, tuple[str, str]] = {
     2: ("token in the query string", "security.no_token security.no_secret_in_the_database_or_the_log"),
     3: ("scope is missing", "security.scopes_by_pattern"),
     4: ("expired or revoked token", "security.expiry_revocation_and_rotation"),
-    5: ("not JSON, other content type", "bad_input.bodies conformance_v1.unknown_fields_and_content_types_are_ignored"),
+    5: (
+        "not JSON, other content type",
+        "bad_input.bodies psqlqueue.unknown_fields_and_content_types_are_ignored",
+    ),
     6: ("empty body", "bad_input.bodies"),
     7: ("body one byte too large, also in chunks", "bad_input.sizes catalogue.a_body_without_end_is_cut_off"),
     8: ("half a body, then silence", "bad_input.a_body_that_does_not_come"),
@@ -41,7 +43,7 @@ ROWS: dict[int, tuple[str, str]] = {
     19: ("bad names", "bad_input.names catalogue.more_names"),
     20: ("names that differ in case", "catalogue.case_matters"),
     21: ("topic does not exist", "defects.t4_unknown_topic_is_an_error"),
-    22: ("create what is there", "bad_input.partitions_are_never_removed conformance_v1.topics"),
+    22: ("create what is there", "bad_input.partitions_are_never_removed psqlqueue.topics"),
     23: ("bad numbers of partitions", "bad_input.settings"),
     24: ("fewer partitions", "bad_input.partitions_are_never_removed"),
     25: ("one bad message in a batch", "bad_input.batches streams.a_bad_line_refuses_everything_before_it"),
@@ -95,19 +97,18 @@ def test_every_row_is_here() -> None:
 @pytest.mark.parametrize("row", list(ROWS))
 def test_row(row: int) -> None:
     for place in ROWS[row][1].split():
-        file, _, name = place.partition(".")
-        assert callable(getattr(importlib.import_module(f"tests.http.test_{file}"), f"test_{name}"))
+        assert callable(find_test(place))
 
 
 @pytest.fixture
 def topic(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/topics", json={"id": name}).status_code == 201
+    assert http.post("/v1/topics", json={"name": name}).status_code == 201
     return name
 
 
 @pytest.fixture
 def queue(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/queues?ensure=true", json={"id": name}).status_code == 201
+    assert http.post("/v1/queues?ensure=true", json={"name": name}).status_code == 201
     return name
 
 
@@ -154,13 +155,13 @@ def test_slow_heads_stop_nobody(server: HttpServer, http: httpx.Client) -> None:
 )
 def test_more_names(http: httpx.Client, id: str) -> None:
     for noun in ("topics", "queues"):
-        problem(http.post(f"/v1/{noun}?ensure=true", json={"id": id}), 400, "invalid_name")
+        problem(http.post(f"/v1/{noun}?ensure=true", json={"name": id}), 400, "invalid_name")
 
 
 def test_case_matters(http: httpx.Client, name: str) -> None:
     """Names are compared as they are: two that differ in case are two things, never one by accident."""
     for id in (name.lower(), name.upper()):
-        assert http.post("/v1/topics", json={"id": id}).status_code == 201
+        assert http.post("/v1/topics", json={"name": id}).status_code == 201
     http.post(f"/v1/topics/{name.lower()}/messages", json={"payload": 1})
     assert http.get(f"/v1/topics/{name.upper()}/messages").json()["data"] == []
 
@@ -174,7 +175,7 @@ def test_bad_extensions(http: httpx.Client, queue: str, lease: Any) -> None:
 def test_a_nack_beyond_the_ttl(db: str, clock: Clock) -> None:
     """The message expires first: it is never delivered again, and counted as expired."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        http.post("/v1/queues", json={"id": "q", "ack_deadline_seconds": 30, "message_retention_seconds": 60})
+        http.post("/v1/queues", json={"name": "q", "lease_seconds": 30, "ttl_seconds": 60})
         http.post("/v1/queues/q/messages", json={"payload": 1})
         receipt = http.post("/v1/queues/q/claims").json()["deliveries"][0]["receipt"]
         answer = http.post("/v1/queues/q/nack", json={"receipts": [receipt], "delay_seconds": 3600})
@@ -203,7 +204,7 @@ def test_below_retention(db: str, conn: Any, clock: Clock) -> None:
             assert str(lowest) in problem(http.get(path), 416, "offset_out_of_range")["detail"]
         answer = http.get("/v1/topics/t/events", headers={"last-event-id": "0:0"})
         problem(answer, 416, "offset_out_of_range")
-        http.post("/v1/topics/t/groups", json={"id": "g"})
+        http.post("/v1/topics/t/groups", json={"name": "g"})
         problem(http.post("/v1/topics/t/groups/g/seek", json={"to": 1}), 416, "offset_out_of_range")
         assert len(http.get(f"/v1/topics/t/messages?start={lowest}").json()["data"]) == 61 - lowest
 
@@ -223,8 +224,8 @@ def test_two_members_with_one_name(http: httpx.Client, topic: str) -> None:
 
 def test_patterns(http: httpx.Client, queue: str) -> None:
     """Wildcards mean something in a subscription only; a long pattern is refused or matched in time."""
-    http.post("/v1/topics", json={"id": queue})
-    body = {"id": queue, "topic_id": queue, "queue_id": queue}
+    http.post("/v1/topics", json={"name": queue})
+    body = {"name": queue, "topic": queue, "queue": queue}
     for pattern in (".".join(["#"] * 1000), ""):
         assert http.post("/v1/subscriptions", json={**body, "pattern": pattern}).status_code == 400
     hard = ".".join(["#", "a"] * 100)

@@ -16,18 +16,18 @@ from tests.http.servers import HttpServer, free_port, problem, serving
 from tests.support.postgres import make_server
 from trunkline.sql.migrate import migrate
 
-QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 3600}
+QUEUE = {"lease_seconds": 30, "ttl_seconds": 3600}
 
 
 def test_workers_share_a_port_and_their_counters(db: str) -> None:
     with serving(db, "--workers", "2") as server:
-        httpx.post(f"{server.url}/v1/queues", json={"id": "q", **QUEUE})
+        httpx.post(f"{server.url}/v1/queues", json={"name": "q", **QUEUE})
 
         def one(number: int) -> int:
-            return httpx.post(f"{server.url}/v1/queues/q/messages", json={"body": str(number)}).status_code
+            return httpx.post(f"{server.url}/v1/queues/q/messages", json={"payload": str(number)}).status_code
 
         with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(one, range(60))) == {204}
+            assert set(pool.map(one, range(60))) == {201}
         assert httpx.get(f"{server.url}/v1/queues/q/stats").json()["ready"] == 60
         assert "\ntrunkline_published_total 60.0\n" in httpx.get(f"{server.url}/metrics").text
 
@@ -35,7 +35,7 @@ def test_workers_share_a_port_and_their_counters(db: str) -> None:
 def test_a_stop_drains(db: str) -> None:
     server = HttpServer(db).start()
     try:
-        httpx.post(f"{server.url}/v1/queues", json={"id": "q", **QUEUE})
+        httpx.post(f"{server.url}/v1/queues", json={"name": "q", **QUEUE})
         accepted: list[str] = []
         refused = threading.Event()
 
@@ -71,8 +71,8 @@ def test_a_stop_drains(db: str) -> None:
 def test_waiting_clients_do_not_hold_up_a_stop(db: str) -> None:
     server = HttpServer(db).start()
     try:
-        httpx.post(f"{server.url}/v1/queues?ensure=true", json={"id": "q"})
-        httpx.post(f"{server.url}/v1/topics", json={"id": "t"})
+        httpx.post(f"{server.url}/v1/queues?ensure=true", json={"name": "q"})
+        httpx.post(f"{server.url}/v1/topics", json={"name": "t"})
         answers: list[Any] = []
 
         def wait() -> None:
@@ -95,7 +95,7 @@ def test_waiting_clients_do_not_hold_up_a_stop(db: str) -> None:
 
 def test_kill_9_loses_nothing_that_was_answered(db: str) -> None:
     server = HttpServer(db).start()
-    httpx.post(f"{server.url}/v1/queues?ensure=true", json={"id": "q"})
+    httpx.post(f"{server.url}/v1/queues?ensure=true", json={"name": "q"})
     accepted: list[str] = []
 
     def publish() -> None:
@@ -130,13 +130,13 @@ def test_the_database_goes_away_and_comes_back() -> None:
     migrate(url)
     try:
         with serving(url) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-            assert client.post("/v1/topics", json={"id": "t"}).status_code == 201
+            assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
             database.server.stop()  # type: ignore[union-attr]
             assert client.get("/healthz").status_code == 200
             answer = client.get("/readyz")
             assert answer.status_code == 503
             assert "retry-after" in answer.headers
-            assert client.get("/v1/healthz").json()["code"] == 1
+            assert client.get("/compat/psqlqueue/v1/healthz").json()["code"] == 1
             answer = client.post("/v1/topics/t/messages", json={"payload": 1})
             assert answer.status_code == 503
             assert "password" not in answer.text
@@ -152,7 +152,7 @@ def test_the_database_goes_away_and_comes_back() -> None:
 
 def test_too_much_work_is_refused_before_it_piles_up(db: str) -> None:
     with serving(db, "--max-publishing", "4") as server, psycopg.connect(db) as blocker:
-        httpx.post(f"{server.url}/v1/topics", json={"id": "t"})
+        httpx.post(f"{server.url}/v1/topics", json={"name": "t"})
         blocker.execute("lock table trunkline.topic_1 in access exclusive mode")
 
         def publish(number: int) -> httpx.Response:
@@ -168,14 +168,14 @@ def test_too_much_work_is_refused_before_it_piles_up(db: str) -> None:
             blocker.rollback()
             answers = [each.result() for each in under_way]
         assert len(done) == 8
-        assert {problem(answer, 503, "overloaded")["code"] for answer in done} == {1}
+        assert all(problem(answer, 503, "overloaded") for answer in done)
         assert {answer.headers["retry-after"] for answer in done} == {"1"}
         assert sorted(answer.status_code for answer in answers) == [201] * 4 + [503] * 8
 
 
 def test_concurrent_publishes_share_statements(db: str) -> None:
     with serving(db) as server:
-        httpx.post(f"{server.url}/v1/topics", json={"id": "t"})
+        httpx.post(f"{server.url}/v1/topics", json={"name": "t"})
 
         def publish(_: int) -> None:
             with httpx.Client(base_url=server.url) as client:
@@ -203,7 +203,7 @@ def test_logs_are_json_lines(db: str) -> None:
 def test_upkeep_runs_inside(db: str) -> None:
     """A message with an expired lease is redelivered without a claim, because the server runs the upkeep tasks."""
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        client.post("/v1/queues?ensure=true", json={"id": "q"})
+        client.post("/v1/queues?ensure=true", json={"name": "q"})
         client.post("/v1/queues/q/messages", json={"payload": 1})
         assert client.post("/v1/queues/q/claims", json={"lease_seconds": 1}).json()["deliveries"]
         deadline = time.monotonic() + 10
@@ -240,7 +240,7 @@ def test_the_service_does_not_depend_on_the_defaults_of_the_database(db: str) ->
     with psycopg.connect(db, autocommit=True) as conn:
         conn.execute(f"alter database {conn.info.dbname} set default_transaction_isolation = serializable")
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        client.post("/v1/queues?ensure=true", json={"id": "q"}).raise_for_status()
+        client.post("/v1/queues?ensure=true", json={"name": "q"}).raise_for_status()
         client.post("/v1/queues/q/messages", json={"payload": 1}).raise_for_status()
         [delivery] = client.post("/v1/queues/q/claims").raise_for_status().json()["deliveries"]
         client.post("/v1/queues/q/ack", json={"receipts": [delivery["receipt"]]}).raise_for_status()
@@ -249,8 +249,8 @@ def test_the_service_does_not_depend_on_the_defaults_of_the_database(db: str) ->
 def test_a_port_for_metrics_alone(db: str) -> None:
     port = free_port()
     with serving(db, "--workers", "2", "--metrics-port", str(port), "--max-pull", "20") as server:
-        httpx.post(f"{server.url}/v1/queues", json={"id": "q", **QUEUE})
-        httpx.post(f"{server.url}/v1/queues/q/messages", json=[{"body": str(number)} for number in range(30)])
+        httpx.post(f"{server.url}/v1/queues", json={"name": "q", **QUEUE})
+        httpx.post(f"{server.url}/v1/queues/q/messages", json=[{"payload": str(number)} for number in range(30)])
         deadline = time.monotonic() + 10
         while True:
             try:
@@ -262,4 +262,4 @@ def test_a_port_for_metrics_alone(db: str) -> None:
         for text in texts:
             assert 'trunkline_queue_messages{queue="q",state="ready"} 30.0' in text
             assert "http_request_duration_seconds_bucket" in text
-        assert len(httpx.get(f"{server.url}/v1/queues/q/messages?limit=50").json()["data"]) == 20
+        assert len(httpx.get(f"{server.url}/compat/psqlqueue/v1/queues/q/messages?limit=50").json()["data"]) == 20

@@ -21,15 +21,15 @@ CHUNKED = {False: {}, True: {"transfer-encoding": "chunked"}}
 
 @pytest.fixture
 def queue(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/queues?ensure=true", json={"id": name}).status_code == 201
+    assert http.post("/v1/queues?ensure=true", json={"name": name}).status_code == 201
     return name
 
 
 def test_options_lists_every_method(http: httpx.Client, queue: str) -> None:
     answer = http.options(f"/v1/queues/{queue}")
     assert answer.status_code == 204
-    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
-    assert http.options(f"/v1/queues/{queue}/messages").headers["allow"] == "GET, OPTIONS, POST"
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH"
+    assert http.options(f"/compat/psqlqueue/v1/queues/{queue}/messages").headers["allow"] == "GET, OPTIONS, POST"
     assert http.options("/v1/nothing").status_code == 404
 
 
@@ -64,7 +64,7 @@ def test_head_is_get_without_a_body(http: httpx.Client, queue: str) -> None:
 
 def test_head_claims_nothing(http: httpx.Client, queue: str) -> None:
     http.post(f"/v1/queues/{queue}/messages", json={"payload": 1}).raise_for_status()
-    answer = http.head(f"/v1/queues/{queue}/messages")
+    answer = http.head(f"/compat/psqlqueue/v1/queues/{queue}/messages")
     assert answer.status_code == 405 and "HEAD" not in answer.headers["allow"]
     assert len(http.post(f"/v1/queues/{queue}/claims").json()["deliveries"]) == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.servers import serving
 from trunkline.server.app import create_app
-from trunkline.server.config import Config
+from trunkline.server.config import COMPAT_APIS, Config
 from trunkline.server.openapi import routes
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,7 +35,8 @@ def test_commands(db: str, page: Path) -> None:
 
 def test_every_noun_has_its_page() -> None:
     text = "".join(page.read_text() for page in [*PAGES.glob("*.md"), DOCS / "migrate" / "http.md"])
-    for path, _, handler in routes(create_app(Config(database_url="postgresql://nowhere")).app):  # type: ignore[attr-defined]
+    app = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
+    for path, _, handler in (row for api in (None, *COMPAT_APIS) for row in routes(app, api)):
         if handler.opt["doc"].tag == "system" and path.startswith("/docs."):
             continue
         last = re.sub(r"\{\w+:\w+\}", "", path).rstrip("/").rpartition("/")[2]

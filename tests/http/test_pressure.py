@@ -24,7 +24,7 @@ CROWD = 14
 
 
 def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -> str:
-    assert http.post("/v1/queues?ensure=true", json={"id": name, **settings}).status_code == 201
+    assert http.post("/v1/queues?ensure=true", json={"name": name, **settings}).status_code == 201
     if payloads:
         answer = http.post(f"/v1/queues/{name}/messages", json=[{"payload": payload} for payload in payloads])
         assert answer.status_code == 201
@@ -34,7 +34,7 @@ def make_queue(http: httpx.Client, name: str, *payloads: Any, **settings: Any) -
 def give_offsets(http: httpx.Client, name: str) -> None:
     """Claims and reads must reach the lock, not return because the queue is empty."""
     eventually(lambda: http.get(f"/v1/topics/{name}/messages").json()["data"])
-    eventually(lambda: http.get(f"/v1/queues/{name}/waiting").json()["data"])
+    eventually(lambda: http.get(f"/v1/queues/{name}/peek").json()["data"])
 
 
 @contextmanager
@@ -116,7 +116,7 @@ BLOCKED: dict[str, tuple[str, Callable[[str], Callable[[httpx.Client], httpx.Res
     ),
     "pulls": (
         LOCK_CURSOR,
-        lambda name: lambda http: http.get(f"/v1/queues/{name}/messages"),
+        lambda name: lambda http: http.get(f"/compat/psqlqueue/v1/queues/{name}/messages"),
     ),
     "purges": (
         "select from trunkline.queues where name = %s for update",
@@ -148,8 +148,8 @@ def test_a_crowd_at_a_blocked_resource_harms_no_other_request(
     """Requests for something else finish while none of the crowd has its response."""
     make_queue(http, name, 1)
     other = make_queue(http, f"{name}-other", 1)
-    http.post("/v1/topics", json={"id": name})
-    http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+    http.post("/v1/topics", json={"name": name})
+    http.post(f"/v1/topics/{name}/groups", json={"name": "g"})
     http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
     give_offsets(http, name)
     statement, request = BLOCKED[kind]
@@ -173,7 +173,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
     """A forgotten transaction can block every queue; then no share of a single queue helps."""
     queues = [make_queue(http, f"{name}-{number}", 1) for number in range(CROWD)]
     for queue in queues:
-        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/waiting").json()["data"])
+        eventually(lambda queue=queue: http.get(f"/v1/queues/{queue}/peek").json()["data"])
     turn = iter(queues)
     lock = threading.Lock()
 
@@ -194,7 +194,7 @@ def test_all_queues_blocked_at_once_still_leave_room_to_publish(
 def test_a_blocked_claim_ends_as_busy_and_leaves_nothing_leased(impatient: HttpServer, module_db: str, name: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         queue = make_queue(http, name, 1, 2, 3)
-        eventually(lambda: len(http.get(f"/v1/queues/{name}/waiting").json()["data"]) == 3)
+        eventually(lambda: len(http.get(f"/v1/queues/{name}/peek").json()["data"]) == 3)
         with (
             holding(module_db, LOCK_CURSOR, [queue]),
             Crowd(impatient, 6, lambda client: client.post(f"/v1/queues/{queue}/claims")) as crowd,
@@ -222,8 +222,8 @@ def impatient(module_db: str) -> Iterator[HttpServer]:
 def test_no_request_is_without_an_end(impatient: HttpServer, module_db: str, name: str, kind: str) -> None:
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         make_queue(http, name, 1)
-        http.post("/v1/topics", json={"id": name})
-        http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+        http.post("/v1/topics", json={"name": name})
+        http.post(f"/v1/topics/{name}/groups", json={"name": "g"})
         http.post(f"/v1/topics/{name}/messages", json={"payload": 1})
         give_offsets(http, name)
         statement, request = BLOCKED[kind]
@@ -238,8 +238,8 @@ def test_no_request_is_without_an_end(impatient: HttpServer, module_db: str, nam
 def test_a_seek_that_ended_has_changed_nothing(impatient: HttpServer, module_db: str, name: str) -> None:
     """The limits of routes that change settings are the database's: the response is definite."""
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
-        http.post("/v1/topics", json={"id": name})
-        http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+        http.post("/v1/topics", json={"name": name})
+        http.post(f"/v1/topics/{name}/groups", json={"name": "g"})
         http.post(f"/v1/topics/{name}/messages", json=[{"payload": 1}, {"payload": 2}])
         with holding(module_db, "select id from trunkline.fetch(%s, 'g', 'm')", name):
             problem(http.post(f"/v1/topics/{name}/groups/g/seek", json={"to": "latest"}), 503, "busy")
@@ -311,14 +311,14 @@ def test_long_polls_hold_no_connection(impatient: HttpServer, module_db: str, na
     """More clients wait than the server has connections, and a publish passes them."""
     with httpx.Client(base_url=impatient.url, timeout=60) as http:
         queue, other = make_queue(http, name), make_queue(http, f"{name}-other")
-        http.post("/v1/topics", json={"id": name})
-        http.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+        http.post("/v1/topics", json={"name": name})
+        http.post(f"/v1/topics/{name}/groups", json={"name": "g"})
         sends: dict[str, Callable[[httpx.Client], httpx.Response]] = {
             "claim": lambda client: client.post(f"/v1/queues/{queue}/claims", json={"wait": 20}),
-            "pull": lambda client: client.get(f"/v1/queues/{queue}/messages?wait=20"),
+            "pull": lambda client: client.get(f"/compat/psqlqueue/v1/queues/{queue}/messages?wait=20"),
             "fetch": lambda client: client.post(f"/v1/topics/{name}/groups/g/fetch", json={"wait": 20}),
             "read": lambda client: client.get(f"/v1/topics/{name}/messages?wait=20"),
-            "api": lambda client: client.get(f"/api/topics/{name}/pull?group=g&wait=20"),
+            "api": lambda client: client.get(f"/compat/pubsub-queue/api/topics/{name}/pull?group=g&wait=20"),
         }
         with Crowd(impatient, 10, sends[kind]) as crowd:
             eventually(lambda: in_progress(http) >= 10)

@@ -21,13 +21,24 @@ from trunkline.db.pool import connect
 from trunkline.server import access
 from trunkline.server.access import IN_BODY, Caller
 from trunkline.server.app import create_app
-from trunkline.server.config import Config
+from trunkline.server.config import COMPAT_APIS, Config
 from trunkline.server.openapi import routes
 from trunkline.server.problems import Problem
 
-QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 60}
+QUEUE = {"lease_seconds": 30, "ttl_seconds": 60}
+APIS = (None, *COMPAT_APIS)
 Bearer = Callable[..., dict[str, str]]
 _BY_RECEIPT = [f"/v1/receipts/{verb}" for verb in ("ack", "nack", "bury", "release", "extend")]
+# routes that check a name in the body
+_NATIVE_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/queues": {"name": "mine"},
+    "/v1/topics": {"name": "mine"},
+    "/v1/subscriptions": {"queue": "mine", "topic": "mine"},
+}
+_FOREIGN_BODY = {
+    "id": "mine", "name": "mine", "topic_id": "mine", "queue_id": "mine", "queue": "mine", "payload": 1, "group_id": "g",
+    "offset": 1, "ack_deadline_seconds": 1, "message_retention_seconds": 1,
+}  # fmt: skip
 
 
 def run(url: str, work: Callable[[Any], Any]) -> Any:
@@ -99,7 +110,7 @@ def test_no_token(http: httpx.Client) -> None:
         problem(answer, 401, "unauthenticated")
         assert answer.headers["www-authenticate"].startswith("Bearer")
     assert http.get("/v1/stats", params={"token": "tl_0"}).status_code == 401
-    for path in ("/healthz", "/readyz", "/v1/healthz", "/openapi.json", "/docs"):
+    for path in ("/healthz", "/readyz", "/compat/psqlqueue/v1/healthz", "/openapi.json", "/docs"):
         assert http.get(path).status_code == 200
 
 
@@ -158,41 +169,41 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
     """A token with a scope on another name reaches no route but the public ones."""
     foreign = [bearer(f"{scope}:elsewhere.*") for scope in ("publish", "consume", "read", "admin")]
     soon(http, foreign[-1], "/v1/topics/elsewhere.x", 404)
-    app = create_app(Config(database_url="postgresql://nowhere"))
+    app = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
     values = {
         "queue": "mine",
         "topic": "mine",
         "group": "g",
         "subscription": "s",
         "schedule": "s",
+        "endpoint": "mine",
         "message": "0" * 32,
         "offset": "1",
     }
     count = 0
-    for path, method, handler in routes(app.app):  # type: ignore[attr-defined]
-        doc = handler.opt["doc"]
-        assert doc.scope in ("public", "publish", "consume", "read", "admin")
-        if doc.scope == "public":
-            continue
-        target = path
-        for name, value in values.items():
-            for kind in ("str", "uuid", "int"):
-                target = target.replace(f"{{{name}:{kind}}}", value)
-        body = {
-            "id": "mine", "name": "mine", "topic_id": "mine", "queue_id": "mine", "queue": "mine", "payload": 1,
-            "group_id": "g", "offset": 1, "ack_deadline_seconds": 1, "message_retention_seconds": 1,
-        }  # fmt: skip
-        if path.startswith("/v1/receipts/"):
-            body = {"receipts": ["1.1.1.nobody"], **({"lease_seconds": 5} if path.endswith("extend") else {})}
-        query = {"topic_id": "mine", "group_id": "g", "queue": "mine"} if path.startswith(("/pubsub", "/queue")) else {}
-        for headers in foreign:
-            answer = http.request(method, target, headers=headers, json=body, params=query)
-            # These name no queue: a receipt that does not exist is unknown.
-            nameless = {"/queue/archive": 404, **dict.fromkeys(_BY_RECEIPT, 200)}
-            expected = nameless.get(path, 403) if doc.scope in headers_scope(headers, foreign) else 403
-            assert answer.status_code == expected, (method, path, answer.text)
-        count += 1
-    assert count > 60
+    for api in APIS:
+        prefix = "" if api is None else f"/compat/{api}"
+        for path, method, handler in routes(app, api):
+            doc = handler.opt["doc"]
+            assert doc.scope in ("public", "publish", "consume", "read", "admin")
+            if doc.scope == "public":
+                continue
+            target = f"{prefix}{path}"
+            for name, value in values.items():
+                for kind in ("str", "uuid", "int"):
+                    target = target.replace(f"{{{name}:{kind}}}", value)
+            body = _NATIVE_BODIES.get(path, {}) if api is None else _FOREIGN_BODY
+            if path.startswith("/v1/receipts/"):
+                body = {"receipts": ["1.1.1.nobody"], **({"lease_seconds": 5} if path.endswith("extend") else {})}
+            query = {"topic_id": "mine", "group_id": "g", "queue": "mine"} if api == "pg-messaging" else {}
+            for headers in foreign:
+                answer = http.request(method, target, headers=headers, json=body, params=query)
+                # These name no queue: a receipt that does not exist is unknown.
+                nameless = {"/queue/archive": 404, **dict.fromkeys(_BY_RECEIPT, 200)}
+                expected = nameless.get(path, 403) if doc.scope in headers_scope(headers, foreign) else 403
+                assert answer.status_code == expected, (method, target, answer.text)
+            count += 1
+    assert count > 80
 
 
 def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:
@@ -202,7 +213,7 @@ def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tup
 
 def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
     for name in ("orders.eu", "orders.us", "billing"):
-        assert admin.post("/v1/topics", json={"id": name}).status_code == 201
+        assert admin.post("/v1/topics", json={"name": name}).status_code == 201
     headers = bearer("publish:orders.*", "read:billing")
     soon(http, headers, "/v1/topics/billing", 200)
 
@@ -222,10 +233,10 @@ def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bear
 def test_an_administrator_of_some_names(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
     headers = bearer("admin:team-*")
     soon(http, headers, "/v1/queues/team-x", 404)
-    assert http.post("/v1/queues", json={"id": "team-a", **QUEUE}, headers=headers).status_code == 201
-    problem(http.post("/v1/queues", json={"id": "other", **QUEUE}, headers=headers), 403, "missing_scope")
-    admin.post("/v1/topics", json={"id": "foreign"})
-    answer = http.post("/v1/subscriptions", json={"id": "s", "topic_id": "foreign", "queue_id": "team-a"}, headers=headers)
+    assert http.post("/v1/queues", json={"name": "team-a", **QUEUE}, headers=headers).status_code == 201
+    problem(http.post("/v1/queues", json={"name": "other", **QUEUE}, headers=headers), 403, "missing_scope")
+    admin.post("/v1/topics", json={"name": "foreign"})
+    answer = http.post("/v1/subscriptions", json={"topic": "foreign", "queue": "team-a"}, headers=headers)
     problem(answer, 403, "missing_scope")
     problem(http.post("/v1/queues/team-a/dead-letters/redrive", json={"to": "other"}, headers=headers), 403, "missing_scope")
 
@@ -235,8 +246,8 @@ def test_a_binding_needs_rights_on_the_queue_and_the_endpoint(
 ) -> None:
     """Otherwise a tenant could send messages with the signature and credentials of another tenant."""
     for tenant in ("a", "b"):
-        admin.post("/v1/queues", json={"id": f"bind-{tenant}-q", **QUEUE})
-        body = {"id": f"bind-{tenant}-e", "url": "https://example.com/", "headers": {"authorization": "Bearer x"}}
+        admin.post("/v1/queues", json={"name": f"bind-{tenant}-q", **QUEUE})
+        body = {"name": f"bind-{tenant}-e", "url": "https://example.com/", "headers": {"authorization": "Bearer x"}}
         assert admin.post("/v1/endpoints", json=body).status_code == 201
     headers = bearer("admin:bind-a-*")
 
@@ -257,25 +268,25 @@ def test_a_binding_needs_rights_on_the_queue_and_the_endpoint(
     assert status("DELETE", "/v1/endpoints/bind-a-e/queues/bind-a-q") == 204
     # where requests go is decided by an administrator of everything
     assert status("PATCH", "/v1/endpoints/bind-a-e", json={"url": "https://example.org/"}) == 403
-    assert status("POST", "/v1/endpoints", json={"id": "bind-a-new", "url": "https://example.org/"}) == 403
+    assert status("POST", "/v1/endpoints", json={"name": "bind-a-new", "url": "https://example.org/"}) == 403
 
 
 def test_a_receipt_of_another_queue_does_nothing(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
     for name in ("mine-1", "theirs-1"):
-        admin.post("/v1/queues", json={"id": name, **QUEUE})
+        admin.post("/v1/queues", json={"name": name, **QUEUE})
     admin.post("/v1/queues/theirs-1/messages", json={"payload": 1})
     receipt = admin.post("/v1/queues/theirs-1/claims").json()["deliveries"][0]["receipt"]
     headers = bearer("consume:mine-*")
-    soon(http, headers, "/v1/queues/mine-1/messages", 200)
+    soon(http, headers, "/compat/psqlqueue/v1/queues/mine-1/messages", 200)
     answer = http.post("/v1/queues/mine-1/ack", json={"receipts": [receipt]}, headers=headers)
     assert answer.json()["results"] == [{"receipt": receipt, "result": "unknown"}]
-    assert http.put(f"/v1/queues/mine-1/messages/{receipt}/ack", headers=headers).status_code == 404
-    problem(http.post("/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
+    assert http.put(f"/compat/psqlqueue/v1/queues/mine-1/messages/{receipt}/ack", headers=headers).status_code == 404
+    problem(http.post("/compat/pg-messaging/queue/archive", json={"id": receipt}, headers=headers), 403, "missing_scope")
     for path in _BY_RECEIPT:
         body = {"receipts": [receipt], **({"lease_seconds": 5} if path.endswith("extend") else {})}
         # Receipts can be enumerated, so tokens for other queues do not get the queue's name.
         assert "theirs" not in problem(http.post(path, json=body, headers=headers), 403, "missing_scope")["detail"]
-    assert "theirs" not in http.post("/queue/archive", json={"id": receipt}, headers=headers).text
+    assert "theirs" not in http.post("/compat/pg-messaging/queue/archive", json={"id": receipt}, headers=headers).text
     assert admin.get("/v1/queues/theirs-1/stats").json()["leased"] == 1
 
 
@@ -310,20 +321,21 @@ def test_no_secret_in_the_database_or_the_log(
 
 def test_the_audit_log_names_what_was_created(admin: httpx.Client, module_db: str) -> None:
     made = [
-        ("/v1/endpoints", {"id": "audited-hook", "url": "https://example.com/"}),
-        ("/v1/schedules", {"id": "audited-plan", "cron": "@daily", "queue_id": "audited-queue"}),
+        ("/v1/endpoints", {"name": "audited-hook", "url": "https://example.com/"}),
+        ("/v1/schedules", {"name": "audited-plan", "cron": "@daily", "queue": "audited-queue"}),
     ]
-    admin.post("/v1/queues", json={"id": "audited-queue", **QUEUE})
+    admin.post("/v1/queues", json={"name": "audited-queue", **QUEUE})
     for path, body in made:
         answer = admin.post(path, json=body)
         assert answer.status_code == 201, answer.text
     entries = run(module_db, lambda conn: tokens.list_audit(conn, limit=1000))
-    assert {(f"POST {path}", body["id"]) for path, body in made} <= {(entry.action, entry.object) for entry in entries}
+    assert {(f"POST {path}", body["name"]) for path, body in made} <= {(entry.action, entry.object) for entry in entries}
 
 
 def test_every_audited_route_has_a_name_to_record() -> None:
     count = 0
-    for path, method, handler in routes(create_app(Config(database_url="postgresql://nowhere")).app):  # type: ignore[attr-defined]
+    app = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
+    for path, method, handler in (row for api in APIS for row in routes(app, api)):
         doc = handler.opt["doc"]
         if doc.audit:
             assert "{" in path or doc.object == IN_BODY or doc.audit == "body", (method, path)
@@ -369,7 +381,7 @@ def test_the_head_of_the_audit_log_is_checked(db: str) -> None:
 
 
 def test_audit(admin: httpx.Client, module_db: str) -> None:
-    admin.post("/v1/queues", json={"id": "audited", **QUEUE})
+    admin.post("/v1/queues", json={"name": "audited", **QUEUE})
     admin.put("/v1/queues/audited/purge")
     admin.delete("/v1/queues/audited")
     entries = run(module_db, lambda conn: tokens.list_audit(conn, limit=1000))
@@ -431,24 +443,24 @@ def open_server(servers: Any, module_db: str) -> Iterator[HttpServer]:
 def test_a_web_page_cannot_use_an_open_server(
     open_server: HttpServer, headers: dict[str, str], status: int, error: str
 ) -> None:
-    problem(httpx.post(f"{open_server.url}/v1/topics", content=b'{"id": "evil"}', headers=headers), status, error)
+    problem(httpx.post(f"{open_server.url}/v1/topics", content=b'{"name": "evil"}', headers=headers), status, error)
     ours = {"origin": open_server.url, "sec-fetch-site": "same-origin"}
     assert httpx.get(f"{open_server.url}/v1/stats", headers=ours).status_code == 200
 
 
 def test_an_old_browser_cannot_take_messages_of_an_open_server(open_server: HttpServer, admin: httpx.Client) -> None:
     """It says neither which origin nor which site a GET or a form is for; forms and some GETs take messages."""
-    admin.post("/v1/queues", json={"id": "browsed", **QUEUE})
+    admin.post("/v1/queues", json={"name": "browsed", **QUEUE})
     admin.post("/v1/queues/browsed/messages", json={"payload": 1})
     old = {"user-agent": "Mozilla/5.0 (Windows NT 6.1; Trident/7.0; rv:11.0) like Gecko"}
-    for path in ("/queue/claim?queue=browsed", "/v1/queues/browsed/messages"):
+    for path in ("/compat/pg-messaging/queue/claim?queue=browsed", "/compat/psqlqueue/v1/queues/browsed/messages"):
         problem(httpx.get(f"{open_server.url}{path}", headers=old), 403, "cross_origin")
     form = {**old, "content-type": "application/x-www-form-urlencoded"}
     for path in ("/v1/queues/browsed/claims", "/v1/queues/browsed/messages", "/v1/queues"):
         problem(httpx.post(f"{open_server.url}{path}", content=b"{}", headers=form), 403, "cross_origin")
     assert admin.get("/v1/queues/browsed/stats").json()["leased"] == 0
     ours = {**old, "sec-fetch-site": "same-origin"}
-    assert httpx.get(f"{open_server.url}/v1/queues/browsed/messages", headers=ours).status_code == 200
+    assert httpx.get(f"{open_server.url}/compat/psqlqueue/v1/queues/browsed/messages", headers=ours).status_code == 200
     assert httpx.get(f"{open_server.url}/docs", headers=old).status_code == 200
     shell = {"user-agent": "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1"}
     assert httpx.post(f"{open_server.url}/v1/queues/browsed/claims", headers=shell).status_code == 200

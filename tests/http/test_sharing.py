@@ -170,7 +170,7 @@ async def test_a_bad_receipt_spoils_only_its_own_request(db: str) -> None:
 
 async def test_acks_of_several_requests_keep_their_results_apart(db: str) -> None:
     async with serving(db) as http:
-        await http.post("/v1/queues?ensure=true", json={"id": "other"})
+        await http.post("/v1/queues?ensure=true", json={"name": "other"})
         for queue in ("mail", "other"):
             await http.post(f"/v1/queues/{queue}/messages", json=[{"payload": number} for number in range(5)])
         mail = [

@@ -24,7 +24,7 @@ MANY = 2_500
 
 @pytest.fixture
 def topic(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/topics", json={"id": name}).status_code == 201
+    assert http.post("/v1/topics", json={"name": name}).status_code == 201
     return name
 
 
@@ -75,7 +75,7 @@ def test_a_long_stream_is_one_transaction(http: httpx.Client, module_db: str, to
 
 
 def test_a_stream_into_a_queue_and_a_repeat(http: httpx.Client, name: str) -> None:
-    http.post("/v1/queues?ensure=true", json={"id": name})
+    http.post("/v1/queues?ensure=true", json={"name": name})
     headers = {**NDJSON, "idempotency-key": "stream"}
     content = b"".join(map(line, range(MANY)))
     answers = [http.post(f"/v1/queues/{name}/messages", content=content, headers=headers).json() for _ in range(2)]
@@ -146,7 +146,7 @@ def test_a_line_without_end_is_not_waited_for(http: httpx.Client, topic: str) ->
 
 def test_kill_9_in_the_middle_of_a_stream(db: str) -> None:
     server = HttpServer(db).start()
-    httpx.post(f"{server.url}/v1/topics", json={"id": "t"})
+    httpx.post(f"{server.url}/v1/topics", json={"name": "t"})
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as conn:
         conn.sendall(head("t") + chunked([line(number) for number in range(MANY)]))
         eventually(lambda: open_transactions(db))
@@ -160,7 +160,7 @@ def test_kill_9_in_the_middle_of_a_stream(db: str) -> None:
 def test_streams_leave_connections_for_others(db: str) -> None:
     """Streams can hold two of four connections; the third stream is refused, and single publishes continue."""
     with serving(db, "--max-connections", "4") as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        http.post("/v1/topics", json={"id": "t"})
+        http.post("/v1/topics", json={"name": "t"})
         held = []
         for number in (1, 2):
             conn = socket.create_connection(("127.0.0.1", server.port), timeout=30)
@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_the_stream(db: str) -> None:
             yield json.dumps({"payload": text, "key": str(number)}).encode() + b"\n"
 
     with serving(db) as server, ExitStack() as stack:
-        httpx.post(f"{server.url}/v1/topics", json={"id": "t"})
+        httpx.post(f"{server.url}/v1/topics", json={"name": "t"})
         assert server.process is not None
         (worker,) = psutil.Process(server.process.pid).children()
         before = worker.memory_info().rss

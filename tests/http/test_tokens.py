@@ -90,13 +90,13 @@ def test_a_new_token_is_known_at_once(server: HttpServer, module_db: str) -> Non
 
 def test_the_first_token_closes_an_open_server(db: str) -> None:
     with serving(db) as server, httpx.Client(base_url=server.url, timeout=_PATIENCE) as client:
-        assert client.post("/v1/topics", json={"id": "t"}).status_code == 201
+        assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
         with client.stream("GET", "/v1/topics/t/events") as stream:
             lines = stream.iter_lines()
             assert next(lines) == ": here"
             headers = make_token(db, "first", "read:*")
             eventually(lambda: client.get("/v1/stats").status_code == 401)
-            problem(client.post("/v1/topics", json={"id": "u"}), 401, "unauthenticated")
+            problem(client.post("/v1/topics", json={"name": "u"}), 401, "unauthenticated")
             assert client.get("/v1/stats", headers=headers).status_code == 200
             assert "event: problem" in list(lines)
 
@@ -118,7 +118,7 @@ def events(lines: Iterator[str]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("path", ["/v1/topics/{topic}/events", "/v1/topics/{topic}/groups/g/events?commit=auto"])
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
 def test_a_stream_ends_with_its_token(admin: httpx.Client, module_db: str, name: str, path: str, ending: str) -> None:
-    admin.post("/v1/topics", json={"id": name})
+    admin.post("/v1/topics", json={"name": name})
     expires_at = datetime.now(UTC) + timedelta(seconds=4) if ending == "expired" else None
     headers = {**dict(admin.headers), **make_token(module_db, name, "consume:*", expires_at=expires_at)}
     with httpx.Client(base_url=admin.base_url, timeout=_PATIENCE, headers=headers) as client:
@@ -137,9 +137,9 @@ def test_a_stream_ends_with_its_token(admin: httpx.Client, module_db: str, name:
 
 @pytest.mark.parametrize("what", ["claim", "read", "fetch"])
 def test_a_long_poll_ends_with_its_token(admin: httpx.Client, module_db: str, name: str, what: str) -> None:
-    admin.post("/v1/queues?ensure=true", json={"id": name})
-    admin.post("/v1/topics", json={"id": name})
-    admin.post(f"/v1/topics/{name}/groups", json={"id": "g"})
+    admin.post("/v1/queues?ensure=true", json={"name": name})
+    admin.post("/v1/topics", json={"name": name})
+    admin.post(f"/v1/topics/{name}/groups", json={"name": "g"})
     handler, method, path, body = {
         "claim": ("/v1/queues/{queue}/claims", "POST", f"/v1/queues/{name}/claims", {"wait": 30}),
         "read": ("/v1/topics/{topic}/messages", "GET", f"/v1/topics/{name}/messages?wait=30", None),
@@ -158,7 +158,7 @@ def test_a_long_poll_ends_with_its_token(admin: httpx.Client, module_db: str, na
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson", "application/octet-stream"])
 def test_a_slow_body_ends_with_its_token(admin: httpx.Client, module_db: str, name: str, kind: str) -> None:
-    admin.post("/v1/queues?ensure=true", json={"id": name})
+    admin.post("/v1/queues?ensure=true", json={"name": name})
     headers = {**make_token(module_db, name, "publish:*"), "content-type": kind}
 
     def body() -> Iterator[bytes]:

@@ -27,7 +27,7 @@ async def serving(db: str) -> AsyncIterator[httpx.AsyncClient]:
         app.app.lifespan(),  # type: ignore[attr-defined]
         httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1") as client,  # type: ignore[arg-type]
     ):
-        await client.post("/v1/queues?ensure=true", json={"id": "mail"})
+        await client.post("/v1/queues?ensure=true", json={"name": "mail"})
         yield client
 
 

@@ -34,13 +34,13 @@ def vanish(server: HttpServer, method: str, path: str, body: str = "") -> socket
 
 @pytest.fixture
 def queue(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/queues?ensure=true", json={"id": name}).status_code == 201
+    assert http.post("/v1/queues?ensure=true", json={"name": name}).status_code == 201
     return name
 
 
 @pytest.fixture
 def topic(http: httpx.Client, name: str) -> str:
-    assert http.post("/v1/topics", json={"id": name}).status_code == 201
+    assert http.post("/v1/topics", json={"name": name}).status_code == 201
     return name
 
 
@@ -61,7 +61,7 @@ def test_a_claim_waits_for_a_message(http: httpx.Client, queue: str) -> None:
 def test_the_wait_ends(http: httpx.Client, queue: str) -> None:
     start = time.monotonic()
     assert http.post(f"/v1/queues/{queue}/claims", json={"wait": 0.3}).json() == {"deliveries": []}
-    assert http.get(f"/v1/queues/{queue}/messages?wait=0.3").json() == {"data": [], "limit": 10}
+    assert http.get(f"/compat/psqlqueue/v1/queues/{queue}/messages?wait=0.3").json() == {"data": [], "limit": 10}
     assert time.monotonic() - start >= 0.6
 
 
@@ -70,7 +70,7 @@ def test_who_disconnects_while_waiting_holds_nothing(server: HttpServer, http: h
     requests = {
         "claims": ("POST", f"/v1/queues/{queue}/claims", '{"wait": 30}'),
         "messages": ("GET", f"/v1/queues/{queue}/messages?wait=30", ""),
-        "claim": ("GET", f"/queue/claim?queue={queue}&wait=30", ""),
+        "claim": ("GET", f"/compat/pg-messaging/queue/claim?queue={queue}&wait=30", ""),
     }
     gone = [vanish(server, *requests[door]) for _ in range(5)]
     time.sleep(0.3)
@@ -224,7 +224,7 @@ def test_follow_a_topic_and_resume(server: HttpServer, http: httpx.Client, topic
 
 
 def test_follow_several_partitions(server: HttpServer, http: httpx.Client, name: str) -> None:
-    http.post("/v1/topics", json={"id": name, "partitions": 3})
+    http.post("/v1/topics", json={"name": name, "partitions": 3})
     stream = Stream(server, f"/v1/topics/{name}/events")
     batch = [{"payload": number, "key": str(number)} for number in range(30)]
     http.post(f"/v1/topics/{name}/messages", json=batch)
@@ -262,7 +262,7 @@ def test_bad_streams(http: httpx.Client, topic: str) -> None:
 
 
 def test_a_group_stream_goes_on_after_a_commit(server: HttpServer, http: httpx.Client, topic: str) -> None:
-    stream = Stream(server, f"/v1/topics/{topic}/groups/g/events?batch=2")
+    stream = Stream(server, f"/v1/topics/{topic}/groups/g/events?limit=2")
     send(http, topic, 1, 2, 3, 4)
 
     def seen() -> list[Any]:
@@ -299,7 +299,7 @@ def test_a_group_stream_resumes(server: HttpServer, http: httpx.Client, topic: s
 
 
 def test_a_group_stream_that_commits_by_itself(server: HttpServer, http: httpx.Client, topic: str) -> None:
-    stream = Stream(server, f"/v1/topics/{topic}/groups/g/events?commit=auto&batch=2")
+    stream = Stream(server, f"/v1/topics/{topic}/groups/g/events?commit=auto&limit=2")
     send(http, topic, *range(6))
     eventually(lambda: len(stream.events) == 6)
     eventually(lambda: http.get(f"/v1/topics/{topic}/groups/g").json()["lag"] == 0)

@@ -51,7 +51,7 @@ def test_the_routes_are_there() -> None:
     [
         ("sql", "Create it with trunkline.create_queue('mail')", "or pass p_force => true"),
         ("command", "Create it with trunkline queue create mail", "or pass --force"),
-        ("route", 'Create it with POST /v1/queues?ensure=true {"id": "mail"}', "or pass force=true"),
+        ("route", 'Create it with POST /v1/queues?ensure=true {"name": "mail"}', "or pass force=true"),
         ("python", "Create it with client.queues.create('mail')", "or pass force=True"),
     ],
 )

@@ -84,7 +84,7 @@ class HttpDeliveries(tuple[HttpDelivery, ...]):
                 receipt=row.receipt,
                 attempt=row.attempt,
                 deadline=row.deadline,
-                topic=row.topic_id,
+                topic=row.topic,
                 _settler=settler,
             )
             for row in rows

@@ -11,7 +11,6 @@ from uuid import UUID
 import msgspec
 
 from trunkline.codec import place, to_json
-from trunkline.errors import InvalidArgument
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
 from trunkline.http_client.transport import Transport, given, quoted
 from trunkline.types import (
@@ -60,7 +59,7 @@ class HttpTopics(Noun):
     ) -> Topic:
         """Create a topic. Raises `AlreadyExists` if the name is taken."""
         request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
-        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **request}, kind=TopicRow)).topic()
+        return (await self._transport.ask("POST", "/v1/topics", {"name": name, **request}, kind=TopicRow)).record()
 
     async def ensure(
         self,
@@ -72,10 +71,15 @@ class HttpTopics(Noun):
         hard_retention: Duration | None = None,
         max_payload: int | None = None,
     ) -> Topic:
-        """Create the topic if it does not exist. An existing topic is not changed."""
+        """Create the topic, or update the given settings if it exists.
+
+        Raises `AlreadyExists` if it has a different number of partitions.
+        """
         request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
         query = {"ensure": "true"}
-        return (await self._transport.ask("POST", "/v1/topics", {"id": name, **request}, query=query, kind=TopicRow)).topic()
+        return (
+            await self._transport.ask("POST", "/v1/topics", {"name": name, **request}, query=query, kind=TopicRow)
+        ).record()
 
     async def alter(
         self,
@@ -89,14 +93,14 @@ class HttpTopics(Noun):
     ) -> Topic:
         """Change the given settings and keep the others."""
         request = _topic_settings(partitions, retention, retention_bytes, hard_retention, max_payload)
-        return (await self._transport.ask("PATCH", _topic(name), request, kind=TopicRow)).topic()
+        return (await self._transport.ask("PATCH", _topic(name), request, kind=TopicRow)).record()
 
     async def get(self, name: str) -> Topic:
-        return (await self._transport.ask("GET", _topic(name), kind=TopicRow)).topic()
+        return (await self._transport.ask("GET", _topic(name), kind=TopicRow)).record()
 
     async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
         """List topics by name. `after` and `limit` page through the list."""
-        return [row.topic() for row in await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit)]
+        return [row.record() for row in await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _topic(name), query={"force": str(force).lower()})
@@ -187,8 +191,8 @@ class HttpGroups(Noun):
     async def _make(
         self, topic: str, group: str, start: Place, pattern: str | None, headers: Headers | None, query: dict[str, str]
     ) -> Group:
-        request = given(id=group, start=place(start), pattern=pattern, message_filters=headers)
-        return (await self._transport.ask("POST", f"{_topic(topic)}/groups", request, query=query, kind=GroupRow)).group()
+        request = given(name=group, start=place(start), pattern=pattern, headers=headers)
+        return (await self._transport.ask("POST", f"{_topic(topic)}/groups", request, query=query, kind=GroupRow)).record()
 
     async def list(
         self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
@@ -199,7 +203,7 @@ class HttpGroups(Noun):
         """
         if topic is not None:
             rows = await self._transport.every(f"{_topic(topic)}/groups", GroupRow, after=after, limit=limit)
-            return [row.group() for row in rows]
+            return [row.record() for row in rows]
         groups: builtins.list[Group] = []
         if after is not None:
             first, _, group = after.partition("/")
@@ -207,7 +211,7 @@ class HttpGroups(Noun):
             after = first
         for row in await self._transport.every("/v1/topics", TopicRow, after=after):
             if limit is None or len(groups) < limit:
-                groups += await self.list(row.id, limit=None if limit is None else limit - len(groups))
+                groups += await self.list(row.name, limit=None if limit is None else limit - len(groups))
         return groups
 
     async def delete(self, topic: str, group: str) -> None:
@@ -257,22 +261,24 @@ class HttpSubscriptions(Noun):
         start: Place = "latest",
         name: str | None = None,
     ) -> Subscription:
-        """Subscribe the queue to a topic. Over HTTP, names are unique; the default is `TOPIC-to-QUEUE`."""
-        filters = {key: value if isinstance(value, list) else [value] for key, value in (headers or {}).items()}
+        """Subscribe the queue to a topic, for messages that match `pattern` (on the routing key) and `headers`.
+
+        `name` defaults to the topic's name. A queue may have several subscriptions to one topic under different names.
+        """
         request = {
-            "id": name or f"{topic}-to-{queue}",
-            "topic_id": topic,
-            "queue_id": queue,
+            "name": name,
+            "topic": topic,
+            "queue": queue,
             "pattern": pattern,
-            "message_filters": filters or None,
+            "headers": headers,
             "start": place(start),
         }
-        return (await self._transport.ask("POST", "/v1/subscriptions", request, kind=SubscriptionRow)).subscription()
+        return (await self._transport.ask("POST", "/v1/subscriptions", request, kind=SubscriptionRow)).record()
 
     async def list(self, queue: str | None = None, topic: str | None = None) -> builtins.list[Subscription]:
         """List all subscriptions, or those of a queue, of a topic, or of both."""
-        rows = [row.subscription() for row in await self._transport.every("/v1/subscriptions", SubscriptionRow)]
-        return [row for row in rows if queue in (None, row.queue) and topic in (None, row.topic)]
+        rows = await self._transport.every("/v1/subscriptions", SubscriptionRow, queue=queue, topic=topic)
+        return [row.record() for row in rows]
 
     async def remove(self, queue: str, name: str) -> None:
         """Remove a subscription. Its unsettled messages are dropped from the queue."""
@@ -282,9 +288,8 @@ class HttpSubscriptions(Noun):
         self, topic: str, routing_key: str | None = None, headers: Headers | None = None
     ) -> builtins.list[Reader]:
         """List all readers of the topic, each with whether it would receive such a message. Publishes nothing."""
-        if headers:
-            raise InvalidArgument("headers are not supported over HTTP here", hint="Test headers with the database client.")
-        path, query = f"{_topic(topic)}/readers", {"routing_key": routing_key}
+        path = f"{_topic(topic)}/readers"
+        query = {"routing_key": routing_key, "headers": None if headers is None else to_json(headers).decode()}
         return (await self._transport.ask("GET", path, query=query, kind=_Readers)).data
 
 
@@ -343,10 +348,10 @@ class HttpSchedules(Noun):
         catch_up: CatchUp,
     ) -> Schedule:
         request = {
-            "id": name,
+            "name": name,
             "cron": cron,
-            "topic_id": topic,
-            "queue_id": queue,
+            "topic": topic,
+            "queue": queue,
             "payload": msgspec.Raw(to_json(body)),
             "key": key,
             "routing_key": routing_key,
@@ -356,11 +361,11 @@ class HttpSchedules(Noun):
             "catch_up": catch_up,
         }
         query = {"ensure": str(ensure).lower()}
-        return (await self._transport.ask("POST", "/v1/schedules", request, query=query, kind=ScheduleRow)).schedule()
+        return (await self._transport.ask("POST", "/v1/schedules", request, query=query, kind=ScheduleRow)).record()
 
     async def list(self) -> builtins.list[Schedule]:
         """List all schedules by name."""
-        return [row.schedule() for row in await self._transport.every("/v1/schedules", ScheduleRow)]
+        return [row.record() for row in await self._transport.every("/v1/schedules", ScheduleRow)]
 
     async def pause(self, name: str) -> None:
         """Stop firing the schedule until `resume`."""

@@ -9,25 +9,12 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.errors import AlreadyExists
 from trunkline.http_client.nouns import Noun
-from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds, whole_seconds
-from trunkline.http_client.transport import given, quoted
+from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
+from trunkline.http_client.transport import quoted
 from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
 
 _STEP = 1000
-
-
-class _Numbers(msgspec.Struct):
-    ready: int
-    delayed: int
-    leased: int
-    dead: int
-    acked: int
-    expired: int
-    purged: int
-    paused: bool
-    oldest_unacked_message_age_seconds: float
 
 
 class _Waiting(msgspec.Struct):
@@ -39,34 +26,27 @@ class HttpQueues(Noun):
 
     async def create(self, name: str, **settings: Any) -> Queue:
         """Create a queue. Raises `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
-        queue, created = await self._make(name, settings)
-        if not created:
-            raise AlreadyExists(f"queue {name!r} already exists", hint="Use trunkline.ensure_queue if that is fine.")
-        return queue
+        request = {"name": name, **_settings(**settings)}
+        return (await self._transport.ask("POST", "/v1/queues", request, kind=QueueRow)).record()
 
     async def ensure(self, name: str, **settings: Any) -> Queue:
-        """Create the queue if it does not exist. An existing queue is not changed.
+        """Create the queue, or update the given settings if it exists.
 
-        Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ.
+        Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
         """
-        return (await self._make(name, settings))[0]
-
-    async def _make(self, name: str, settings: dict[str, Any]) -> tuple[Queue, bool]:
-        body = msgspec.json.encode(given(id=name, **_settings(**settings)))
-        # with ensure every setting has a default; the status shows whether the queue was created
-        response = await self._transport.send("POST", "/v1/queues", body, {"ensure": "true"})
-        return msgspec.json.decode(response.content, type=QueueRow).queue(), response.status_code == 201
+        request = {"name": name, **_settings(**settings)}
+        return (await self._transport.ask("POST", "/v1/queues", request, query={"ensure": "true"}, kind=QueueRow)).record()
 
     async def alter(self, name: str, **settings: Any) -> Queue:
         """Change the given settings and keep the others."""
-        return (await self._transport.ask("PATCH", _queue(name), _settings(**settings), kind=QueueRow)).queue()
+        return (await self._transport.ask("PATCH", _queue(name), _settings(**settings), kind=QueueRow)).record()
 
     async def get(self, name: str) -> Queue:
-        return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).queue()
+        return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).record()
 
     async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
         """List queues by name. `after` and `limit` page through the list."""
-        return [row.queue() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
+        return [row.record() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})
@@ -82,13 +62,11 @@ class HttpQueues(Noun):
         """Return one row per queue, of one queue or of all."""
         if name is None:
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
-        numbers = await self._transport.ask("GET", f"{_queue(name)}/stats", kind=_Numbers)
-        counted = msgspec.structs.asdict(numbers)
-        return [QueueStats(queue=name, oldest_age=counted.pop("oldest_unacked_message_age_seconds"), **counted)]
+        return [await self._transport.ask("GET", f"{_queue(name)}/stats", kind=QueueStats)]
 
     async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
-        body = await self._transport.ask("GET", f"{_queue(queue)}/waiting", query={"limit": limit}, kind=_Waiting)
+        body = await self._transport.ask("GET", f"{_queue(queue)}/peek", query={"limit": limit}, kind=_Waiting)
         return [row.waiting() for row in body.data]
 
 
@@ -114,14 +92,14 @@ def _settings(
     max_payload: int | None = None,
 ) -> dict[str, Any]:
     return {
-        "ack_deadline_seconds": whole_seconds("lease", lease),
+        "lease_seconds": seconds(lease),
         "max_attempts": max_attempts,
         "backoff_base_seconds": seconds(backoff_base),
         "backoff_factor": backoff_factor,
         "backoff_cap_seconds": seconds(backoff_cap),
         "backoff_jitter": backoff_jitter,
-        "message_retention_seconds": whole_seconds("ttl", ttl),
-        "delivery_delay_seconds": whole_seconds("delivery_delay", delivery_delay),
+        "ttl_seconds": seconds(ttl),
+        "delivery_delay_seconds": seconds(delivery_delay),
         "ordered": ordered,
         "partitions": partitions,
         "priorities": priorities,

@@ -10,7 +10,6 @@ from uuid import UUID
 import msgspec
 
 from trunkline.codec import JSON, decoder, duration
-from trunkline.errors import InvalidArgument
 from trunkline.types import (
     CatchUp,
     DeadLetter,
@@ -29,16 +28,6 @@ from trunkline.types import (
 def seconds(value: Duration | None) -> float | None:
     span = duration(value)
     return None if span is None else span.total_seconds()
-
-
-def whole_seconds(name: str, value: Duration | None) -> int | None:
-    """Convert a duration for a field that accepts only whole seconds."""
-    span = seconds(value)
-    if span is None:
-        return None
-    if not span.is_integer():
-        raise InvalidArgument(f"{name} must be a whole number of seconds over HTTP, got {span:g} s")
-    return int(span)
 
 
 def _span(value: float | None) -> timedelta | None:
@@ -81,24 +70,24 @@ class MessageRow(msgspec.Struct, kw_only=True):
 
 
 class DeliveryRow(MessageRow, kw_only=True):
-    topic_id: str | None
+    topic: str | None
     receipt: str
     attempt: int
     deadline: datetime
 
 
 class WaitingRow(MessageRow, kw_only=True):
-    topic_id: str | None
+    topic: str | None
     attempt: int
     due_at: datetime | None
     error: str | None
 
     def waiting(self) -> Waiting[Any]:
-        return Waiting(**self.fields(), topic=self.topic_id, attempt=self.attempt, due_at=self.due_at, error=self.error)
+        return Waiting(**self.fields(), topic=self.topic, attempt=self.attempt, due_at=self.due_at, error=self.error)
 
 
 class DeadRow(MessageRow, kw_only=True):
-    topic_id: str | None
+    topic: str | None
     dead_id: int
     attempts: int
     error: str | None
@@ -108,7 +97,7 @@ class DeadRow(MessageRow, kw_only=True):
     def letter(self) -> DeadLetter[Any]:
         return DeadLetter(
             **self.fields(),
-            topic=self.topic_id or "",
+            topic=self.topic or "",
             dead_id=self.dead_id,
             attempts=self.attempts,
             error=self.error,
@@ -118,7 +107,7 @@ class DeadRow(MessageRow, kw_only=True):
 
 
 class TopicRow(msgspec.Struct, kw_only=True):
-    id: str
+    name: str
     partitions: int
     retention_seconds: float
     retention_bytes: int | None
@@ -126,9 +115,9 @@ class TopicRow(msgspec.Struct, kw_only=True):
     max_payload: int
     created_at: datetime
 
-    def topic(self) -> Topic:
+    def record(self) -> Topic:
         return Topic(
-            name=self.id,
+            name=self.name,
             partitions=self.partitions,
             retention=timedelta(seconds=self.retention_seconds),
             retention_bytes=self.retention_bytes,
@@ -139,9 +128,9 @@ class TopicRow(msgspec.Struct, kw_only=True):
 
 
 class QueueRow(msgspec.Struct, kw_only=True):
-    id: str
-    ack_deadline_seconds: float
-    message_retention_seconds: float | None
+    name: str
+    lease_seconds: float
+    ttl_seconds: float | None
     delivery_delay_seconds: float
     max_attempts: int
     backoff_base_seconds: float
@@ -158,16 +147,16 @@ class QueueRow(msgspec.Struct, kw_only=True):
     created_at: datetime
     updated_at: datetime
 
-    def queue(self) -> Queue:
+    def record(self) -> Queue:
         return Queue(
-            name=self.id,
-            lease=timedelta(seconds=self.ack_deadline_seconds),
+            name=self.name,
+            lease=timedelta(seconds=self.lease_seconds),
             max_attempts=self.max_attempts,
             backoff_base=timedelta(seconds=self.backoff_base_seconds),
             backoff_factor=self.backoff_factor,
             backoff_cap=timedelta(seconds=self.backoff_cap_seconds),
             backoff_jitter=self.backoff_jitter,
-            ttl=_span(self.message_retention_seconds),
+            ttl=_span(self.ttl_seconds),
             delivery_delay=timedelta(seconds=self.delivery_delay_seconds),
             ordered=self.ordered,
             paused=self.paused,
@@ -182,48 +171,48 @@ class QueueRow(msgspec.Struct, kw_only=True):
 
 
 class GroupRow(msgspec.Struct, kw_only=True):
-    id: str
-    topic_id: str
+    name: str
+    topic: str
     pattern: str | None
-    message_filters: Headers | None
+    headers: Headers | None
     created_at: datetime
 
-    def group(self) -> Group:
+    def record(self) -> Group:
         return Group(
-            topic=self.topic_id,
-            name=self.id,
+            topic=self.topic,
+            name=self.name,
             pattern=self.pattern,
-            headers=self.message_filters,
+            headers=self.headers,
             created_at=self.created_at,
         )
 
 
 class SubscriptionRow(msgspec.Struct, kw_only=True):
-    id: str
-    topic_id: str
-    queue_id: str
+    name: str
+    topic: str
+    queue: str
     pattern: str
-    message_filters: Headers | None
+    headers: Headers | None
     created_at: datetime
 
-    def subscription(self) -> Subscription:
+    def record(self) -> Subscription:
         return Subscription(
-            queue=self.queue_id,
-            name=self.id,
-            topic=self.topic_id,
+            queue=self.queue,
+            name=self.name,
+            topic=self.topic,
             pattern=self.pattern,
-            headers=self.message_filters,
+            headers=self.headers,
             created_at=self.created_at,
         )
 
 
 class ScheduleRow(msgspec.Struct, kw_only=True):
-    id: str
+    name: str
     cron: str
     timezone: str
     catch_up: CatchUp
-    topic_id: str | None
-    queue_id: str | None
+    topic: str | None
+    queue: str | None
     payload: msgspec.Raw
     encoding: str
     key: str | None
@@ -236,11 +225,11 @@ class ScheduleRow(msgspec.Struct, kw_only=True):
     last_id: UUID | None
     created_at: datetime
 
-    def schedule(self) -> Schedule:
+    def record(self) -> Schedule:
         return Schedule(
-            name=self.id,
-            topic=self.topic_id,
-            queue=self.queue_id,
+            name=self.name,
+            topic=self.topic,
+            queue=self.queue,
             cron=self.cron,
             timezone=self.timezone,
             catch_up=self.catch_up,

@@ -87,13 +87,15 @@ class Transport:
         response = await self.send(method, path, content, query)
         return msgspec.json.decode(response.content, type=kind) if response.content else None
 
-    async def every(self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None) -> list[T]:
+    async def every(
+        self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None, **query: str | None
+    ) -> list[T]:
         """Return all rows of a list, or `limit` rows after a name, reading it page by page."""
         rows: list[T] = []
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
-            query = given(after=after, offset=len(rows), limit=size)
-            page = await self.ask("GET", path, query=query, kind=Page)
+            part = given(after=after, offset=len(rows), limit=size, **query)
+            page = await self.ask("GET", path, query=part, kind=Page)
             rows += [msgspec.json.decode(row, type=kind) for row in page.data]
             if len(page.data) < PAGE:
                 return rows

@@ -8,6 +8,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from litestar import Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
@@ -19,18 +20,17 @@ from trunkline.hints import Words
 from trunkline.server import engine, limits, logs
 from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
+from trunkline.server.compat import pg_messaging, psqlqueue, pubsub_queue
 from trunkline.server.config import Config
 from trunkline.server.parent import end_with
 from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any, no_route
 from trunkline.server.routes import (
-    api,
     claims,
     dead,
     endpoints,
     events,
     groups,
     messages,
-    pubsub,
     queues,
     schedules,
     subscriptions,
@@ -67,13 +67,19 @@ def create_app(config: Config) -> ASGIApp:
         ],
     )
     app = Litestar(
-        [v1, *system.ROUTES, *api.ROUTES, *pubsub.ROUTES],
+        [
+            v1,
+            *system.ROUTES,
+            Router(f"{psqlqueue.PREFIX}/v1", route_handlers=psqlqueue.ROUTES),
+            Router("/compat/pubsub-queue", route_handlers=pubsub_queue.ROUTES),
+            Router("/compat/pg-messaging", route_handlers=pg_messaging.ROUTES),
+        ],
         request_class=Call,
         openapi_config=None,
         exception_handlers={Exception: _problem},
         lifespan=[engine.running],
         before_request=_guard,
-        state=State({"config": config}),
+        state=State({"config": config, "psqlqueue_receipts": psqlqueue.Receipts()}),
         logging_config=None,
         request_max_body_size=None,
     )
@@ -136,7 +142,13 @@ def _problem(request: Any, exc: Exception) -> Response[bytes]:
         )
     headers = {**_SAFE, **problem.headers}
     words: Words = "sql" if HINTS in request.headers else "route"
-    return Response(problem.body(words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(_body(request.scope, problem, words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _body(scope: Any, problem: Problem, words: Words = "route") -> bytes:
+    """Encode a problem in the form of the API that was called."""
+    psql = scope["path"].startswith(f"{psqlqueue.PREFIX}/")
+    return msgspec.json.encode(psqlqueue.details(problem, words) if psql else problem.details(words))
 
 
 def _translate(exc: Exception) -> Problem:
@@ -163,6 +175,7 @@ class Frontier:
     def __init__(self, app: Litestar, config: Config) -> None:
         self.app = app
         self._config = config
+        self._apis = {str(port): name for name, port in config.compat_ports.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if str(scope["type"]) == "http":
@@ -172,6 +185,11 @@ class Frontier:
 
     async def _http(self, scope: Any, receive: Receive, send: Send) -> None:
         engine = scope["trunkline_engine"] = self.app.state.engine
+        api = self._apis.get(str(scope["server"][1]))
+        if api is not None:
+            # on its own port an API is at the root
+            scope["trunkline_port"] = api
+            scope["path"] = f"/compat/{api}{scope['path']}"
         start = time.perf_counter()
         status, size = 0, 0
         head = scope["method"] == "HEAD"
@@ -282,7 +300,7 @@ def _hides_a_slash(scope: Any) -> bool:
 
 
 async def _send(scope: Any, receive: Receive, send: Send, problem: Problem) -> None:
-    answer = Answer(problem.body(), problem.status, MEDIA_TYPE, problem.headers)
+    answer = Answer(_body(scope, problem), problem.status, MEDIA_TYPE, problem.headers)
     await answer(scope, receive, send)
 
 

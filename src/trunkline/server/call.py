@@ -44,6 +44,17 @@ class Call(Request[Any, Any, Any]):
         return engine
 
     @property
+    def api(self) -> str | None:
+        """The API of another system that the request is for; None: our own."""
+        _, first, *rest = self.scope["path"].split("/", 3)
+        return rest[0] if first == "compat" and rest else None
+
+    @property
+    def root(self) -> str:
+        """The path at which the client sees the API: empty for our own, and on a separate port."""
+        return "" if self.api is None or "trunkline_port" in self.scope else f"/compat/{self.api}"
+
+    @property
     def mq(self) -> Client:
         return self.engine.mq
 
@@ -73,7 +84,7 @@ class Call(Request[Any, Any, Any]):
         if found is None:
             return None
         if isinstance(found, list):
-            raise Problem(400, "bad_header", f"header {name} must occur at most once, got {len(found)}", code=3)
+            raise Problem(400, "bad_header", f"header {name} must occur at most once, got {len(found)}")
         return found.decode("latin-1")
 
     def _by_name(self) -> dict[bytes, bytes | list[bytes]]:

@@ -14,7 +14,7 @@ from trunkline import Client
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.codec import duration
 from trunkline.concurrency.aio import Coalescer
-from trunkline.db import calls, doors
+from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import NotFound, OutcomeUnknown, PermissionDenied, TrunklineError, Unavailable
 from trunkline.server.budget import fitting
@@ -217,7 +217,7 @@ async def settle(
 ) -> list[Result]:
     """Settle the receipts that belong to this queue; the others get `unknown`."""
     numbers = [cursor_of(receipt) for receipt in receipts]
-    owners = await doors.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
+    owners = await calls.queues_of_cursors(conn, sorted({number for number in numbers if number is not None}))
     ours = [number is not None and owners.get(number) == queue for number in numbers]
     if not any(ours):
         await calls.get_queue(conn, queue)

@@ -8,6 +8,8 @@ import signal
 import msgspec
 
 VARIABLE = "TRUNKLINE_SERVER"
+COMPAT_APIS = ("psqlqueue", "pubsub-queue", "pg-messaging")
+"""APIs of other systems: NAME is served below `/compat/NAME`, and at the root of its own port if it has one."""
 STOP_SIGNAL = signal.SIGUSR1
 """Sent to workers before they are stopped."""
 
@@ -19,6 +21,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
+    """Processes per port."""
+    compat_ports: dict[str, int] = {}
+    """Ports at whose root an API of another system is served, by name."""
     upkeep_seconds: float | None = 0.5
     """Upkeep interval; None: another process runs upkeep."""
     max_connections: int = 10
@@ -47,7 +52,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     whole_body_seconds: float = 120.0
     """Maximum duration of a whole body."""
     max_pull: int = 10
-    """Maximum messages of `GET /v1/queues/{id}/messages`."""
+    """Maximum messages of a pull by psqlqueue's API."""
     max_wait: float = 30.0
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None

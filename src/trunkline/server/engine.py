@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 from litestar import Litestar
 
 from trunkline import Client, upkeep
-from trunkline.db import doors
+from trunkline.db import calls
+from trunkline.db.calls import health
+from trunkline.errors import DatabaseUnavailable
 from trunkline.server.access import Access
 from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
@@ -27,9 +27,10 @@ from trunkline.server.patience import Patience
 from trunkline.server.problems import busy
 from trunkline.server.tails import Tails
 from trunkline.server.waiting import Lines
+from trunkline.types import NewMessage, Published
 
 log = logging.getLogger("trunkline.server")
-_REMEMBERED = 100_000
+_PATIENCE_SECONDS = 3.0
 _GARBAGE = 10_000
 
 
@@ -47,7 +48,6 @@ class Engine:
         self.metrics = Metrics()
         self.access = Access(config, self.mq, self.metrics.refused)
         self.patience = Patience(config.body_seconds)
-        self.receipts = Receipts()
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
         self.under_way = 0
@@ -78,6 +78,21 @@ class Engine:
             self._publishing -= 1
             self._publishing_bytes -= size
 
+    async def publish(self, kind: str, name: str, message: NewMessage) -> Published:
+        """Publish a message to a topic or, with the kind inbox, to a queue. Concurrent publishes share a statement."""
+        with self.publishing(len(message.body)):
+            published = await self.mq.session.publisher.publish(kind, name, message)
+        self.metrics.published(1)
+        return published
+
+    async def check_database(self) -> None:
+        """Query the database, without the pool's long retries: a health check must fail fast."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS), self.mq.connection() as conn:
+                await health.is_installed(conn)
+        except TimeoutError:
+            raise DatabaseUnavailable("the database does not respond") from None
+
     @contextmanager
     def streaming(self) -> Iterator[None]:
         """Reserve room for a long stream, or raise 503: streams must leave connections for other requests."""
@@ -95,7 +110,7 @@ class Engine:
         missing = {number for number in numbers if number is not None and number not in self.cursors}
         if missing:
             async with self.mq.connection() as conn:
-                self.cursors.update(await doors.queues_of_cursors(conn, sorted(missing)))
+                self.cursors.update(await calls.queues_of_cursors(conn, sorted(missing)))
         return [None if number is None else self.cursors.get(number) for number in numbers]
 
     async def keep_up(self) -> None:
@@ -118,23 +133,6 @@ class Engine:
                 while self.under_way or self._tasks:
                     await asyncio.sleep(0.02)
         self.access.close()
-
-
-class Receipts:
-    """Receipts of recent deliveries of this worker, by queue and message id, for clients that settle by id. Older
-    receipts are looked up in the database."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, UUID], str] = OrderedDict()
-
-    def remember(self, queue: str, id: UUID, receipt: str) -> None:
-        self._known[queue, id] = receipt
-        self._known.move_to_end((queue, id))
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-
-    def take(self, queue: str, id: UUID) -> str | None:
-        return self._known.pop((queue, id), None)
 
 
 def _spare_collections() -> None:

@@ -18,13 +18,11 @@ from trunkline.server.call import Call
 from trunkline.server.params import Param
 from trunkline.server.parsing import check_depth, check_json, check_value, too_large
 from trunkline.server.problems import Problem, invalid, malformed
-from trunkline.server.views import TEXT
 from trunkline.types import NewMessage
 
 MAX_MESSAGES = 1000
 JSON = "application/json"
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
-# like psqlqueue, which ignores the content type: sent by clients that set none
 _TEXT = "text/plain"
 _ENVELOPES = (JSON, "", "application/x-www-form-urlencoded", _TEXT)
 """Content types of JSON messages. Without an explicit one, curl sends a form and fetch sends text."""
@@ -32,14 +30,12 @@ _LONGEST_DELAY = 365 * 86400
 
 
 class Envelope(msgspec.Struct, kw_only=True, frozen=True):
-    """A message with `payload` (any JSON), `payload_base64` (bytes) or `body` (text, as in psqlqueue)."""
+    """A message with `payload` (any JSON) or `payload_base64` (bytes)."""
 
-    body: str | UnsetType | None = UNSET
     payload: Raw | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
     content_type: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     label: Annotated[str, Meta(max_length=200)] | None = None
-    attributes: dict[str, str] | None = None
     headers: dict[str, Any] | None = None
     key: Annotated[str, Meta(max_length=1000)] | None = None
     routing_key: Annotated[str, Meta(max_length=1000)] | None = None
@@ -72,8 +68,6 @@ class Sent(msgspec.Struct, frozen=True):
 
     messages: list[NewMessage]
     single: bool
-    plain: bool
-    """A psqlqueue message; its client expects a 204 response."""
 
 
 def media_type(call: Call) -> str:
@@ -101,7 +95,7 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
     if query["raw"] or (kind not in _ENVELOPES and not kind.endswith("+json")):
         body = await call.bytes()
         message = _raw(call, body, query, key, trace)
-        return Sent([message], True, False)
+        return Sent([message], True)
     body = await call.bytes(limits.max_batch_body)
     first = body.lstrip()[:1]
     if not first:
@@ -109,7 +103,7 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
     if kind == _TEXT and first not in (b"[", b"{"):
         if len(body) > limits.max_body:
             raise too_large(limits.max_body)
-        return Sent([_raw(call, body, query, key, trace)], True, False)
+        return Sent([_raw(call, body, query, key, trace)], True)
     if first == b"[":
         check_depth(body, limits.max_depth)
         try:
@@ -117,11 +111,10 @@ async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             check_json(body)
             raise malformed("the body is not a JSON array", "bad_json") from None
-        return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False, False)
+        return Sent(_batch([bytes(part) for part in parts], limits.max_depth, limits.max_body, key, trace), False)
     if len(body) > limits.max_body:
         raise too_large(limits.max_body)
-    message, plain = message_of(body, limits.max_depth, key, trace)
-    return Sent([message], True, plain)
+    return Sent([message_of(body, limits.max_depth, key, trace)], True)
 
 
 def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, trace: str | None) -> list[NewMessage]:
@@ -134,15 +127,15 @@ def _batch(parts: list[bytes], max_depth: int, max_body: int, key: str | None, t
         try:
             if len(part) > max_body:
                 raise Problem(413, "body_too_large", f"larger than {max_body} bytes")
-            messages.append(message_of(part, max_depth, None if key is None else f"{key}:{number}", trace)[0])
+            messages.append(message_of(part, max_depth, None if key is None else f"{key}:{number}", trace))
         except Problem as exc:
             exc.detail = f"message {number}: {exc.detail}"
             raise
     return messages
 
 
-def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) -> tuple[NewMessage, bool]:
-    """Parse a message from an envelope. Return it, and whether it has the psqlqueue form."""
+def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) -> NewMessage:
+    """Parse a message from an envelope."""
     check_depth(body, max_depth)
     try:
         envelope = _decoder.decode(body)
@@ -160,37 +153,29 @@ def message_of(body: bytes, max_depth: int, key: str | None, trace: str | None) 
         check_value(value)
         around = _without(body, value)
     # a single key cannot be repeated
-    keys = ["payload"] if around.count(b'"') == 2 else check_json(around)
-    given = [name for name in ("body", "payload", "payload_base64") if getattr(envelope, name) is not UNSET]
-    if len(given) > 1:
-        raise invalid(f"a message must have either {given[0]} or {given[1]}, got both")
-    plain = given == ["body"] or not given
-    if not plain:
-        unknown = [name for name in keys if name not in _FIELDS]
-        if unknown:
-            raise malformed(f"unknown message field {unknown[0][:50]!r}", "unknown_field")
+    alone = around is not body and around.count(b'"') == 2
+    keys = ["payload"] if alone else check_json(around)
+    unknown = [name for name in keys if name not in _FIELDS]
+    if unknown:
+        raise malformed(f"unknown message field {unknown[0][:50]!r}", "unknown_field")
+    if envelope.payload is not UNSET and envelope.payload_base64 is not UNSET:
+        raise invalid("a message must have either payload or payload_base64, got both")
     content, content_type = _content(envelope)
-    headers = envelope.headers if envelope.headers is not None else envelope.attributes
-    if envelope.headers is not None and envelope.attributes is not None:
-        raise invalid("a message must have either headers or attributes (an alias), got both")
     if envelope.delay_seconds is not None and envelope.deliver_at is not None:
         raise invalid("specify either delay_seconds or deliver_at, got both")
-    return (
-        NewMessage(
-            body=content,
-            content_type=content_type,
-            key=envelope.key,
-            routing_key=envelope.routing_key,
-            label=envelope.label,
-            headers=_traced(headers, trace),
-            id=envelope.id,
-            occurred_at=envelope.occurred_at,
-            idempotency_key=envelope.idempotency_key or key,
-            delay=_delay(envelope.delay_seconds),
-            deliver_at=envelope.deliver_at,
-            priority=envelope.priority,
-        ),
-        plain,
+    return NewMessage(
+        body=content,
+        content_type=content_type,
+        key=envelope.key,
+        routing_key=envelope.routing_key,
+        label=envelope.label,
+        headers=traced(envelope.headers, trace),
+        id=envelope.id,
+        occurred_at=envelope.occurred_at,
+        idempotency_key=envelope.idempotency_key or key,
+        delay=_delay(envelope.delay_seconds),
+        deliver_at=envelope.deliver_at,
+        priority=envelope.priority,
     )
 
 
@@ -212,13 +197,7 @@ def _content(envelope: Envelope) -> tuple[bytes, str]:
             ), envelope.content_type or "application/octet-stream"
         except (binascii.Error, ValueError):
             raise invalid("payload_base64 is not base64") from None
-    if envelope.body is UNSET or not envelope.body:
-        raise invalid("body: cannot be blank.")
-    assert isinstance(envelope.body, str)  # noqa: S101
-    try:
-        return envelope.body.encode(), envelope.content_type or TEXT
-    except UnicodeEncodeError:
-        raise malformed("body is not valid Unicode", "bad_utf8") from None
+    raise invalid("payload: cannot be blank.")
 
 
 def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
@@ -235,7 +214,7 @@ def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace:
         key=query["key"],
         routing_key=query["routing_key"],
         label=query["label"],
-        headers=_traced(headers or None, trace),
+        headers=traced(headers or None, trace),
         idempotency_key=key,
         delay=_delay(query["delay_seconds"]),
         deliver_at=query["deliver_at"],
@@ -247,7 +226,7 @@ def _delay(value: float | None) -> timedelta | None:
     return None if value is None or not math.isfinite(value) else timedelta(seconds=value)
 
 
-def _traced(headers: dict[str, Any] | None, trace: str | None) -> dict[str, Any] | None:
+def traced(headers: dict[str, Any] | None, trace: str | None) -> dict[str, Any] | None:
     """Add the request's W3C trace context to the headers, unless they have one."""
     if trace is None or len(trace) > 100 or (headers is not None and "traceparent" in headers):
         return headers

@@ -1,4 +1,4 @@
-"""Manual checks of body fields, with psqlqueue's error texts."""
+"""Manual checks of body fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_fault(value: str | None) -> str | None:
 
 
 def refuse(**faults: str | None) -> None:
-    """Raise a 400 that lists each invalid field, sorted, in psqlqueue's format."""
+    """Raise a 400 that lists each invalid field, sorted."""
     found = [f"{field}: {fault}" for field, fault in sorted(faults.items()) if fault is not None]
     if found:
         wrong = "invalid_name" if all(FORMAT in words for words in found) else "invalid_argument"

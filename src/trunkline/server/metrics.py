@@ -13,8 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from trunkline import Client
-from trunkline.db import doors
-from trunkline.db.calls import push
+from trunkline.db.calls import health, push
 from trunkline.types import Stats
 
 _SERVICE = "trunkline"
@@ -59,10 +58,10 @@ class Metrics:
         self._children: dict[tuple[str, str, int], tuple[Any, Any]] = {}
         self._gauges: dict[str, Any] = {}
         self._stats: Stats | None = None
-        self._ages = doors.Ages(0, 0)
+        self._ages = health.Ages(0, 0)
         self._endpoints: list[push.EndpointStats] = []
-        self._tasks: list[doors.UpkeepTask] = []
-        self._pipelines: list[doors.PipelineLag] = []
+        self._tasks: list[health.UpkeepTask] = []
+        self._pipelines: list[health.PipelineLag] = []
         self._stats_at = 0.0
         self._rendering = asyncio.Lock()
 
@@ -100,10 +99,10 @@ class Metrics:
             if self._stats is None or time.monotonic() - self._stats_at > _FRESH_SECONDS:
                 self._stats = await mq.stats()
                 async with mq.connection() as conn:
-                    self._ages = await doors.ages(conn)
+                    self._ages = await health.ages(conn)
                     self._endpoints = await push.endpoint_stats(conn, limit=_MOST_ENDPOINTS)
-                    self._tasks = await doors.upkeep_tasks(conn)
-                    self._pipelines = await doors.pipeline_lags(conn, _MOST_PIPELINES)
+                    self._tasks = await health.upkeep_tasks(conn)
+                    self._pipelines = await health.pipeline_lags(conn, _MOST_PIPELINES)
                 self._stats_at = time.monotonic()
             rows = _Database(self._stats, self._ages, self._endpoints, self._tasks, self._pipelines)
             return await asyncio.to_thread(self._text, rows), CONTENT_TYPE_LATEST
@@ -124,10 +123,10 @@ class _Database(Collector):
     def __init__(
         self,
         stats: Stats,
-        ages: doors.Ages,
+        ages: health.Ages,
         endpoints: list[push.EndpointStats],
-        tasks: list[doors.UpkeepTask],
-        pipelines: list[doors.PipelineLag],
+        tasks: list[health.UpkeepTask],
+        pipelines: list[health.PipelineLag],
     ) -> None:
         self._stats = stats
         self._ages = ages

@@ -13,9 +13,17 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from trunkline import __version__
+from trunkline.server.compat import psqlqueue
 from trunkline.server.problems import MEDIA_TYPE, Details
 from trunkline.server.routing import Doc
 
+_PROBLEMS = "Errors are problem details (RFC 9457). Their `error` is a stable code."
+_DESCRIPTIONS = {
+    None: f"{_PROBLEMS} The APIs of other systems are described at /compat/NAME/docs.",
+    "psqlqueue": f"The API of psqlqueue. {_PROBLEMS} `code`, `message` and `details` are psqlqueue's.",
+    "pubsub-queue": f"The API of postgres-backed-pubsub-queue. {_PROBLEMS}",
+    "pg-messaging": f"The routes sketched in pg-messaging's documentation. {_PROBLEMS}",
+}
 _REF = "#/components/schemas/{name}"
 # possible responses of every route
 _ALWAYS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 500, 503)
@@ -48,29 +56,30 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@lru_cache(maxsize=4)
-def document(app: Litestar) -> bytes:
-    return msgspec.json.encode(build(app))
+@lru_cache(maxsize=32)
+def document(app: Litestar, api: str | None = None, root: str = "") -> bytes:
+    return msgspec.json.encode(build(app, api, root))
 
 
-def build(app: Litestar) -> dict[str, Any]:
-    handlers = routes(app)
-    types = _types(handlers)
+def build(app: Litestar, api: str | None = None, root: str = "") -> dict[str, Any]:
+    """Return the document of our own API or of another system's, whose paths begin at `root`."""
+    handlers = routes(app, api)
+    problem = psqlqueue.Details if api == "psqlqueue" else Details
+    types = [problem, *_types(handlers)]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_hook)
     paths: dict[str, Any] = {}
     for path, method, handler in handlers:
-        paths.setdefault(_PARAMETER.sub(r"{\1}", path), {})[method.lower()] = _operation(path, handler)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", path), {})[method.lower()] = _operation(path, handler, problem)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Trunkline",
             "version": __version__,
             "summary": "One Postgres log, every way to consume it.",
-            "description": "Errors are problem details (RFC 9457). Their `error` is a stable code; `code` and `message` are "
-            "psqlqueue's, whose requests work under /v1. /api, /pubsub and /queue are compatible with two other systems.",
+            "description": _DESCRIPTIONS[api],
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root or "/"}],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -80,18 +89,23 @@ def build(app: Litestar) -> dict[str, Any]:
     }
 
 
-def routes(app: Litestar) -> list[tuple[str, str, HTTPRouteHandler]]:
-    """Return path, method and handler of every route."""
+def routes(app: Litestar, api: str | None = None) -> list[tuple[str, str, HTTPRouteHandler]]:
+    """Return path, method and handler of every route of an API. The paths of another system's begin below its prefix."""
+    prefix = "" if api is None else f"/compat/{api}"
     found = []
     for route in app.routes:
-        if isinstance(route, HTTPRoute):
-            for handler in route.route_handlers:
-                found += [(route.path, str(method), handler) for method in handler.http_methods if "doc" in handler.opt]
+        if not isinstance(route, HTTPRoute) or not route.path.startswith(f"{prefix}/"):
+            continue
+        if api is None and route.path.startswith("/compat/"):
+            continue
+        for handler in route.route_handlers:
+            path = route.path.removeprefix(prefix)
+            found += [(path, str(method), handler) for method in handler.http_methods if "doc" in handler.opt]
     return sorted(found, key=lambda row: (row[0], row[1]))
 
 
 def _types(handlers: list[tuple[str, str, HTTPRouteHandler]]) -> list[Any]:
-    types: list[Any] = [Details]
+    types: list[Any] = []
     for _, _, handler in handlers:
         doc: Doc = handler.opt["doc"]
         for kind in (doc.body, *doc.answers.values()):
@@ -114,7 +128,7 @@ def _schema(kind: Any) -> dict[str, Any]:
     return schema
 
 
-def _operation(path: str, handler: HTTPRouteHandler) -> dict[str, Any]:
+def _operation(path: str, handler: HTTPRouteHandler, problem: type[Details]) -> dict[str, Any]:
     doc: Doc = handler.opt["doc"]
     summary, _, rest = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")
     operation: dict[str, Any] = {
@@ -122,7 +136,7 @@ def _operation(path: str, handler: HTTPRouteHandler) -> dict[str, Any]:
         "tags": [doc.tag],
         "summary": " ".join(summary.split()),
         "parameters": [*_path_parameters(path), *_query_parameters(doc), *_headers(doc)],
-        "responses": _responses(doc),
+        "responses": _responses(doc, problem),
     }
     if rest:
         operation["description"] = " ".join(rest.split())
@@ -175,14 +189,14 @@ def _headers(doc: Doc) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(doc: Doc) -> dict[str, Any]:
+def _responses(doc: Doc, problem: type[Details]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in doc.answers.items():
         entry: dict[str, Any] = {"description": _WORDS[status]}
         if kind is not None:
             entry["content"] = {doc.media: {"schema": _schema(kind)}}
         found[str(status)] = entry
-    problem = {MEDIA_TYPE: {"schema": _schema(Details)}}
+    content = {MEDIA_TYPE: {"schema": _schema(problem)}}
     for status in sorted({*_ALWAYS, *doc.problems}):
-        found[str(status)] = {"description": _WORDS[status], "content": problem}
+        found[str(status)] = {"description": _WORDS[status], "content": content}
     return found

@@ -16,7 +16,7 @@ _TRUE = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Param(msgspec.Struct, frozen=True, kw_only=True):
-    """A query parameter. `lenient`: ignore an invalid value, as psqlqueue does."""
+    """A query parameter. `lenient`: ignore an invalid value."""
 
     name: str
     kind: type = str
@@ -48,7 +48,7 @@ class Param(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError("must be a whole number")
             value = int(text)
             if abs(value) > LARGEST:
-                raise ValueError("must be at most {LARGEST}")
+                raise ValueError(f"must be at most {LARGEST}")
             return value
         if self.kind is float:
             number = float(text) if text.isascii() else math.nan
@@ -140,22 +140,15 @@ def _check_required(declared: tuple[Param, ...], values: dict[str, Any]) -> None
 
 
 def _bad(detail: str) -> Problem:
-    return Problem(400, "bad_param", detail, code=3)
+    return Problem(400, "bad_param", detail)
 
 
 # Shared by several routes
 
-AFTER = Param(name="after", words="Only ids after this one.")
-OFFSET = Param(name="offset", kind=int, default=0, low=0, lenient=True, words="Number of items to skip.")
-LIMIT = Param(
-    name="limit",
-    kind=int,
-    default=100,
-    low=0,
-    lenient=True,
-    words="Maximum number of items; `next` indicates more.",
-)
+AFTER = Param(name="after", words="Only names after this one.")
+OFFSET = Param(name="offset", kind=int, default=0, low=0, words="Number of items to skip.")
+LIMIT = Param(name="limit", kind=int, default=100, low=0, words="Maximum number of items; `next` indicates more.")
 FORCE = Param(name="force", kind=bool, default=False, words="Delete even if it is in use.")
-ENSURE = Param(name="ensure", kind=bool, default=False, words="If it exists, return 200 without changing it.")
+ENSURE = Param(name="ensure", kind=bool, default=False, words="If it exists, update it and return 200.")
 WAIT = Param(name="wait", kind=float, default=0.0, low=0, high=30, words="Seconds to wait if no message is ready.")
 PARTITION = Param(name="partition", kind=int, default=0, low=0, high=63, words="The partition.")

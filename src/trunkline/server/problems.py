@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: RFC 9457 problem details, with psqlqueue's error numbers 1 to 10."""
+"""Errors as HTTP responses: RFC 9457 problem details."""
 
 from __future__ import annotations
 
@@ -10,28 +10,10 @@ from trunkline.hints import Words, reword
 MEDIA_TYPE = "application/problem+json"
 HINTS = "x-trunkline-hints"
 """Requests with this header get hints in SQL terms. Our own client sends it and rewords hints for its caller."""
-MESSAGES = {
-    1: "internal server error",
-    2: "malformed request body",
-    3: "request validation failed",
-    4: "queue already exists",
-    5: "queue not found",
-    6: "message not found",
-    7: "topic already exists",
-    8: "topic not found",
-    9: "subscription already exists",
-    10: "subscription not found",
-}
-_NUMBERS: dict[type[errors.TrunklineError], int] = {
-    errors.QueueNotFound: 5,
-    errors.TopicNotFound: 8,
-    errors.SubscriptionNotFound: 10,
-    errors.InvalidArgument: 3,
-}
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem: `error` is the stable code; `code`, `message` and `details` are psqlqueue's."""
+    """A problem: `error` is the stable code."""
 
     type: str
     title: str
@@ -39,9 +21,6 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str
     detail: str
     hint: str | None = None
-    code: int | None = None
-    message: str | None = None
-    details: str | None = None
 
 
 class Problem(Exception):
@@ -53,7 +32,6 @@ class Problem(Exception):
         error: str,
         detail: str,
         *,
-        code: int | None = None,
         hint: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -61,7 +39,6 @@ class Problem(Exception):
         self.status = status
         self.error = error
         self.detail = detail
-        self.code = code
         self.hint = hint
         self.headers = headers or {}
 
@@ -73,23 +50,23 @@ class Problem(Exception):
             error=self.error,
             detail=self.detail,
             hint=reword(self.hint, words),
-            code=self.code,
-            message=None if self.code is None else MESSAGES[self.code],
-            details=self.detail if self.code == 3 else None,
         )
 
     def body(self, words: Words = "route") -> bytes:
         return msgspec.json.encode(self.details(words))
 
 
-def malformed(detail: str, error: str = "malformed_body") -> Problem:
+class Malformed(Problem):
     """The body is not valid JSON, or a value has the wrong type."""
-    return Problem(400, error, detail, code=2)
+
+
+def malformed(detail: str, error: str = "malformed_body") -> Problem:
+    return Malformed(400, error, detail)
 
 
 def invalid(detail: str, error: str = "invalid_argument", *, hint: str | None = None) -> Problem:
     """The body is well-formed but has an invalid value."""
-    return Problem(400, error, detail, code=3, hint=hint)
+    return Problem(400, error, detail, hint=hint)
 
 
 def no_route() -> Problem:
@@ -97,7 +74,7 @@ def no_route() -> Problem:
 
 
 def message_not_found(detail: str) -> Problem:
-    return Problem(404, "message_not_found", detail, code=6)
+    return Problem(404, "message_not_found", detail)
 
 
 def body_timeout(detail: str) -> Problem:
@@ -105,15 +82,11 @@ def body_timeout(detail: str) -> Problem:
 
 
 def busy(detail: str, *, status: int = 503, error: str = "overloaded", after: float = 1) -> Problem:
-    number = 1 if status >= 500 else None
-    return Problem(status, error, detail, code=number, headers={"retry-after": str(max(1, round(after)))})
+    return Problem(status, error, detail, headers={"retry-after": str(max(1, round(after)))})
 
 
 def from_error(exc: errors.TrunklineError) -> Problem:
     """Convert an error to a problem."""
-    code = next((number for cls, number in _NUMBERS.items() if isinstance(exc, cls)), None)
-    if exc.status >= 500:
-        code = 1
     headers = {"retry-after": "1"} if exc.status == 503 else {}
     if exc.code == "error" and (exc.sqlstate or "").startswith("22"):
         # the value does not fit its database type
@@ -122,7 +95,7 @@ def from_error(exc: errors.TrunklineError) -> Problem:
     known = exc.code != "error"
     detail = exc.message if known else "internal error; see the server log"
     hint = exc.hint_in("sql")
-    return Problem(exc.status, exc.code if known else "internal", detail, code=code, hint=hint, headers=headers)
+    return Problem(exc.status, exc.code if known else "internal", detail, hint=hint, headers=headers)
 
 
 def from_any(exc: BaseException) -> Problem:
@@ -130,4 +103,4 @@ def from_any(exc: BaseException) -> Problem:
         return exc
     if isinstance(exc, errors.TrunklineError):
         return from_error(exc)
-    return Problem(500, "internal", "internal error; see the server log", code=1)
+    return Problem(500, "internal", "internal error; see the server log")

@@ -41,8 +41,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Reads, claims or counts messages: see `limits.Limits.reads`."""
 
 
-def route(method: Method, path: str, doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
-    """Declare a function as a route."""
+def route(method: Method, path: str | list[str], doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
+    """Declare a function as a route, at one path or at several."""
 
     def make(function: Callable[..., Any]) -> HTTPRouteHandler:
         name = f"{function.__module__}.{function.__qualname__}"

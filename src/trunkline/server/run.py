@@ -1,4 +1,4 @@
-"""Runs the server: one or more worker processes on one port."""
+"""Runs the server: one or more worker processes per port."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from trunkline.server import logs
 from trunkline.server.addresses import check_address
@@ -21,8 +22,28 @@ def serve(
     from granian.http import HTTP1Settings
     from granian.server.mp import MPServer
 
-    class Drained(MPServer):
-        """Signals workers before stopping them, so that requests waiting for messages return at once."""
+    ports = (config.port, *config.compat_ports.values())
+
+    class Server(MPServer):
+        """Listens on several ports, and signals workers before it stops them, so that requests waiting for messages
+        return at once."""
+
+        def _init_shared_socket(self) -> None:
+            self._sockets = []
+            for port in ports:
+                self.bind_port = port
+                super()._init_shared_socket()  # type: ignore[no-untyped-call]
+                self._sockets.append((self._ssp, self._shd, self._sso))
+
+        def _drop_shared_socket(self) -> None:
+            for sockets in self._sockets:
+                self._ssp, self._shd, self._sso = sockets
+                super()._drop_shared_socket()  # type: ignore[no-untyped-call]
+
+        def _spawn_worker(self, idx: int, *args: Any, **kwargs: Any) -> Any:
+            """Start a worker. Each listens on one port."""
+            self._ssp, self._shd, self._sso = self._sockets[idx % len(ports)]
+            return super()._spawn_worker(idx, *args, **kwargs)
 
         def shutdown(self, exit_code: int = 0) -> None:
             for worker in self.wrks:
@@ -34,17 +55,18 @@ def serve(
     config.to_environment()
     logs.set_up()
     shared: str | None = None
-    if config.workers > 1:
+    workers = config.workers * len(ports)
+    if workers > 1:
         shared = tempfile.mkdtemp(prefix="trunkline-metrics-")
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
     try:
-        Drained(
+        Server(
             "trunkline.server.app:from_environment",
             factory=True,
             address=config.host,
             port=config.port,
             interface=Interfaces.ASGI,
-            workers=config.workers,
+            workers=workers,
             loop=Loops.auto,
             http=HTTPModes.http1,
             websockets=False,

@@ -98,7 +98,7 @@ class LineStream:
                 raise Problem(413, "batch_too_large", f"a stream must have at most {config.max_stream} messages")
             if len(line) > config.max_body:
                 raise Problem(413, "body_too_large", f"larger than {config.max_body} bytes")
-            return message_of(line, config.max_depth, None if self._key is None else f"{self._key}:{number}", self._trace)[0]
+            return message_of(line, config.max_depth, None if self._key is None else f"{self._key}:{number}", self._trace)
         except Problem as exc:
             exc.detail = f"message {number}: {exc.detail}"
             # the rest of the stream is not read

@@ -1,9 +1,8 @@
-"""JSON representations of resources: psqlqueue's names where it has one, native names otherwise."""
+"""JSON representations of resources."""
 
 from __future__ import annotations
 
 import base64
-import math
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -25,8 +24,6 @@ from trunkline.types import (
     Topic,
     TopicStats,
 )
-
-TEXT = "text/plain; charset=utf-8"
 
 
 def seconds(span: timedelta) -> int | float:
@@ -66,26 +63,11 @@ def render(payload: bytes, content_type: str) -> Rendered:
     return Rendered(base64.b64encode(payload).decode(), "base64")
 
 
-def as_text(payload: bytes) -> tuple[str, bool]:
-    """Represent a payload as a string. The flag is set if it is base64, because the payload is not UTF-8."""
-    try:
-        return payload.decode(), False
-    except UnicodeDecodeError:
-        return base64.b64encode(payload).decode(), True
-
-
-def attributes(headers: dict[str, Any] | None) -> dict[str, str] | None:
-    """Convert header values to strings."""
-    if headers is None:
-        return None
-    return {key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in headers.items()}
-
-
 # Topics and queues
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    name: str
     created_at: datetime
     partitions: int
     retention_seconds: float
@@ -96,7 +78,7 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, topic: Topic) -> TopicView:
         return cls(
-            id=topic.name,
+            name=topic.name,
             created_at=topic.created_at,
             partitions=topic.partitions,
             retention_seconds=seconds(topic.retention),
@@ -107,9 +89,9 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    ack_deadline_seconds: float
-    message_retention_seconds: float | None
+    name: str
+    lease_seconds: float
+    ttl_seconds: float | None
     delivery_delay_seconds: float
     created_at: datetime
     updated_at: datetime
@@ -129,9 +111,9 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, queue: Queue) -> QueueView:
         return cls(
-            id=queue.name,
-            ack_deadline_seconds=seconds(queue.lease),
-            message_retention_seconds=maybe_seconds(queue.ttl),
+            name=queue.name,
+            lease_seconds=seconds(queue.lease),
+            ttl_seconds=maybe_seconds(queue.ttl),
             delivery_delay_seconds=seconds(queue.delivery_delay),
             created_at=queue.created_at,
             updated_at=queue.updated_at,
@@ -150,75 +132,45 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class QueueStatsView(msgspec.Struct, frozen=True, kw_only=True):
-    num_undelivered_messages: int
-    oldest_unacked_message_age_seconds: int
-    ready: int
-    delayed: int
-    leased: int
-    dead: int
-    acked: int
-    expired: int
-    purged: int
-    paused: bool
-
-    @classmethod
-    def of(cls, row: QueueStats) -> QueueStatsView:
-        return cls(
-            num_undelivered_messages=row.ready,
-            oldest_unacked_message_age_seconds=math.floor(row.oldest_age) if row.ready else 0,
-            ready=row.ready,
-            delayed=row.delayed,
-            leased=row.leased,
-            dead=row.dead,
-            acked=row.acked,
-            expired=row.expired,
-            purged=row.purged,
-            paused=row.paused,
-        )
-
-
 class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    topic_id: str
-    queue_id: str
-    message_filters: dict[str, Any] | None
+    name: str
+    topic: str
+    queue: str
+    headers: dict[str, Any] | None
     created_at: datetime
     pattern: str
 
     @classmethod
     def of(cls, row: Subscription) -> SubscriptionView:
         return cls(
-            id=row.name,
-            topic_id=row.topic,
-            queue_id=row.queue,
-            message_filters=row.headers,
+            name=row.name,
+            topic=row.topic,
+            queue=row.queue,
+            headers=row.headers,
             created_at=row.created_at,
             pattern=row.pattern,
         )
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    topic_id: str
+    name: str
+    topic: str
     pattern: str | None
-    message_filters: dict[str, Any] | None
+    headers: dict[str, Any] | None
     created_at: datetime
 
     @classmethod
     def of(cls, row: Group) -> GroupView:
-        return cls(
-            id=row.name, topic_id=row.topic, pattern=row.pattern, message_filters=row.headers, created_at=row.created_at
-        )
+        return cls(name=row.name, topic=row.topic, pattern=row.pattern, headers=row.headers, created_at=row.created_at)
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    name: str
     cron: str
     timezone: str
     catch_up: str
-    topic_id: str | None
-    queue_id: str | None
+    topic: str | None
+    queue: str | None
     payload: Any
     encoding: str
     key: str | None
@@ -235,12 +187,12 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, row: Schedule) -> ScheduleView:
         shown = render(row.payload, row.content_type)
         return cls(
-            id=row.name,
+            name=row.name,
             cron=row.cron,
             timezone=row.timezone,
             catch_up=row.catch_up,
-            topic_id=row.topic,
-            queue_id=row.queue,
+            topic=row.topic,
+            queue=row.queue,
             payload=shown.payload,
             encoding=shown.encoding,
             key=row.key,
@@ -302,8 +254,8 @@ def message_view(message: Message[Any]) -> MessageView:
 
 
 class DeliveryView(MessageView, frozen=True, kw_only=True):
-    queue_id: str
-    topic_id: str | None
+    queue: str
+    topic: str | None
     receipt: str
     attempt: int
     deadline: datetime
@@ -312,57 +264,18 @@ class DeliveryView(MessageView, frozen=True, kw_only=True):
 def delivery_view(queue: str, delivery: Delivery[Any]) -> DeliveryView:
     return DeliveryView(
         **_common(delivery),
-        queue_id=queue,
-        topic_id=delivery.topic,
+        queue=queue,
+        topic=delivery.topic,
         receipt=delivery.receipt,
         attempt=delivery.attempt,
         deadline=delivery.deadline,
     )
 
 
-class TextDeliveryView(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery in psqlqueue's form, plus its receipt."""
-
-    id: UUID
-    queue_id: str
-    label: str | None
-    body: str
-    attributes: dict[str, str] | None
-    delivery_attempts: int
-    created_at: datetime
-    receipt: str
-    deadline: datetime
-    topic_id: str | None
-    key: str | None
-    routing_key: str | None
-    content_type: str
-    base64: bool
-
-
-def text_delivery_view(queue: str, delivery: Delivery[Any]) -> TextDeliveryView:
-    body, encoded = as_text(delivery.payload)
-    return TextDeliveryView(
-        id=delivery.id,
-        queue_id=queue,
-        label=delivery.label,
-        body=body,
-        attributes=attributes(delivery.headers),
-        delivery_attempts=delivery.attempt,
-        created_at=delivery.created_at,
-        receipt=delivery.receipt,
-        deadline=delivery.deadline,
-        topic_id=delivery.topic,
-        key=delivery.key,
-        routing_key=delivery.routing_key,
-        content_type=delivery.content_type,
-        base64=encoded,
-    )
-
-
 class DeadLetterView(MessageView, frozen=True, kw_only=True):
     dead_id: int
-    queue_id: str
-    topic_id: str | None
+    queue: str
+    topic: str | None
     attempts: int
     error: str | None
     reason: str
@@ -373,13 +286,17 @@ def dead_view(queue: str, letter: DeadLetter[Any]) -> DeadLetterView:
     return DeadLetterView(
         **_common(letter),
         dead_id=letter.dead_id,
-        queue_id=queue,
-        topic_id=letter.topic or None,
+        queue=queue,
+        topic=letter.topic or None,
         attempts=letter.attempts,
         error=letter.error,
         reason=letter.reason,
         dead_at=letter.dead_at,
     )
+
+
+class Health(msgspec.Struct, frozen=True):
+    success: bool
 
 
 class StatsView(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ FUNCTION_FILES = (
     "rollups.sql",
     "outbox.sql",
     "recipes.sql",
-    "doors.sql",
+    "compat.sql",
     "tokens.sql",
     "spark.sql",
     "archive.sql",

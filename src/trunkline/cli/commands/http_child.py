@@ -32,17 +32,19 @@ class HttpService:
 
     def __init__(self, database_url: str, ports: Ports) -> None:
         self.url = f"http://{_HOST}:{ports.http}"
+        self.compat_ports = ports.compat
         self._database_url = database_url
         self._ports = ports
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Start the server. Return when it responds, or when `stop` is set."""
+        """Start the server. Return when all its ports respond, or when `stop` is set."""
         # its own session: Ctrl-C must reach only us, so that we stop it in order
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
             *("--host", _HOST, "--port", str(self._ports.http), "--parent", str(os.getpid())),
             *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
+            *(word for name, port in self._ports.compat for word in ("--compat-port", f"{name}={port}")),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr,
             # not on the command line, where other users could read the password
@@ -94,13 +96,19 @@ class HttpService:
         return not stop.is_set()
 
     def _answers(self) -> bool:
-        asked = urllib.request.Request(f"{self.url}/healthz")  # noqa: S310
-        # bypass proxies of the environment: this is our own machine
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(asked, timeout=5):
-                return True
-        except urllib.error.HTTPError:
+        return all(_responds(f"http://{_HOST}:{port}/healthz") for port in self._all_ports())
+
+    def _all_ports(self) -> list[int]:
+        return [self._ports.http, *(port for _, port in self._ports.compat)]
+
+
+def _responds(url: str) -> bool:
+    # bypass proxies of the environment: this is our own machine
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url), timeout=5):  # noqa: S310
             return True
-        except OSError:
-            return False
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False

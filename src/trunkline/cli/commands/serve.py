@@ -9,6 +9,7 @@ import click
 
 from trunkline.cli.framework.command import Command, Count
 from trunkline.cli.framework.output import say
+from trunkline.cli.framework.ports import compat_port_option
 from trunkline.errors import SettingsError
 from trunkline.settings import Settings
 
@@ -20,7 +21,8 @@ from trunkline.settings import Settings
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; any other than loopback requires tokens."
 )
 @click.option("--port", metavar="N", help="HTTP port; 0 for a free one.  [default: 8080]")
-@click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Number of server processes.")
+@compat_port_option
+@click.option("--workers", type=Count(1, 64), default=1, show_default=True, help="Number of server processes per port.")
 @click.option(
     "--max-connections",
     type=Count(2, 1000),
@@ -42,7 +44,7 @@ from trunkline.settings import Settings
 @click.option(
     "--metrics-port", type=Count(1, 65535), help="Additional port on 127.0.0.1 that serves metrics without a token."
 )
-@click.option("--max-pull", type=Count(1, 1000), default=10, help="Maximum messages of GET /v1/queues/{queue}/messages.")
+@click.option("--max-pull", type=Count(1, 1000), default=10, help="Maximum messages of a pull by psqlqueue's API.")
 @click.option(
     "--max-publishing", type=Count(1, 100_000), default=2000, help="Maximum concurrent publishes; more are rejected."
 )
@@ -63,6 +65,7 @@ def command(
     data: str | None,
     host: str,
     port: str | None,
+    compat_ports: tuple[tuple[str, int], ...],
     workers: int,
     max_connections: int,
     upkeep: bool,
@@ -79,6 +82,9 @@ def command(
 ) -> None:
     """Serve the HTTP API.
 
+    Clients of psqlqueue, postgres-backed-pubsub-queue and pg-messaging are served below /compat/NAME, and at the root of
+    the ports in --compat-port.
+
     Runs in the foreground. Ctrl-C or SIGTERM stops it after the requests in flight. Logs are JSON lines on stdout.
     """
     try:
@@ -86,7 +92,7 @@ def command(
     except ModuleNotFoundError as exc:
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
     from trunkline.cli.framework.database import conninfo
-    from trunkline.cli.framework.ports import reserved_port
+    from trunkline.cli.framework.ports import reserved_ports
     from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
     from trunkline.server.parent import end_with
@@ -103,14 +109,17 @@ def command(
         tokens = asyncio.run(_has_tokens(url, settings.database_url_source)) or None
     # check before binding the port
     check_address(host, tokens=bool(tokens))
-    with reserved_port(host, settings.port) as chosen:
+    with reserved_ports(host, settings.port, compat_ports) as ports:
         if settings.port == 0:
-            say(f"Serving http://{host}:{chosen}")
+            say(f"Serving http://{host}:{ports.http}")
+        for name, number in ports.compat:
+            say(f"Serving the API of {name} on http://{host}:{number}")
         serve(
             Config(
                 database_url=url,
                 host=host,
-                port=chosen,
+                port=ports.http,
+                compat_ports=dict(ports.compat),
                 workers=workers,
                 max_connections=max_connections,
                 upkeep_seconds=settings.upkeep_interval.total_seconds() if upkeep else None,

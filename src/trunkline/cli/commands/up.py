@@ -14,7 +14,7 @@ import click
 
 from trunkline.cli.framework.command import Command, Count
 from trunkline.cli.framework.database import embedded_server, former_data, naming, warn_about_secrets
-from trunkline.cli.framework.ports import Ports
+from trunkline.cli.framework.ports import Ports, compat_port_option
 from trunkline.errors import TrunklineError
 from trunkline.settings import Settings
 
@@ -34,7 +34,7 @@ Commands for this database{where}:
 _HTTP_TOUR = """\
 HTTP is served on {url}; see {url}/docs for all routes:
 
-  curl -X POST '{url}/v1/queues?ensure=true' -d '{{"id": "hello"}}'
+  curl -X POST '{url}/v1/queues?ensure=true' -d '{{"name": "hello"}}'
   curl -X POST {url}/v1/queues/hello/messages -d '{{"payload": {{"to": "a@example.com"}}}}'
   curl -X POST {url}/v1/queues/hello/claims
   curl -X POST {url}/v1/queues/hello/ack -d '{{"receipts": ["<receipt>"]}}'
@@ -56,6 +56,7 @@ A tour of 60 seconds; paste it into psql:
 @click.command("up", cls=Command, example="trunkline up\ntrunkline up --database-url postgresql:///app")
 @click.option("--data", metavar="DIR", help="Data directory of the embedded Postgres.  [default: .trunkline]")
 @click.option("--port", metavar="N", help="HTTP port on 127.0.0.1; 0 for a free one.  [default: 8080]")
+@compat_port_option
 @click.option("--no-http", is_flag=True, help="Do not serve HTTP.")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
 @click.option("--database-url", metavar="URL", help="Server to use instead of the embedded one.")
@@ -64,7 +65,7 @@ A tour of 60 seconds; paste it into psql:
 @click.option(
     "--metrics-port", type=Count(1, 65535), help="Additional port on 127.0.0.1 that serves metrics without a token."
 )
-def command(no_http: bool, metrics_port: int | None, **flags: str | None) -> None:
+def command(no_http: bool, metrics_port: int | None, compat_ports: tuple[tuple[str, int], ...], **flags: str | None) -> None:
     """Start everything in the foreground: Postgres, the schema, upkeep, HTTP and webhooks.
 
     Installs or upgrades the schema, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http) and sends webhooks like
@@ -77,23 +78,24 @@ def command(no_http: bool, metrics_port: int | None, **flags: str | None) -> Non
     """
     settings = Settings.load(flags)
     warn_about_secrets(flags["database_url"])
-    if no_http and metrics_port is not None:
-        raise click.UsageError("--metrics-port requires the HTTP service: omit --no-http")
+    for option, value in (("--metrics-port", metrics_port), ("--compat-port", compat_ports)):
+        if no_http and value:
+            raise click.UsageError(f"{option} requires the HTTP service: omit --no-http")
     if not _push_installed():
         click.echo("Webhooks are disabled: push is not installed (pip install 'trunkline[push]').", err=True)
-    with nullcontext() if no_http else _http_port(settings) as port:
-        asyncio.run(_up(settings, None if port is None else Ports(port, metrics_port)))
+    with nullcontext() if no_http else _http_ports(settings, compat_ports) as ports:
+        asyncio.run(_up(settings, None if ports is None else ports._replace(metrics=metrics_port)))
 
 
-def _http_port(settings: Settings) -> AbstractContextManager[int | None]:
-    """Return the HTTP URL. Raise if the port is in use, before anything has started."""
+def _http_ports(settings: Settings, compat: tuple[tuple[str, int], ...]) -> AbstractContextManager[Ports | None]:
+    """Reserve the HTTP ports. Raise if one is in use, before anything has started."""
     from trunkline.cli.commands import http_child
-    from trunkline.cli.framework.ports import reserved_port
+    from trunkline.cli.framework.ports import reserved_ports
 
     if not http_child.installed():
         click.echo("HTTP is disabled: the server is not installed (pip install 'trunkline[server]').", err=True)
         return nullcontext()
-    return reserved_port("127.0.0.1", settings.port)
+    return reserved_ports("127.0.0.1", settings.port, compat)
 
 
 async def _up(settings: Settings, ports: Ports | None) -> None:
@@ -158,6 +160,8 @@ async def _serve(
         click.echo(_COMMANDS.format(where=_where_commands_run(settings, server)))
         if http is not None:
             click.echo(_HTTP_TOUR.format(url=http.url))
+            for name, port in http.compat_ports:
+                click.echo(f"The API of {name} is on http://127.0.0.1:{port}.\n")
         click.echo(_how_to_connect(server) if server else "Connect with psql and your database URL.\n")
         click.echo(_TOUR)
         click.echo("Ctrl-C stops.")

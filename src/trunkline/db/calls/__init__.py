@@ -54,6 +54,7 @@ from trunkline.db.calls.queues import (
     pause_queue,
     peek_queue,
     purge_queue,
+    queues_of_cursors,
     release,
 )
 from trunkline.db.calls.schedules import (
@@ -129,6 +130,7 @@ __all__ = [
     "purge_dead_letters",
     "purge_queue",
     "queue_stats",
+    "queues_of_cursors",
     "read",
     "readers",
     "redrive",

@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1
     lease_seconds: Lease | None = None
-    """Defaults to the queue's lease, its `ack_deadline_seconds`."""
+    """Defaults to the queue's lease."""
     labels: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=100)] | None = None
     wait: Annotated[float, Meta(ge=0, le=30)] = 0.0
     """Seconds to wait if no message is ready."""

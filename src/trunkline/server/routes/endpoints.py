@@ -28,7 +28,7 @@ Url = Annotated[str, Meta(min_length=1, max_length=2000)]
 class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An endpoint to create."""
 
-    id: str | None = None
+    name: str | None = None
     url: Url
     rate: Rate | None = None
     """Requests per second across all dispatchers, 0.001 to 100,000. Null or 0: no limit."""
@@ -55,7 +55,7 @@ class EndpointChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    name: str
     url: str
     state: str
     reason: str | None
@@ -80,12 +80,12 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, row: Endpoint) -> EndpointView:
-        fields = {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("name", "timeout")}
-        return cls(id=row.name, timeout_seconds=row.timeout.total_seconds(), **fields)
+        fields = {name: getattr(row, name) for name in row.__struct_fields__ if name != "timeout"}
+        return cls(timeout_seconds=row.timeout.total_seconds(), **fields)
 
 
 class MadeEndpoint(msgspec.Struct, frozen=True):
-    id: str
+    name: str
     secret: str
     needs_allow: str | None
     """As in `EndpointView`."""
@@ -108,19 +108,19 @@ async def create_endpoint(request: Call) -> Answer:
     """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
     body = await request.read(NewEndpoint)
-    refuse(id=name_fault(body.id))
-    assert body.id is not None  # noqa: S101
-    await request.audit(body.id)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.audit(body.name)
     settings = _settings(body)
     if settings["rate"] == 0:
         settings["rate"] = None
-    made = await request.mq.endpoints.create(body.id, secret=body.secret, **settings)
+    made = await request.mq.endpoints.create(body.name, secret=body.secret, **settings)
     return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
-@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}))
 async def list_endpoints(request: Call) -> Answer:
-    """List endpoints by id, 100 per page by default."""
+    """List endpoints by name, 100 per page by default."""
     query = request.query()
     return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 

@@ -31,12 +31,12 @@ Place = Annotated[str, Meta(min_length=1, max_length=100)]
 class NewGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A group to create."""
 
-    id: str | None = None
+    name: str | None = None
     start: Place = "earliest"
     """earliest, latest, an offset or a time."""
     pattern: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
-    """With a pattern or `message_filters`, the group reads only matching messages, as subscriptions do."""
-    message_filters: dict[str, list[str]] | None = None
+    """With a pattern or `headers`, the group reads only matching messages, as subscriptions do."""
+    headers: dict[str, Any] | None = None
 
 
 @route(
@@ -57,15 +57,15 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     """Create a group. A fetch also creates it, from the earliest message."""
     ensure = request.query()["ensure"]
     body = await request.read(NewGroup)
-    refuse(id=name_fault(body.id))
-    assert body.id is not None  # noqa: S101
-    reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.message_filters}
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.headers}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, body.id, **reads)), 201)
+        return answer(GroupView.of(await request.mq.groups.create(topic, body.name, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.id, **reads)))
+    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.name, **reads)))
 
 
 @route(
@@ -75,22 +75,21 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
         tag=TAG,
         scope="read",
         params=(AFTER, OFFSET, LIMIT),
-        strict=False,
         answers={200: Page},
         problems=(404,),
         object="topic",
     ),
 )
 async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
-    """List the groups of a topic by id, 100 per page by default."""
+    """List the groups of a topic by name, 100 per page by default."""
     query = request.query()
     await request.mq.topics.get(topic)
     return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
 
 
 class GroupStatsView(msgspec.Struct, frozen=True):
-    id: str
-    topic_id: str
+    name: str
+    topic: str
     lag: int
     lag_seconds: float
     partitions: list[GroupStats]

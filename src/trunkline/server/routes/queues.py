@@ -7,28 +7,25 @@ from typing import Any
 import msgspec
 from litestar.params import FromPath
 
-from trunkline.db import doors
 from trunkline.errors import AlreadyExists
 from trunkline.server import budget
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import BLANK, Count, Seconds, Span, given, name_fault, refuse, span
+from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
 from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
-from trunkline.server.problems import Problem
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import MessageView, Page, QueueStatsView, QueueView, message_view, page
+from trunkline.server.views import MessageView, Page, QueueView, message_view, page
+from trunkline.types import QueueStats
 
 TAG = "queues"
-# psqlqueue retries messages until their retention ends
-_MANY_ATTEMPTS = 1000
 
 
-class QueueSettings(msgspec.Struct, kw_only=True):
-    """Queue settings. The first two are required to create a queue without `ensure`, and to replace one."""
+class QueueSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Queue settings. `ttl_seconds` and `history_seconds` of 0 disable them."""
 
-    ack_deadline_seconds: Seconds | None = None
-    message_retention_seconds: Seconds | None = None
-    delivery_delay_seconds: Seconds | None = None
+    lease_seconds: Span | None = None
+    ttl_seconds: Span | None = None
+    delivery_delay_seconds: Span | None = None
     max_attempts: Count | None = None
     backoff_base_seconds: Span | None = None
     backoff_factor: float | None = None
@@ -40,8 +37,8 @@ class QueueSettings(msgspec.Struct, kw_only=True):
 
     def changes(self) -> dict[str, Any]:
         return given(
-            lease=span(self.ack_deadline_seconds),
-            ttl=span(self.message_retention_seconds),
+            lease=span(self.lease_seconds),
+            ttl=span(self.ttl_seconds),
             delivery_delay=span(self.delivery_delay_seconds),
             max_attempts=self.max_attempts,
             backoff_base=span(self.backoff_base_seconds),
@@ -54,10 +51,10 @@ class QueueSettings(msgspec.Struct, kw_only=True):
         )
 
 
-class NewQueue(QueueSettings, kw_only=True):
-    """A queue to create."""
+class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
+    """A queue to create. Every setting has a default; the last three cannot be changed later."""
 
-    id: str | None = None
+    name: str | None = None
     ordered: bool | None = None
     partitions: Count | None = None
     priorities: Count | None = None
@@ -70,7 +67,6 @@ class NewQueue(QueueSettings, kw_only=True):
         tag=TAG,
         scope="admin",
         params=(ENSURE,),
-        strict=False,
         body=NewQueue,
         object=IN_BODY,
         answers={201: QueueView, 200: QueueView},
@@ -79,57 +75,19 @@ class NewQueue(QueueSettings, kw_only=True):
     ),
 )
 async def create_queue(request: Call) -> Answer:
-    """Create a queue.
-
-    With `ensure`, every setting has a default, and an existing queue is accepted. Without it, the acknowledgement
-    deadline and message retention are required, and `max_attempts` defaults to 1000.
-    """
-    query = request.query()
+    """Create a queue. With `ensure`, update the given settings if it exists."""
+    ensure = request.query()["ensure"]
     body = await request.read(NewQueue)
-    ensure = query["ensure"]
-    refuse(
-        id=name_fault(body.id),
-        ack_deadline_seconds=BLANK if not ensure and not body.ack_deadline_seconds else None,
-        message_retention_seconds=BLANK if not ensure and not body.message_retention_seconds else None,
-    )
-    assert body.id is not None  # noqa: S101
-    await request.allow(body.id)
-    fixed = given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
-    settings = body.changes()
-    if not ensure:
-        settings.setdefault("max_attempts", _MANY_ATTEMPTS)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.allow(body.name)
+    settings = body.changes() | given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(body.id, **settings, **fixed)), 201)
-    except AlreadyExists as exc:
+        return answer(QueueView.of(await request.mq.queues.create(body.name, **settings)), 201)
+    except AlreadyExists:
         if not ensure:
-            words = f"queue {body.id} already exists"
-            raise Problem(400, "already_exists", words, code=4, hint=exc.hint_in("sql")) from None
-    return answer(QueueView.of(await request.mq.queues.ensure(body.id, **fixed)))
-
-
-@route(
-    "PUT",
-    "/queues/{queue:str}",
-    Doc(
-        tag=TAG,
-        scope="admin",
-        strict=False,
-        body=QueueSettings,
-        answers={200: QueueView},
-        problems=(400, 404, 409),
-        object="queue",
-        audit=True,
-    ),
-)
-async def replace_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Replace the deadline, message retention and delivery delay (default 0). Other settings change only if given."""
-    body = await request.read(QueueSettings)
-    refuse(
-        ack_deadline_seconds=None if body.ack_deadline_seconds else BLANK,
-        message_retention_seconds=None if body.message_retention_seconds else BLANK,
-    )
-    settings = {"delivery_delay": span(0), **body.changes()}
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **settings)))
+            raise
+    return answer(QueueView.of(await request.mq.queues.ensure(body.name, **settings)))
 
 
 @route(
@@ -155,16 +113,17 @@ async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
 @route(
     "GET",
     "/queues/{queue:str}",
-    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueView}, problems=(404,), object="queue"),
+    Doc(tag=TAG, scope="read", answers={200: QueueView}, problems=(404,), object="queue"),
 )
 async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Get one queue."""
+    request.query()
     return answer(QueueView.of(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), answers={200: Page}))
 async def list_queues(request: Call) -> Answer:
-    """List queues by id, 100 per page by default."""
+    """List queues by name, 100 per page by default."""
     query = request.query()
     return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
 
@@ -176,7 +135,6 @@ async def list_queues(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        strict=False,
         answers={204: None},
         problems=(404, 409),
         object="queue",
@@ -193,35 +151,43 @@ async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
 @route(
     "GET",
     "/queues/{queue:str}/stats",
-    Doc(tag=TAG, scope="read", strict=False, answers={200: QueueStatsView}, problems=(404,), object="queue", reads=True),
+    Doc(tag=TAG, scope="read", answers={200: QueueStats}, problems=(404,), object="queue", reads=True),
 )
 async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
-    """Count the messages by state, with the age of the oldest ready one."""
-    return answer(QueueStatsView.of((await request.mq.queues.stats(queue))[0]))
+    """Count the messages by state, with the age of the oldest ready one in seconds."""
+    request.query()
+    return answer((await request.mq.queues.stats(queue))[0])
+
+
+class PurgedQueue(msgspec.Struct, frozen=True):
+    purged: int
 
 
 @route(
     "PUT",
     "/queues/{queue:str}/purge",
-    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", answers={200: PurgedQueue}, problems=(404,), object="queue", audit=True),
 )
 async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Remove all messages of the queue, including leased ones."""
-    await request.mq.queues.purge(queue)
-    async with request.writing() as conn:
-        await doors.drop_leases(conn, queue)
-    return nothing()
+    """Drop all undelivered messages. Messages that are leased at this moment are kept."""
+    request.query()
+    return answer(PurgedQueue(await request.mq.queues.purge(queue)))
+
+
+class CleanedQueue(msgspec.Struct, frozen=True):
+    emptied: int
+    """Segments and shared-store partitions."""
 
 
 @route(
     "PUT",
     "/queues/{queue:str}/cleanup",
-    Doc(tag=TAG, scope="admin", strict=False, answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", answers={200: CleanedQueue}, problems=(404,), object="queue", audit=True),
 )
 async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
-    """Remove finished messages now instead of waiting for upkeep."""
-    await request.mq.queues.cleanup(queue)
-    return nothing()
+    """Remove finished messages now instead of waiting for retention."""
+    request.query()
+    return answer(CleanedQueue(await request.mq.queues.cleanup(queue)))
 
 
 @route(
@@ -250,7 +216,7 @@ async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
 
 
 class WaitingView(MessageView, frozen=True, kw_only=True):
-    topic_id: str | None
+    topic: str | None
     attempt: int
     due_at: Any
     error: str | None
@@ -262,7 +228,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 @route(
     "GET",
-    "/queues/{queue:str}/waiting",
+    "/queues/{queue:str}/peek",
     Doc(
         tag=TAG,
         scope="read",
@@ -280,7 +246,7 @@ async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
     shown = [
         WaitingView(
             **msgspec.structs.asdict(message_view(row)),
-            topic_id=row.topic,
+            topic=row.topic,
             attempt=row.attempt,
             due_at=row.due_at,
             error=row.error,
@@ -292,7 +258,6 @@ async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
 
 ROUTES = [
     create_queue,
-    replace_queue,
     alter_queue,
     get_queue,
     list_queues,

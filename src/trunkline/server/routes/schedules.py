@@ -25,10 +25,10 @@ TAG = "schedules"
 class NewSchedule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message to publish on a cron schedule, to a topic or a queue."""
 
-    id: str | None = None
+    name: str | None = None
     cron: Annotated[str, Meta(min_length=1, max_length=200)]
-    topic_id: str | None = None
-    queue_id: str | None = None
+    topic: str | None = None
+    queue: str | None = None
     payload: Raw | UnsetType = UNSET
     key: Annotated[str, Meta(max_length=1000)] | None = None
     routing_key: Annotated[str, Meta(max_length=1000)] | None = None
@@ -55,16 +55,16 @@ async def create_schedule(request: Call) -> Answer:
     """Create a schedule."""
     ensure = request.query()["ensure"]
     body = await request.read(NewSchedule)
-    refuse(id=name_fault(body.id))
-    assert body.id is not None  # noqa: S101
-    await request.audit(body.id)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.audit(body.name)
     make = request.mq.schedules.ensure if ensure else request.mq.schedules.create
     payload = None if isinstance(body.payload, UnsetType) else msgspec.json.decode(body.payload)
     made = await make(
-        body.id,
+        body.name,
         body.cron,
-        topic=body.topic_id,
-        queue=body.queue_id,
+        topic=body.topic,
+        queue=body.queue,
         body=payload,
         key=body.key,
         routing_key=body.routing_key,
@@ -76,16 +76,16 @@ async def create_schedule(request: Call) -> Answer:
     return answer(ScheduleView.of(made), 201)
 
 
-async def _find(call: Call, id: str) -> Schedule:
+async def _find(call: Call, name: str) -> Schedule:
     for row in await call.mq.schedules.list():
-        if row.name == id:
+        if row.name == name:
             return row
-    raise ScheduleNotFound(f"schedule {id} does not exist", hint="Create it with trunkline.create_schedule.")
+    raise ScheduleNotFound(f"schedule {name} does not exist", hint="Create it with trunkline.create_schedule.")
 
 
-@route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), strict=False, answers={200: Page}))
+@route("GET", "/schedules", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}))
 async def list_schedules(request: Call) -> Answer:
-    """List schedules by id, 100 per page by default."""
+    """List schedules by name, 100 per page by default."""
     query = request.query()
     return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
 

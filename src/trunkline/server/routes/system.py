@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from importlib import resources
 from typing import Any
 
-import msgspec
-
-from trunkline.db import doors
-from trunkline.errors import DatabaseUnavailable, TrunklineError
 from trunkline.server.call import Answer, Call, answer
+from trunkline.server.config import COMPAT_APIS
 from trunkline.server.openapi import document
+from trunkline.server.pages import html_page, static
 from trunkline.server.problems import Problem, no_route
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import StatsView
+from trunkline.server.views import Health, StatsView
 
 TAG = "system"
-_PATIENCE_SECONDS = 3.0
-
-
-class Health(msgspec.Struct, frozen=True):
-    success: bool
+# each API of another system has its own page and document
+_ROOTS = ("", *(f"/compat/{name}" for name in COMPAT_APIS))
 
 
 @route("GET", "/healthz", Doc(tag=TAG, scope="public", strict=False, answers={200: Health}))
@@ -34,27 +27,8 @@ async def live(request: Call) -> Answer:
 async def ready(request: Call) -> Answer:
     """Report whether the database responds and the server is not stopping."""
     if request.engine.stopping.is_set():
-        raise Problem(503, "stopping", "the server is stopping", code=1)
-    await _ask_database(request)
-    return answer(Health(True))
-
-
-async def _ask_database(call: Call) -> None:
-    """Query the database, without the pool's long retries: a health check must fail fast."""
-    try:
-        async with asyncio.timeout(_PATIENCE_SECONDS), call.mq.connection() as conn:
-            await doors.answers(conn)
-    except TimeoutError:
-        raise DatabaseUnavailable("the database does not respond") from None
-
-
-@route("GET", "/v1/healthz", Doc(tag=TAG, scope="public", strict=False, answers={200: Health}, problems=(500,)))
-async def health(request: Call) -> Answer:
-    """Report whether the database responds."""
-    try:
-        await _ask_database(request)
-    except TrunklineError as exc:
-        raise Problem(500, exc.code, exc.message, code=1) from None
+        raise Problem(503, "stopping", "the server is stopping")
+    await request.engine.check_database()
     return answer(Health(True))
 
 
@@ -73,21 +47,21 @@ async def metrics(request: Call) -> Answer:
     return Answer(content, media_type=kind)
 
 
-@route("GET", "/openapi.json", Doc(tag=TAG, scope="public", strict=False, answers={200: dict[str, Any]}))
+def _everywhere(path: str) -> list[str]:
+    return [f"{root}{path}" for root in _ROOTS]
+
+
+@route(
+    "GET",
+    _everywhere("/openapi.json"),
+    Doc(tag=TAG, scope="public", strict=False, answers={200: dict[str, Any]}),
+)
 async def schema(request: Call) -> Answer:
     """Get this API as an OpenAPI 3.1 document."""
-    return Answer(document(request.scope["litestar_app"]))
+    return Answer(document(request.scope["litestar_app"], request.api, request.root))
 
 
 _PAGE = Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/html")
-_POLICY = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}
-
-
-def _static(name: str) -> bytes:
-    return (resources.files("trunkline.server") / "static" / name).read_bytes()
 
 
 @route("GET", "/", Doc(tag=TAG, scope="public", strict=False, answers={302: None}, problems=(404,)))
@@ -99,28 +73,30 @@ async def root(request: Call) -> Answer:
     return Answer(b"", 302, None, {"location": "docs", "vary": "accept"})
 
 
-@route("GET", "/docs", _PAGE)
+@route("GET", _everywhere("/docs"), _PAGE)
 async def page(request: Call) -> Answer:
     """Show a page to browse and try this API, without external resources."""
-    return Answer(_static("docs.html"), media_type="text/html; charset=utf-8", headers=_POLICY)
+    return html_page(request)
 
 
-@route("GET", "/v1/swagger/index.html", _PAGE)
-async def swagger_page(request: Call) -> Answer:
-    """Show the API page at psqlqueue's address."""
-    return Answer(_static("docs.html"), media_type="text/html; charset=utf-8", headers=_POLICY)
-
-
-@route("GET", "/docs.js", Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/javascript"))
+@route(
+    "GET",
+    _everywhere("/docs.js"),
+    Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/javascript"),
+)
 async def script(request: Call) -> Answer:
     """Get the script of the API page."""
-    return Answer(_static("docs.js"), media_type="text/javascript; charset=utf-8")
+    return Answer(static("docs.js"), media_type="text/javascript; charset=utf-8")
 
 
-@route("GET", "/docs.css", Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/css"))
+@route(
+    "GET",
+    _everywhere("/docs.css"),
+    Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/css"),
+)
 async def style(request: Call) -> Answer:
     """Get the stylesheet of the API page."""
-    return Answer(_static("docs.css"), media_type="text/css; charset=utf-8")
+    return Answer(static("docs.css"), media_type="text/css; charset=utf-8")
 
 
-ROUTES = [live, ready, health, stats, metrics, schema, root, page, swagger_page, script, style]
+ROUTES = [live, ready, stats, metrics, schema, root, page, script, style]

@@ -8,12 +8,12 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.db import calls
-from trunkline.errors import AlreadyExists, InUse
+from trunkline.errors import AlreadyExists
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
 from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
-from trunkline.server.problems import Problem, invalid
+from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, TopicView, page
 from trunkline.types import TopicStats
@@ -21,7 +21,7 @@ from trunkline.types import TopicStats
 TAG = "topics"
 
 
-class TopicSettings(msgspec.Struct, kw_only=True):
+class TopicSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Topic settings. Partitions can be added but not removed."""
 
     partitions: Count | None = None
@@ -40,10 +40,10 @@ class TopicSettings(msgspec.Struct, kw_only=True):
         )
 
 
-class NewTopic(TopicSettings, kw_only=True):
+class NewTopic(TopicSettings, kw_only=True, forbid_unknown_fields=True):
     """A topic to create."""
 
-    id: str | None = None
+    name: str | None = None
 
 
 @route(
@@ -53,7 +53,6 @@ class NewTopic(TopicSettings, kw_only=True):
         tag=TAG,
         scope="admin",
         params=(ENSURE,),
-        strict=False,
         body=NewTopic,
         object=IN_BODY,
         answers={201: TopicView, 200: TopicView},
@@ -62,19 +61,18 @@ class NewTopic(TopicSettings, kw_only=True):
     ),
 )
 async def create_topic(request: Call) -> Answer:
-    """Create a topic."""
+    """Create a topic. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
     body = await request.read(NewTopic)
-    refuse(id=name_fault(body.id))
-    assert body.id is not None  # noqa: S101
-    await request.allow(body.id)
+    refuse(name=name_fault(body.name))
+    assert body.name is not None  # noqa: S101
+    await request.allow(body.name)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(body.id, **body.changes())), 201)
-    except AlreadyExists as exc:
+        return answer(TopicView.of(await request.mq.topics.create(body.name, **body.changes())), 201)
+    except AlreadyExists:
         if not ensure:
-            words = f"topic {body.id} already exists"
-            raise Problem(400, "already_exists", words, code=7, hint=exc.hint_in("sql")) from None
-    return answer(TopicView.of(await request.mq.topics.ensure(body.id, partitions=body.partitions)))
+            raise
+    return answer(TopicView.of(await request.mq.topics.ensure(body.name, **body.changes())))
 
 
 @route(
@@ -100,16 +98,17 @@ async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
 @route(
     "GET",
     "/topics/{topic:str}",
-    Doc(tag=TAG, scope="read", strict=False, answers={200: TopicView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", answers={200: TopicView}, problems=(404,), object="topic"),
 )
 async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Get one topic."""
+    request.query()
     return answer(TopicView.of(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), strict=False, answers={200: Page}))
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), answers={200: Page}))
 async def list_topics(request: Call) -> Answer:
-    """List topics by id, 100 per page by default."""
+    """List topics by name, 100 per page by default."""
     query = request.query()
     return answer(page([TopicView.of(row) for row in await request.mq.topics.list(after=query["after"])], query))
 
@@ -121,7 +120,6 @@ async def list_topics(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        strict=False,
         answers={204: None},
         problems=(404, 409),
         object="topic",
@@ -129,35 +127,9 @@ async def list_topics(request: Call) -> Answer:
     ),
 )
 async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
-    """Delete a topic with its log and subscriptions.
-
-    Unless forced, this is refused while a group reads the topic, a schedule publishes to it, or a subscribed queue has
-    unsettled messages.
-    """
-    try:
-        await request.mq.topics.delete(topic, force=request.query()["force"])
-    except InUse:
-        # psqlqueue deletes subscriptions with their topic; we do so only if no message is lost
-        if not await _only_drained_queues(request, topic):
-            raise
-        await request.mq.topics.delete(topic, force=True)
+    """Delete a topic with its messages. Refused while it has readers or schedules, unless forced."""
+    await request.mq.topics.delete(topic, force=request.query()["force"])
     return nothing()
-
-
-async def _only_drained_queues(call: Call, topic: str) -> bool:
-    """Return whether the topic's only readers are queues that have settled all their messages."""
-    mq = call.mq
-    # on a separate connection: this route runs in a transaction
-    await mq.session.wakeup.sequence("topic", topic)
-    if await mq.groups.list(topic) or any(row.topic == topic for row in await mq.schedules.list()):
-        return False
-    if any(row.scheduled for row in await mq.topics.stats(topic)):
-        return False
-    for queue in {row.queue for row in await mq.subscriptions.list(topic=topic)}:
-        (stats,) = await mq.queues.stats(queue)
-        if stats.ready + stats.delayed + stats.leased:
-            return False
-    return True
 
 
 class TopicStatsView(msgspec.Struct, frozen=True):

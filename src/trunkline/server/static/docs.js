@@ -1,6 +1,8 @@
 "use strict";
 
-// Renders /openapi.json and sends requests to this server only. Content is inserted as text, never as markup.
+// Renders openapi.json and sends requests to this server only. Content is inserted as text, never as markup.
+const root = document.currentScript.dataset.root;
+
 function make(tag, text, kind) {
   const node = document.createElement(tag);
   if (text !== undefined) node.textContent = text;
@@ -81,7 +83,7 @@ async function send(method, path, inputs, body, result) {
   const address = query.size ? `${target}?${query}` : target;
   result.textContent = `${method} ${address}\n`;
   try {
-    const answer = await fetch(address, { method, headers, body: body ? body.value : undefined });
+    const answer = await fetch(root + address, { method, headers, body: body ? body.value : undefined });
     result.textContent += `${answer.status} ${answer.statusText}\n`;
     const id = answer.headers.get("message-id");
     if (id) result.textContent += `message-id: ${id}\n`;
@@ -151,4 +153,4 @@ function show(spec) {
   });
 }
 
-fetch("/openapi.json").then((answer) => answer.json()).then(show);
+fetch(`${root}/openapi.json`).then((answer) => answer.json()).then(show);

@@ -18,7 +18,7 @@ begin
         select p.oid, p.proname !~ '^_' from pg_proc p
         where p.pronamespace = 'trunkline'::regnamespace and p.prokind = 'f'
           and (p.proname !~ '^(_|topic_[0-9]|queue_[0-9])'
-               -- called by the HTTP service, with its own rights (doors.sql, push.sql)
+               -- called by the HTTP service, with its own rights (compat.sql, settle.sql, stats.sql, push.sql)
                or p.proname in ('_delivery_of', '_drop_leases', '_queues_of_cursors', '_subscribe_once', '_pull', '_ack_upto', '_committed', '_offset_of',
                                 '_ages', '_endpoint'))
           -- inlined into every statement; they name what they call with its schema

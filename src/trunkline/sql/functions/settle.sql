@@ -530,3 +530,8 @@ begin
     return trunkline._size(v_open);
 end
 $$;
+
+-- Returns the queues of receipts, by the cursor in their second part. No row for a cursor that was deleted.
+create or replace function trunkline._queues_of_cursors(p_cursors int[]) returns table (cursor_id int, queue text)
+language sql stable
+as $$ select c.cursor_id, q.name from trunkline.cursors c join trunkline.queues q using (queue_id) where c.cursor_id = any (p_cursors) $$;

@@ -387,3 +387,16 @@ begin
     end if;
 end
 $$;
+
+-- Returns two ages in seconds: of the oldest transaction that holds back vacuum, and of the oldest
+-- transaction that has drawn message ids and may still commit them.
+create or replace function trunkline._ages(out transaction float8, out unsequenced float8)
+language sql
+as $$
+    select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
+                     where a.datname = current_database() and a.backend_type = 'client backend'
+                       and num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()), 0)::float8,
+           coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_locks k join pg_stat_activity a using (pid) join pg_class c on c.oid = k.relation
+                     where k.locktype = 'relation' and k.database = (select oid from pg_database where datname = current_database()) and a.pid <> pg_backend_pid()
+                       and a.backend_xid is not null and c.relkind = 'S' and c.relnamespace = 'trunkline'::regnamespace and (c.relname like 'topic\_%\_ids' or c.relname = 'store_ids')), 0)::float8
+$$;

@@ -55,6 +55,7 @@ from trunkline.db.sync.calls.queues import (
     pause_queue,
     peek_queue,
     purge_queue,
+    queues_of_cursors,
     release,
 )
 from trunkline.db.sync.calls.schedules import (
@@ -130,6 +131,7 @@ __all__ = [
     "purge_dead_letters",
     "purge_queue",
     "queue_stats",
+    "queues_of_cursors",
     "read",
     "readers",
     "redrive",

@@ -181,3 +181,9 @@ def release(conn: Connection, receipts: Sequence[str]) -> list[Result]:
 def extend(conn: Connection, receipts: Sequence[str], *, lease: timedelta) -> list[Result]:
     rows = fetch_rows(conn, "select result from trunkline.extend(%b::text[], %b)", (list(receipts), lease))
     return [row[0] for row in rows]
+
+
+def queues_of_cursors(conn: Connection, cursors: Sequence[int]) -> dict[int, str]:
+    """Return the queue of each cursor; receipts contain the number of theirs. Deleted cursors are left out."""
+    rows = fetch_rows(conn, "select cursor_id, queue from trunkline._queues_of_cursors(%b::int[])", (list(cursors),))
+    return {row[0]: row[1] for row in rows}

@@ -1,4 +1,4 @@
-"""The four routes of postgres-backed-pubsub-queue, under `/api`: a log with groups. Ids are offsets in partition 0."""
+"""The four routes of postgres-backed-pubsub-queue: a log with groups. Ids are offsets in partition 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.db import doors
+from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, TrunklineError
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
@@ -110,7 +110,7 @@ async def publish(request: Call, topic: FromPath[str]) -> Answer:
     # the message is stored: a failure from here on must not fail the request
     with contextlib.suppress(TrunklineError):
         async with request.mq.connection() as conn:
-            offset = await doors.offset_of(conn, topic, published.id)
+            offset = await compat.offset_of(conn, topic, published.id)
     return answer(ApiPublished(id=offset, message_id=published.id, topic=topic), 201)
 
 
@@ -158,10 +158,10 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
     member = query["member"] or f"api-{uuid4().hex[:16]}"
     lease = timedelta(seconds=query["lease"])
 
-    async def look() -> doors.Pulled | None:
+    async def look() -> compat.Pulled | None:
         async with request.mq.connection() as conn:
             budget = request.engine.config.max_response_bytes
-            return await doors.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease, max_bytes=budget)
+            return await compat.pull(conn, topic, group, member=member, limit=query["batch"], lease=lease, max_bytes=budget)
 
     work = retry_until(request.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:
@@ -171,7 +171,7 @@ async def pull(request: Call, topic: FromPath[str]) -> Answer:
             await request.mq.leave(topic, group, member=member)
         raise
     async with request.mq.connection() as conn:
-        acked = await doors.committed(conn, topic, group)
+        acked = await compat.committed(conn, topic, group)
     if found is None and query["member"] is None:
         await request.mq.leave(topic, group, member=member)
     messages = [] if found is None else [_shown(message) for message in found.messages]
@@ -209,7 +209,7 @@ async def ack(request: Call, topic: FromPath[str]) -> Answer:
     refuse(group=name_fault(body.group), lastAckedId="cannot be blank" if body.last_acked_id is None else None)
     assert body.group is not None and body.last_acked_id is not None  # noqa: S101
     async with request.writing() as conn:
-        acked = await doors.ack_upto(conn, topic, body.group, body.last_acked_id)
+        acked = await compat.ack_upto(conn, topic, body.group, body.last_acked_id)
     request.mq.wake()
     return answer(ApiAcked(group=body.group, last_acked_id=acked))
 

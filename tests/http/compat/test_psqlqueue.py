@@ -1,8 +1,10 @@
-"""Every route, default, limit and error code of psqlqueue, on /v1."""
+"""Every route, default, limit and error code of psqlqueue."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +12,10 @@ import httpx
 import pytest
 
 from tests.conftest import Clock
-from tests.http.servers import HttpServer, serving
+from tests.http.compat.conftest import CompatServer
+from tests.http.servers import serving
 
+PORTS = ("psqlqueue",)
 QUEUE = {"ack_deadline_seconds": 30, "message_retention_seconds": 60}
 # of GET lists: what is printed, and ours
 QUEUE_FIELDS = {
@@ -38,6 +42,12 @@ def refused(answer: httpx.Response, status: int, code: int, details: str | None 
     assert ("details" in body) == (code == 3)
     if details is not None:
         assert body["details"] == details
+
+
+@pytest.fixture
+def http(server: CompatServer, place: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.base("psqlqueue", place), timeout=40) as client:
+        yield client
 
 
 @pytest.fixture
@@ -183,7 +193,8 @@ def test_lists(http: httpx.Client, name: str, noun: str) -> None:
     last = len(everything) - 1
     assert listed(offset=last, limit=1) == {"data": everything[last:], "limit": 1, "offset": last}
     # a page after another, until there is none
-    found, following = [], 0
+    found: list[Any] = []
+    following: int | None = 0
     while following is not None:
         part = listed(offset=following, limit=2)
         found += part["data"]
@@ -245,7 +256,7 @@ def test_cleanup_keeps_what_is_not_done(http: httpx.Client, queue: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("noun", ["queues", "topics"])
 def test_messages_are_validated(http: httpx.Client, name: str, noun: str, content: bytes, code: int) -> None:
-    http.post(f"/v1/{noun}?ensure=true", json={"id": name})
+    http.post(f"/v1/{noun}", json={"id": name, **QUEUE})
     answer = http.post(f"/v1/{noun}/{name}/messages", content=content)
     refused(answer, 400, code, "body: cannot be blank." if code == 3 else None)
 
@@ -414,33 +425,38 @@ def test_trailing_slash(http: httpx.Client, queue: str) -> None:
     assert http.post(f"/v1/queues/{queue}/messages/", json={"body": "b"}).status_code == 204
 
 
-def test_metrics(server: HttpServer, http: httpx.Client, queue: str) -> None:
+def test_metrics(server: CompatServer, http: httpx.Client, queue: str) -> None:
     put(http, queue)
-    text = http.get("/metrics").text
-    labels = 'code="204",handler="/v1/queues/{queue}/messages"'
+    text = httpx.get(f"{server.url}/metrics").text
+    labels = 'code="204",handler="/compat/psqlqueue/v1/queues/{queue}/messages"'
     assert f'http_request_duration_seconds_bucket{{{labels},le="0.005",method="POST",service="trunkline"}}' in text
     assert f'http_response_size_bytes_bucket{{{labels},le="1e+09"' in text
     assert 'http_requests_inflight{handler="/metrics",service="trunkline"} 1.0' in text
-    assert f'trunkline_queue_messages{{queue="{queue}",state="ready"}} 1.0' in text
+    # statistics are cached for a moment
+    deadline = time.monotonic() + 10
+    while f'trunkline_queue_messages{{queue="{queue}",state="ready"}} 1.0' not in text:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        text = httpx.get(f"{server.url}/metrics").text
 
 
-def test_size_buckets(http: httpx.Client, queue: str) -> None:
+def test_size_buckets(server: CompatServer, http: httpx.Client, queue: str) -> None:
     """A hundred bytes, and eight times ten times more; durations from 5 ms to 10 s."""
     put(http, queue)
-    text = http.get("/metrics").text
-    row = 'code="204",handler="/v1/queues/{queue}/messages",le="'
+    text = httpx.get(f"{server.url}/metrics").text
+    row = 'code="204",handler="/compat/psqlqueue/v1/queues/{queue}/messages",le="'
     sizes = re.findall(rf"http_response_size_bytes_bucket\{{{re.escape(row)}([^\"]+)", text)
     assert [float(size) for size in sizes] == [100.0 * 10**power for power in range(8)] + [float("inf")]
     spans = re.findall(rf"http_request_duration_seconds_bucket\{{{re.escape(row)}([^\"]+)", text)
     assert (float(spans[0]), float(spans[-2])) == (0.005, 10.0)
 
 
-def test_pulls_at_one_time_get_different_messages(server: HttpServer, http: httpx.Client, queue: str) -> None:
+def test_pulls_at_one_time_get_different_messages(server: CompatServer, http: httpx.Client, queue: str) -> None:
     for number in range(40):
         put(http, queue, str(number))
 
     def pull(_: int) -> list[str]:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=http.base_url, timeout=30) as client:
             return [row["body"] for row in take(client, queue, limit=5)]
 
     with ThreadPoolExecutor(8) as pool:
@@ -450,7 +466,7 @@ def test_pulls_at_one_time_get_different_messages(server: HttpServer, http: http
 
 def test_times_of_a_queue(db: str, clock: Clock) -> None:
     """B1, B4 and E8: the delivery delay, the deadline, the retention, and what cleanup removes."""
-    with serving(db) as own, httpx.Client(base_url=own.url, timeout=30) as http:
+    with serving(db) as own, httpx.Client(base_url=f"{own.url}/compat/psqlqueue", timeout=30) as http:
         settings = {"ack_deadline_seconds": 30, "message_retention_seconds": 100, "delivery_delay_seconds": 20}
         assert http.post("/v1/queues", json={"id": "q", **settings}).status_code == 201
         put(http, "q")

@@ -77,11 +77,6 @@ begin
 end
 $$;
 
--- Returns the queues of receipts, by the cursor in their second part. No row for a cursor that was deleted.
-create or replace function trunkline._queues_of_cursors(p_cursors int[]) returns table (cursor_id int, queue text)
-language sql stable
-as $$ select c.cursor_id, q.name from trunkline.cursors c join trunkline.queues q using (queue_id) where c.cursor_id = any (p_cursors) $$;
-
 -- Creates a subscription whose name is unique in the database and which is the only one of its queue to its
 -- topic. Raises TL020 otherwise.
 create or replace function trunkline._subscribe_once(
@@ -199,17 +194,4 @@ declare
 begin
     return trunkline._find_offset(t.topic_id * 64, p_id);
 end
-$$;
-
--- Returns two ages in seconds: of the oldest transaction that holds back vacuum, and of the oldest
--- transaction that has drawn message ids and may still commit them.
-create or replace function trunkline._ages(out transaction float8, out unsequenced float8)
-language sql
-as $$
-    select coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_stat_activity a
-                     where a.datname = current_database() and a.backend_type = 'client backend'
-                       and num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()), 0)::float8,
-           coalesce((select extract(epoch from clock_timestamp() - min(a.xact_start)) from pg_locks k join pg_stat_activity a using (pid) join pg_class c on c.oid = k.relation
-                     where k.locktype = 'relation' and k.database = (select oid from pg_database where datname = current_database()) and a.pid <> pg_backend_pid()
-                       and a.backend_xid is not null and c.relkind = 'S' and c.relnamespace = 'trunkline'::regnamespace and (c.relname like 'topic\_%\_ids' or c.relname = 'store_ids')), 0)::float8
 $$;

@@ -1,4 +1,4 @@
-"""The four routes sketched in pg-messaging's recipes, under `/pubsub` and `/queue`, plus two to settle messages."""
+"""The four routes sketched in pg-messaging's recipes, plus two to settle messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.db import doors
+from trunkline.db.calls import compat
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Offset, name_fault, refuse
@@ -163,7 +163,7 @@ async def _claim(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
     found = await (until_gone(call, work) if query["wait"] else work)
     if found is None:
         async with call.mq.connection() as conn:
-            acked = await doors.committed(conn, topic, group)
+            acked = await compat.committed(conn, topic, group)
         return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
     rows = await call.mq.topics.read(topic, found.partition, start=found.first, limit=found.last - found.first + 1)
     return answer(Consumed(claimed_start_offset=found.first, claimed_end_offset=found.last, messages=_log_messages(rows)))
@@ -175,12 +175,12 @@ async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
     mine = [row for row in stats if row.group == group and row.member == member and row.fetched >= row.next_offset]
     async with call.writing() as conn:
         for row in mine:
-            await doors.ack_upto(conn, topic, group, row.fetched)
+            await compat.ack_upto(conn, topic, group, row.fetched)
 
-    async def look() -> doors.Pulled | None:
+    async def look() -> compat.Pulled | None:
         async with call.mq.connection() as conn:
             budget = call.engine.config.max_response_bytes
-            return await doors.pull(conn, topic, group, member=member, limit=query["max"], lease=lease, max_bytes=budget)
+            return await compat.pull(conn, topic, group, member=member, limit=query["max"], lease=lease, max_bytes=budget)
 
     work = retry_until(call.mq, "group", topic, look, wait=query["wait"], group=group, member=member)
     try:
@@ -191,7 +191,7 @@ async def _lease(call: Call, topic: str, group: str, query: dict[str, Any]) -> A
         raise
     if found is None:
         async with call.mq.connection() as conn:
-            acked = await doors.committed(conn, topic, group)
+            acked = await compat.committed(conn, topic, group)
         return answer(Consumed(claimed_start_offset=acked + 1, claimed_end_offset=acked, messages=[]))
     rows = _log_messages(found.messages)
     return answer(Consumed(claimed_start_offset=rows[0].c_offset, claimed_end_offset=rows[-1].c_offset, messages=rows))
@@ -235,7 +235,7 @@ async def commit(request: Call) -> Answer:
     assert body.group_id is not None and body.offset is not None  # noqa: S101
     await request.allow(topic)
     async with request.writing() as conn:
-        done = await doors.ack_upto(conn, topic, body.group_id, body.offset)
+        done = await compat.ack_upto(conn, topic, body.group_id, body.offset)
     request.mq.wake()
     return answer(CommittedOffset(done + 1))
 
@@ -275,10 +275,7 @@ async def enqueue(request: Call) -> Answer:
         raise invalid("payload: cannot be blank.")
     if queue == FIRST_QUEUE:
         await request.mq.queues.ensure(queue)
-    with request.engine.publishing(len(message.body)):
-        published = await request.mq.session.publisher.publish("inbox", queue, message)
-    request.engine.metrics.published(1)
-    return answer(JobId(published.id), 201)
+    return answer(JobId((await request.engine.publish("inbox", queue, message)).id), 201)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,7 +365,7 @@ async def archive(request: Call) -> Answer:
     assert body.id is not None  # noqa: S101
     owner = (await request.engine.queue_of([body.id]))[0]
     if owner is None:
-        raise Problem(404, "message_not_found", "the job does not exist", code=6)
+        raise Problem(404, "message_not_found", "the job does not exist")
     await request.allow(owner, hide=True)
     result = (await request.engine.acker.ack(owner, [body.id]))[0]
     if result != "done":

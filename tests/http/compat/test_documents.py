@@ -1,4 +1,4 @@
-"""The sample sessions of three documents, run with curl as they are printed there; only host and ids differ."""
+"""The sample sessions of three documents, run with curl as they are printed there; only the port and ids differ."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import json
 import subprocess
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.conftest import Clock, Connection
-from tests.http.servers import HttpServer
+from tests.http.compat.conftest import CompatServer
+
+PORTS = ("psqlqueue", "pubsub-queue", "pg-messaging")
 
 
 class Shell:
-    """Runs a printed command against the test's server."""
+    """Runs a printed command against the port of an API."""
 
-    def __init__(self, server: HttpServer, printed: str) -> None:
-        self._server = server
+    def __init__(self, server: CompatServer, printed: str, api: str) -> None:
         self._printed = printed
+        self._address = f"127.0.0.1:{server.ports[api]}"
 
     def __call__(self, command: str, **names: str) -> Any:
         """Return the JSON output of the command; None if it prints nothing."""
         for name, value in names.items():
             command = command.replace(name, value)
-        command = command.replace(self._printed, f"127.0.0.1:{self._server.port}")
+        command = command.replace(self._printed, self._address)
         command = command.replace("curl ", "curl --silent --show-error --fail-with-body --noproxy '*' ", 1)
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
@@ -45,9 +48,9 @@ def has(answer: Any, printed: Any) -> None:
         assert (type(answer), answer) == (type(printed), printed)
 
 
-def test_topic_log(server: HttpServer) -> None:
+def test_topic_log(server: CompatServer, native: httpx.Client) -> None:
     """The first document: a log with groups under /api."""
-    sh = Shell(server, "localhost:4000")
+    sh = Shell(server, "localhost:4000", "pubsub-queue")
     has(
         sh("curl -X POST localhost:4000/api/topics -H 'Content-Type: application/json' -d '{\"name\":\"events\"}'"),
         {"name": "events"},
@@ -81,7 +84,7 @@ def test_topic_log(server: HttpServer) -> None:
         {"messages": [{"id": 1, "payload": {"orderId": 42, "event": "created"}}]},
     )
     # The same object in another API; the next document needs the name.
-    sh("curl --request DELETE 'http://localhost:4000/v1/topics/orders?force=true'")
+    assert native.delete("/v1/topics/orders?force=true").status_code == 204
 
 
 QUEUE = """curl --location 'http://localhost:8000/v1/queues' \\
@@ -119,9 +122,9 @@ def clock(module_db: str) -> Any:
                      " $$ select clock_timestamp() $$")  # fmt: skip
 
 
-def test_queue_basics(server: HttpServer, clock: Clock) -> None:
+def test_queue_basics(server: CompatServer, clock: Clock) -> None:
     """The second document, first half: create, publish, consume, nack for 30 seconds, ack, cleanup."""
-    sh = Shell(server, "localhost:8000")
+    sh = Shell(server, "localhost:8000", "psqlqueue")
     has(
         sh(QUEUE, NAME="my-new-queue"),
         {
@@ -167,13 +170,15 @@ def test_queue_basics(server: HttpServer, clock: Clock) -> None:
     clock.advance(100)
     assert sh(consume) == {"data": [], "limit": 1}
     assert sh("curl --location --request PUT 'http://localhost:8000/v1/queues/my-new-queue/cleanup'") is None
-    page = subprocess.run(["curl", "-s", f"{server.url}/v1/swagger/index.html"], capture_output=True, text=True)
+    page = subprocess.run(
+        ["curl", "-s", f"http://127.0.0.1:{server.ports['psqlqueue']}/v1/swagger/index.html"], capture_output=True, text=True
+    )
     assert "<html" in page.stdout
 
 
-def test_queue_pubsub(server: HttpServer) -> None:
+def test_queue_pubsub(server: CompatServer) -> None:
     """The second document, second half: a topic that feeds two queues, one of them filtered."""
-    sh = Shell(server, "localhost:8000")
+    sh = Shell(server, "localhost:8000", "psqlqueue")
     has(
         sh("""curl --location 'http://localhost:8000/v1/topics' \\
 --header 'Content-Type: application/json' \\
@@ -249,9 +254,9 @@ def test_queue_pubsub(server: HttpServer) -> None:
     )
 
 
-def test_recipes(server: HttpServer) -> None:
+def test_recipes(server: CompatServer) -> None:
     """The third document sketches four routes and no bodies: its example, topic 0 and a group, through them."""
-    sh = Shell(server, "localhost:8000")
+    sh = Shell(server, "localhost:8000", "pg-messaging")
     send = "curl -X POST http://localhost:8000/pubsub/publish -H 'Content-Type: application/json' -d"
     assert len(sh(f'{send} \'{{"topic_id": 0, "payloads": [{{"n": 1}}, {{"n": 2}}]}}\'')["ids"]) == 2
     sh(f'{send} \'{{"payload": {{"n": 3}}}}\'')
