@@ -1,11 +1,7 @@
-<<<<<<< HEAD
-"""Append-only on the normal path: no update and no delete whose number grows with the messages."""
-=======
 """Append-only on the normal path: no update and no delete whose number grows with the messages.
 
 See "Storage" in docs/explanation/architecture.md.
 """
->>>>>>> main
 
 from __future__ import annotations
 

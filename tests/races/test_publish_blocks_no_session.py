@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""An open publisher blocks no session, and no session blocks publishers: guarantee P4."""
-=======
 """An open publisher blocks no session, and no session blocks publishers, nor do rotation and retention: P4."""
->>>>>>> main
 
 from __future__ import annotations
 
