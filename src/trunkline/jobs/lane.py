@@ -91,14 +91,14 @@ class Lane:
     def _wake_claims(self) -> None:
         self._pace.wake()
         if self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     async def _claim_turn(self) -> None:
         assert self._watch is not None  # noqa: S101
         if await self._stand_aside():
             return
         labels = self._labels()
-        self._watch.hush(labels)
+        self._watch.reset(labels)
         # Then more jobs may become claimable whenever one ends, even during the claim.
         self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
         want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
@@ -122,7 +122,7 @@ class Lane:
 
     def _closed(self) -> None:
         if self._restless and self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     def _release_idle(self) -> None:
         """Release prefetched jobs that wait for slow ones, so that other workers can run them.
@@ -182,7 +182,7 @@ class Lane:
             claimed = await self._fetch(want, labels)
             if claimed:
                 if self._watch is not None:
-                    self._watch.found()
+                    self._watch.note_message()
                 await self._receive(claimed, began, alone=alone)
         finally:
             self.claiming = False

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trunkline import telemetry
-from trunkline.concurrency.aio import Bell, log
+from trunkline.concurrency.aio import Signal, log
 from trunkline.db.calls import push
 from trunkline.db.wakeup import Watch
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
@@ -52,8 +52,8 @@ class Feed:
         self._watches: dict[int, Watch] = {}
         self._ready: dict[int, None] = {}
         """Queues that may have messages, least recently checked first."""
-        self._bell = Bell()
-        self._claims = ClaimLoop(self._turn, self._bell.ring, name="an endpoint", retry_seconds=_RETRY_SECONDS)
+        self._signal = Signal()
+        self._claims = ClaimLoop(self._turn, self._signal.set, name="an endpoint", retry_seconds=_RETRY_SECONDS)
 
     def update(self, wanted: Iterable[Source]) -> None:
         """Replace the set of queues."""
@@ -65,18 +65,18 @@ class Feed:
             self._watches[queue_id] = self._post.session.wakeup.watch("queue", found[queue_id].name, on_ring=look)
             self._ready[queue_id] = None
         self._sources = found
-        self._bell.ring()
+        self._signal.set()
 
     def look(self, queue_id: int) -> None:
         """Mark a queue as possibly having messages."""
         if queue_id in self._watches:
             self._ready[queue_id] = None
-            self._bell.ring()
+            self._signal.set()
 
     def go_on(self) -> None:
         """Check for capacity again."""
         if self._ready:
-            self._bell.ring()
+            self._signal.set()
 
     async def stop(self) -> None:
         """Stop claiming. Wait for a claim in flight, so that its deliveries can be released."""
@@ -91,15 +91,15 @@ class Feed:
             self._post.session.wakeup.unwatch(watch)
 
     async def _turn(self) -> None:
-        self._bell.hush()
+        self._signal.clear()
         want = min(self._room(), _MOST) if self._ready else 0
         if want <= 0:
-            await self._bell.wait()
+            await self._signal.wait()
             return
         looked_at = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
         for queue_id in looked_at:
             del self._ready[queue_id]
-            self._watches[queue_id].hush()
+            self._watches[queue_id].reset()
         try:
             await self._look_at(looked_at, want)
         except Exception as exc:
@@ -125,7 +125,7 @@ class Feed:
                     telemetry.claimed(tracer, self._sources[queue_id].name, deliveries, began)
         for queue_id in queue_ids:
             if queue_id in empty and queue_id in self._watches:
-                self._watches[queue_id].stand_by()
+                self._watches[queue_id].arm()
         self._look_again(queue_id for queue_id in queue_ids if queue_id not in empty)
         for queue_id, deliveries in taken.items():
             source = self._sources.get(queue_id)

@@ -15,7 +15,7 @@ from trunkline.cli.framework.output import Column, plain
 
 if TYPE_CHECKING:
     from trunkline import Client
-    from trunkline.db.job_records import JobView
+    from trunkline.db.calls.job_records import JobView
     from trunkline.jobs import App
     from trunkline.jobs.job import Call
     from trunkline.jobs.testing import Ran

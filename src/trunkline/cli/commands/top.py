@@ -29,7 +29,7 @@ from trunkline.cli.framework.output import (
     write_line,
 )
 from trunkline.db.calls import jobs, push
-from trunkline.db.job_records import WorkerRow
+from trunkline.db.calls.job_records import WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.doctor import Finding, examine
 from trunkline.types import QueueStats, Stats
