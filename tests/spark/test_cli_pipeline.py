@@ -22,7 +22,7 @@ from trunkline.cli.commands import pipeline as pipeline_command
 from trunkline.spark.progress import report
 
 if TYPE_CHECKING:
-    from trunkline.cli.framework.command import Session
+    from trunkline.cli.framework.command import Invocation
 
 pytestmark = pytest.mark.xdist_group("spark")
 
