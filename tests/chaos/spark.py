@@ -117,8 +117,8 @@ class Neighbour(threading.Thread):
 class Driver:
     """The Spark driver in a separate process, with everything it starts."""
 
-    def __init__(self, url: str, home: Path, rows: int, master: str) -> None:
-        self._command = [sys.executable, "-m", "tests.spark.driver", url, str(home / "checkpoint"), str(rows), master]
+    def __init__(self, url: str, home: Path, rows: int, master: str, *more: str) -> None:
+        self._command = [sys.executable, "-m", "tests.spark.driver", url, str(home / "checkpoint"), str(rows), master, *more]
         self._log = (home / "driver.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -130,7 +130,7 @@ def resume(invocation: Invocation, name: str) -> None:
     invocation.say(f"queue {name} is resumed")
 
 
-@command.verb("purge", example="trunkline queue purge mail --dry-run", http=False)
+@command.verb("purge", example="trunkline queue purge mail --dry-run")
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
@@ -147,7 +147,7 @@ def purge(invocation: Invocation, name: str, dry_run: bool, yes: bool) -> None:
     invocation.out.one({"queue": name, "purged": removed})
 
 
-@command.verb("cleanup", example="trunkline queue cleanup mail", http=False)
+@command.verb("cleanup", example="trunkline queue cleanup mail")
 @click.argument("name")
 def cleanup(invocation: Invocation, name: str) -> None:
     """Remove finished messages now instead of waiting for upkeep."""
