@@ -227,7 +227,7 @@ def test_a_client_that_writes_before_it_reads_gets_the_error(
     part = (line + b"\n") * 2000
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as conn:
         conn.sendall(head.encode())
-        for _ in range(300):  # more than fits into the buffers of the connection
+        for _ in range(200):  # more than fits into the buffers of the connection
             conn.sendall(b"%x\r\n%s\r\n" % (len(part), part))
         conn.sendall(b"0\r\n\r\n")
         assert conn.makefile("rb").readline().split()[1] == status

@@ -394,4 +394,4 @@ class HttpSchedules(Noun):
         """Return the next `limit` times of a cron expression."""
         query = {"cron": cron, "timezone": timezone, "limit": limit, "after": None if after is None else place(after)}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
-        return msgspec.convert(body["runs"], builtins.list[datetime])
+        return msgspec.convert(body["data"], builtins.list[datetime])

@@ -47,6 +47,7 @@ _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
 _MAX_DRAIN_TOO_LARGE = 1024**3
 """Bytes to discard of a body that is too large, so that clients that write before they read get the response."""
+_MAX_DISCARD = 8 * 1024 * 1024
 _DISCARD_SECONDS = 30.0
 _DISCARD_IDLE_SECONDS = 0.5
 """A client that sends nothing for this long may be waiting for the response."""
@@ -207,7 +208,7 @@ class Frontier:
                 too_large, closes = status == 413, _CLOSE in event["headers"]
                 drained = bool(scope.get("trunkline_body_read"))
                 if not drained and "trunkline_stream" in scope:
-                    drained = await _discard_stream(receive, self._config.max_stream_body)
+                    drained = await _discard_stream(receive, _MAX_DISCARD)
                 # after a body timeout (which also closes), do not wait for the body again
                 elif not drained and (not closes or (too_large and not _awaits_consent(scope))):
                     drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)

@@ -20,6 +20,7 @@ from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.claiming import CONSUMER, settle
 from trunkline.server.fields import span
+from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeliveryView, delivery_view
 from trunkline.types import Result
@@ -152,6 +153,8 @@ def _bury(call: Call, body: SettleError) -> Verb:
 
 
 def _extend(call: Call, body: Extend) -> Verb:
+    if not 1 <= body.lease_seconds <= 43_200:  # also if no receipt is of the queue
+        raise invalid(f"lease must be between 1 s and 12 h, got {body.lease_seconds:g} s", "invalid_duration")
     return _on_connection(call, partial(calls.extend, lease=timedelta(seconds=body.lease_seconds)))
 
 

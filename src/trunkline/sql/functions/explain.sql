@@ -164,8 +164,8 @@ declare
 begin
     for v_table in select trunkline._segment_table(l.topic_id, l.partition, s.segment) from trunkline.logs l join trunkline.segments s using (log) where log = v_store and s.sealed_at is null loop
         return query execute format('
-            select null::bigint, m.message_id, m.key, m.routing_key, m.label, m.headers, m.payload, m.content_type, m.occurred_at,
-                   coalesce((m.origin).published_at, m.created_at), m.created_at, (m.origin).topic
+            select null::bigint, m.message_id::uuid, m.key, m.routing_key, m.label, m.headers, m.payload::bytea, m.content_type::text, m.occurred_at,
+                   coalesce((m.origin).published_at, m.created_at)::timestamptz, m.created_at::timestamptz, (m.origin).topic
             from unnest($1 || $3, $2 || trunkline._next_xid($3)) r(lo, hi) cross join lateral (select * from %s x where x.xid >= r.lo and x.xid < r.hi offset 0) m
             where m.message_id = $4 %s', v_table, case when v_store = 1 then 'and m.log = ' || p_log end) using v_ended.from_xids, v_ended.upto_xids, v_own, p_id;
     end loop;
