@@ -146,7 +146,7 @@ def test_the_bar_says_that_spark_starts(monkeypatch: pytest.MonkeyPatch, capsys:
         return {}
 
     shown: list[str] = []
-    pipeline_command._run(cast("Session", session), "archive orders", call)
+    pipeline_command._run(cast("Invocation", session), "archive orders", call)
     assert "archive orders: starting Spark" in shown[0]
     last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown[1]).splitlines()[-1]
     assert "archive orders " in last and "starting" not in last and re.search(r"300/1000\D+\d+/s", last), last
