@@ -128,7 +128,7 @@ async def test_an_overdue_lease_is_ended_where_nobody_runs_upkeep(mq: Any) -> No
     await mq.enqueue("q", 1)
     await mq.claim("q", lease="1s")
     consumer = Consumer(mq, "q")
-    await until(lambda: consumer.bodies == [1], 40)
+    await until(lambda: consumer.bodies == [1], seconds=40)
     await consumer.stop()
 
 
@@ -211,7 +211,7 @@ async def test_idle_consumers_cost_one_query_per_second_together(
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     tasks = [asyncio.create_task(idle(loop)) for loop in loops]
     wakeup = both_clients.bare(mq).session.wakeup
-    await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), 60)
+    await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), seconds=60)
     await hearing(mq)
     # what they looked for once is over when two polls have passed without a ring
     await until(lambda polls=wakeup.polls: wakeup.polls >= polls + 2)

@@ -10,8 +10,8 @@ from trunkline.errors import DatabaseUnavailable
 from trunkline.runtime.claim_loop import ClaimLoop
 
 
-@pytest.mark.parametrize("error", [DatabaseUnavailable("gone"), RuntimeError("defect")])
-async def test_a_turn_that_fails_is_followed_by_another(error: Exception) -> None:
+@pytest.mark.parametrize("error", [DatabaseUnavailable("gone"), RuntimeError("defect"), asyncio.CancelledError()])
+async def test_a_turn_that_fails_is_followed_by_another(error: BaseException) -> None:
     turns: list[int] = []
     reached = asyncio.Event()
 

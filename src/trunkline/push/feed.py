@@ -102,10 +102,10 @@ class Feed:
             self._watches[queue_id].reset()
         try:
             await self._look_at(looked_at, want)
-        except (Unavailable, OutcomeUnknown):
-            self._look_again(looked_at)
-            raise
-        except TrunklineError as exc:
+        except Exception as exc:
+            if not isinstance(exc, TrunklineError) or isinstance(exc, Unavailable | OutcomeUnknown):
+                self._look_again(looked_at)
+                raise
             # a queue was deleted; the next plan omits it
             log.warning("claim failed; skipping these queues until the next plan: %s", exc)
             for queue_id in looked_at:

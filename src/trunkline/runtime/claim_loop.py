@@ -49,8 +49,10 @@ class ClaimLoop:
                 await self._turn()
             except (Unavailable, OutcomeUnknown) as exc:
                 log.warning("claim failed; retrying in %s s of=%s error=%s", self._retry_seconds, self._name, exc)
-                await asyncio.sleep(self._retry_seconds)
-            except Exception as exc:
+            except (Exception, asyncio.CancelledError) as exc:
+                # a turn may have awaited something that was cancelled
+                if isinstance(exc, asyncio.CancelledError) and self._task.cancelling():
+                    raise
                 log.error(
                     "claim failed; retrying in %s s of=%s error=%s: %s",
                     self._retry_seconds,
@@ -58,4 +60,6 @@ class ClaimLoop:
                     type(exc).__name__,
                     exc,
                 )
-                await asyncio.sleep(self._retry_seconds)
+            else:
+                continue
+            await asyncio.sleep(self._retry_seconds)
