@@ -70,6 +70,7 @@ check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/sql_text.py
+	$(BIN)/python tools/widths.py
 	$(BIN)/python tools/private_access.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 
