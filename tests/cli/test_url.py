@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import subprocess
@@ -10,12 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psycopg
 import pytest
 
 from tests.cli.conftest import Answer, Cli
 from tests.http.conftest import module_db, server  # noqa: F401
 from tests.http.servers import HttpServer, free_port, serving
-from trunkline import Client
+from trunkline import Client, SyncClient
 from trunkline.http_client import HttpClient
 
 
@@ -140,8 +143,52 @@ def test_groups_subscriptions_schedules_and_numbers(both: Both) -> None:
     both("group", "delete", "news", "billing", "--yes")
 
 
+@pytest.mark.parametrize("form", ["sql", "python", "http client", "http", "cli", "cli over http"])
+def test_a_purge_keeps_what_is_leased_in_every_form(both: Both, form: str) -> None:
+    name = "purged-" + form.replace(" ", "-")
+    with SyncClient(both.cli.url) as mq:
+        mq.queues.create(name)
+        mq.enqueue_many(name, range(4))
+        mq.enqueue(name, "later", delay="1h")
+        leased, retried = mq.claim(name, limit=2)
+        retried.nack(delay="1h")
+        match form:
+            case "sql":
+                with psycopg.connect(both.cli.url, autocommit=True) as conn:
+                    conn.execute("call trunkline.sequence()")
+                    purged = (conn.execute("select trunkline.purge_queue(%s)", [name]).fetchone() or (0,))[0]
+            case "python":
+                purged = mq.queues.purge(name)
+            case "http client":
+                purged = asyncio.run(_purge(both.url, name))
+            case "http":
+                purged = httpx.put(f"{both.url}/v1/queues/{name}/purge").raise_for_status().json()["purged"]
+            case "cli":
+                purged = both.cli("queue", "purge", name, "--yes", "-o", "json").json["purged"]
+            case _:
+                purged = both("queue", "purge", name, "--yes", "-o", "json").json["purged"]
+        assert purged == 4
+        stats = mq.queues.stats(name)[0]
+        assert (stats.ready, stats.delayed, stats.leased, stats.purged) == (0, 0, 1, 4)
+        assert leased.ack() == "done"
+        assert mq.claim(name) == ()
+
+
+async def _purge(url: str, name: str) -> int:
+    async with HttpClient(url) as mq:
+        return await mq.queues.purge(name)
+
+
+def test_cleanup_over_http(both: Both) -> None:
+    both("queue", "create", "cleaned")
+    both("queue", "enqueue", "cleaned", "1")
+    (delivery,) = both("queue", "claim", "cleaned", "-o", "json").json
+    both("queue", "ack", delivery["receipt"])
+    assert both("queue", "cleanup", "cleaned", "-o", "json").json["segments"] >= 0
+
+
 def test_what_has_no_http_form_says_so(both: Both) -> None:
-    own = (["queue", "purge", "x"], ["queue", "cleanup", "x"], ["token", "list"], ["doctor"], ["migrate"])
+    own = (["token", "list"], ["doctor"], ["migrate"])
     for command in (*own, ["endpoint", "list"], ["endpoint", "test", "x"], ["job", "list"], ["worker", "list"]):
         assert "does not work over HTTP" in both(*command, code=2).stderr, command
 
@@ -156,7 +203,7 @@ def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRUNKLINE_URL", nobody)
     both.cli("topic", "list", code=6)
     both.cli("topic", "list", "--database-url", both.cli.url)
-    assert "does not work over HTTP" in both.cli("queue", "purge", "x", code=2).stderr
+    assert "does not work over HTTP" in both.cli("job", "list", code=2).stderr
     both.cli("migrate", "--dry-run")
 
 

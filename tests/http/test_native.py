@@ -212,7 +212,7 @@ def test_schedules(http: httpx.Client, queue: str) -> None:
     assert ok(http.get(f"/v1/schedules/{queue}"))["paused"] is True
     assert http.put(f"/v1/schedules/{queue}/resume").status_code == 204
     assert queue in [row["name"] for row in ok(http.get("/v1/schedules?limit=99"))["data"]]
-    assert len(ok(http.get("/v1/next-runs", params={"cron": "*/5 * * * *", "limit": 3}))["runs"]) == 3
+    assert len(ok(http.get("/v1/next-runs", params={"cron": "*/5 * * * *", "limit": 3}))["data"]) == 3
     assert http.get("/v1/next-runs", params={"cron": "nonsense"}).status_code == 400
     assert http.delete(f"/v1/schedules/{queue}").status_code == 204
     problem(http.get(f"/v1/schedules/{queue}"), 404, "schedule_not_found")

@@ -1,6 +1,8 @@
 """A driver for the chaos run: copies topic `source` to topic `copy` until it is killed. Some tasks fail on purpose.
 
-python -m tests.spark.driver URL CHECKPOINT ROWS_PER_BATCH MASTER
+python -m tests.spark.driver URL CHECKPOINT ROWS_PER_BATCH MASTER [losses]
+
+`losses`: goes on when messages are gone, and copies payloads instead of positions.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ def sometimes_fails(batches):  # type: ignore[no-untyped-def]
         raise RuntimeError("on purpose")
 
 
-def main(url: str, checkpoint: str, rows: str, master: str) -> None:
+def main(url: str, checkpoint: str, rows: str, master: str, losses: str = "") -> None:
     spark = open_session("chaos", master=master, url=url, conf=CONF)
     spark.sparkContext.setLogLevel("OFF")
     frame = (
         spark.readStream.format("trunkline")
         .options(url=url, subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger=rows, minPartitions="4")
-        .schema("key binary, partition int, offset bigint")
+        .option("failOnDataLoss", not losses)
+        .schema("key binary, value binary" if losses else "key binary, partition int, offset bigint")
         .load()
-        .selectExpr("key", "cast(concat(partition, ':', offset) as binary) as value")
+        .selectExpr("key", "value" if losses else "cast(concat(partition, ':', offset) as binary) as value")
     )
     query = (
         frame.mapInArrow(sometimes_fails, frame.schema)
@@ -41,4 +44,4 @@ def main(url: str, checkpoint: str, rows: str, master: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:])

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Lower this when a module leaves the list in pyproject.toml; never raise it.
-MOST_UNCHECKED = 34
+MOST_UNCHECKED = 29
 
 
 def load(path: Path) -> dict[str, Any]:

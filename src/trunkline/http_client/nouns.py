@@ -385,4 +385,4 @@ class HttpSchedules(Noun):
         """Return the next `limit` times of a cron expression."""
         query = {"cron": cron, "timezone": timezone, "limit": limit}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
-        return msgspec.convert(body["runs"], builtins.list[datetime])
+        return msgspec.convert(body["data"], builtins.list[datetime])

@@ -58,6 +58,24 @@ class HttpQueues(Noun):
     async def resume(self, name: str) -> None:
         await self._transport.ask("PUT", f"{_queue(name)}/resume")
 
+    async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int:
+        """Drop all undelivered messages. Messages that are leased at this moment are kept.
+
+        Returns the number of messages dropped.
+        """
+        purged: int = (await self._transport.ask("PUT", f"{_queue(name)}/purge"))["purged"]
+        if on_progress is not None and purged:
+            on_progress(purged)
+        return purged
+
+    async def cleanup(self, name: str) -> int:
+        """Remove finished messages now instead of waiting for retention.
+
+        Returns the number of segments and shared-store partitions that were emptied.
+        """
+        emptied: int = (await self._transport.ask("PUT", f"{_queue(name)}/cleanup"))["emptied"]
+        return emptied
+
     async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
         """Return one row per queue, of one queue or of all."""
         if name is None:

@@ -140,7 +140,7 @@ async def run_schedule(request: Call, schedule: FromPath[str]) -> Answer:
 
 
 class Runs(msgspec.Struct, frozen=True):
-    runs: list[datetime]
+    data: list[datetime]
 
 
 @route(

@@ -1,6 +1,6 @@
 """Topic to topic exactly once: publishers run, tasks fail, and drivers, executors, tasks and Postgres are killed -9.
 
-    python -m tests.spark.chaos --messages 500000 --driver-kills 10 --pg-kills 3 --worker-kills 10
+    python -m tests.chaos.spark --messages 500000 --driver-kills 10 --pg-kills 3 --worker-kills 10
 
 The source log is the truth: each message of it must be in the copy once, and those of a key in its order.
 Kills follow what is seen, not a clock: a driver dies when a batch was just published and Spark has not written that down.
@@ -117,8 +117,8 @@ class Neighbour(threading.Thread):
 class Driver:
     """The Spark driver in a separate process, with everything it starts."""
 
-    def __init__(self, url: str, home: Path, rows: int, master: str) -> None:
-        self._command = [sys.executable, "-m", "tests.spark.driver", url, str(home / "checkpoint"), str(rows), master]
+    def __init__(self, url: str, home: Path, rows: int, master: str, *more: str) -> None:
+        self._command = [sys.executable, "-m", "tests.spark.driver", url, str(home / "checkpoint"), str(rows), master, *more]
         self._log = (home / "driver.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 
