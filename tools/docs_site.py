@@ -42,7 +42,9 @@ _PICTURE = re.compile(
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Take the repository's address from pyproject.toml, and list the decisions in the navigation."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    config.repo_url = project.get("urls", {}).get("Source", "")
+    # Not as repo_url: for that, the theme asks the repository's host for its number of stars.
+    config.extra["source"] = project["urls"]["Source"].rstrip("/")
+    config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": config.extra["source"], "name": "Source code"}]
     decisions = sorted(path.name for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert config.nav is not None
     config.nav = _with_decisions(config.nav, [f"adr/{name}" for name in decisions])
@@ -96,8 +98,5 @@ def _link(match: re.Match[str], source: str, page: Page, config: MkDocsConfig) -
             on_site = f"{on_site}/index.md"
         here = os.path.relpath(on_site, os.path.dirname(page.file.src_uri) or ".")
         return f"{mark}[{label}]({here}{hash_mark}{anchor})"
-    if config.repo_url:
-        kind = "tree" if (ROOT / wanted).is_dir() else "blob"
-        return f"{mark}[{label}]({config.repo_url.rstrip('/')}/{kind}/main/{wanted}{hash_mark}{anchor})"
-    # Without a public repository, a file that is no page is named but not linked.
-    return label
+    kind = "tree" if (ROOT / wanted).is_dir() else "blob"
+    return f"{mark}[{label}]({config.extra['source']}/{kind}/main/{wanted}{hash_mark}{anchor})"

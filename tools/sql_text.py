@@ -19,9 +19,6 @@ ALLOWED = (
     "db/query.py",  # runs the statements of db/calls
     "sql/",  # installs and upgrades the schema
     "embedded/ownership.py",  # administers a cluster as its superuser
-    "db/doors.py",
-    "db/compat.py",
-    "db/health.py",
 )
 STATEMENT = re.compile(
     r"\s*(?:select\s|with \w+ as|insert into\s|update [\w.]+ set\s|delete from\s|call [\w.]+\(|copy [\w.(]"

@@ -152,7 +152,7 @@ def _notify_cost(lab: Lab, plan: Plan) -> list[Row]:
     async def publish(*, hints: bool) -> float:
         if not hints:
             # Patched in this process only: the client deliberately has no setting for this.
-            Wakeup.tell = lambda self: None  # type: ignore[method-assign]
+            Wakeup.notify = lambda self: None  # type: ignore[method-assign]
         content = text(_PAYLOAD).encode()
         async with Client(lab.url) as mq:
             calls, seconds = await repeat(lambda: mq.publish(topic, content), tasks=500, seconds=plan.seconds)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 Words = Literal["sql", "command", "route", "python"]
 
 
-class Remedy(NamedTuple):
+class Action(NamedTuple):
     """The command, HTTP route and Python call of a SQL function, or None. `takes`: placeholders of its arguments."""
 
     command: str | None
@@ -23,56 +23,56 @@ class Remedy(NamedTuple):
 
 
 FUNCTIONS = {
-    "create_topic": Remedy(
+    "create_topic": Action(
         "trunkline topic create NAME", 'POST /v1/topics {"name": "NAME"}', "client.topics.create('NAME')"
     ),
-    "ensure_topic": Remedy("trunkline topic create --ensure", "POST /v1/topics?ensure=true", "client.topics.ensure()"),
-    "alter_topic": Remedy("trunkline topic alter", "PATCH /v1/topics/NAME", "client.topics.alter()"),
-    "create_queue": Remedy(
+    "ensure_topic": Action("trunkline topic create --ensure", "POST /v1/topics?ensure=true", "client.topics.ensure()"),
+    "alter_topic": Action("trunkline topic alter", "PATCH /v1/topics/NAME", "client.topics.alter()"),
+    "create_queue": Action(
         "trunkline queue create NAME", 'POST /v1/queues?ensure=true {"name": "NAME"}', "client.queues.create('NAME')"
     ),
-    "ensure_queue": Remedy("trunkline queue create --ensure", "POST /v1/queues?ensure=true", "client.queues.ensure()"),
-    "alter_queue": Remedy("trunkline queue alter", "PATCH /v1/queues/NAME", "client.queues.alter()"),
-    "create_group": Remedy(
+    "ensure_queue": Action("trunkline queue create --ensure", "POST /v1/queues?ensure=true", "client.queues.ensure()"),
+    "alter_queue": Action("trunkline queue alter", "PATCH /v1/queues/NAME", "client.queues.alter()"),
+    "create_group": Action(
         "trunkline group create TOPIC GROUP",
         'POST /v1/topics/TOPIC/groups {"name": "GROUP"}',
         "client.groups.create('TOPIC', 'GROUP')",
         takes=("TOPIC", "GROUP"),
     ),
-    "ensure_group": Remedy(
+    "ensure_group": Action(
         "trunkline group create --ensure", "POST /v1/topics/TOPIC/groups?ensure=true", "client.groups.ensure()"
     ),
-    "fetch": Remedy(None, "POST /v1/topics/TOPIC/groups/GROUP/fetch", "client.fetch()"),
-    "commit": Remedy(None, "POST /v1/topics/TOPIC/groups/GROUP/commit", "batch.commit()"),
-    "list_subscriptions": Remedy("trunkline subscription list", "GET /v1/subscriptions", "client.subscriptions.list()"),
-    "list_dead_letters": Remedy("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
-    "explain_message": Remedy("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
-    "list_jobs": Remedy("trunkline job list", None, None),
-    "cancel_job": Remedy("trunkline job cancel", None, "app.cancel(id)"),
-    "create_schedule": Remedy(
+    "fetch": Action(None, "POST /v1/topics/TOPIC/groups/GROUP/fetch", "client.fetch()"),
+    "commit": Action(None, "POST /v1/topics/TOPIC/groups/GROUP/commit", "batch.commit()"),
+    "list_subscriptions": Action("trunkline subscription list", "GET /v1/subscriptions", "client.subscriptions.list()"),
+    "list_dead_letters": Action("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
+    "explain_message": Action("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
+    "list_jobs": Action("trunkline job list", None, None),
+    "cancel_job": Action("trunkline job cancel", None, "app.cancel(id)"),
+    "create_schedule": Action(
         "trunkline schedule create NAME", "POST /v1/schedules", "client.schedules.create('NAME', ...)"
     ),
-    "ensure_schedule": Remedy(
+    "ensure_schedule": Action(
         "trunkline schedule create --ensure", "POST /v1/schedules?ensure=true", "client.schedules.ensure()"
     ),
-    "create_endpoint": Remedy(
+    "create_endpoint": Action(
         "trunkline endpoint create NAME URL",
         'POST /v1/endpoints {"name": "NAME", "url": ...}',
         "client.endpoints.create('NAME', url)",
     ),
-    "alter_endpoint": Remedy("trunkline endpoint alter", "PATCH /v1/endpoints/NAME", "client.endpoints.alter()"),
-    "list_endpoints": Remedy("trunkline endpoint list", "GET /v1/endpoints", "client.endpoints.list()"),
-    "move_archive": Remedy(None, None, None),
-    "assign_writer": Remedy(None, None, None),
+    "alter_endpoint": Action("trunkline endpoint alter", "PATCH /v1/endpoints/NAME", "client.endpoints.alter()"),
+    "list_endpoints": Action("trunkline endpoint list", "GET /v1/endpoints", "client.endpoints.list()"),
+    "move_archive": Action(None, None, None),
+    "assign_writer": Action(None, None, None),
 }
 ARGUMENTS = {
-    "p_force": Remedy("--force", "force", "force"),
-    "p_ids": Remedy("--id", "ids", "ids"),
-    "p_from": Remedy("--from", "start", "start"),
-    "p_limit": Remedy("--limit", "limit", "limit"),
-    "p_name": Remedy("--name", "name", "name"),
-    "p_topic": Remedy("--topic", "topic", "topic"),
-    "p_queue": Remedy("--queue", "queue", "queue"),
+    "p_force": Action("--force", "force", "force"),
+    "p_ids": Action("--id", "ids", "ids"),
+    "p_from": Action("--from", "start", "start"),
+    "p_limit": Action("--limit", "limit", "limit"),
+    "p_name": Action("--name", "name", "name"),
+    "p_topic": Action("--topic", "topic", "topic"),
+    "p_queue": Action("--queue", "queue", "queue"),
 }
 _FUNCTION = re.compile(r"trunkline\.(\w+)(?:\(([^()]*)\))?")
 _ARGUMENT = re.compile(r"\b(p_\w+)(?: => (true|\.\.\.))?")
@@ -89,22 +89,22 @@ def reword(hint: str | None, interface: Words) -> str | None:
 
 
 def _function(match: re.Match[str], interface: str) -> str:
-    remedy = FUNCTIONS.get(match[1])
-    text: str | None = None if remedy is None else getattr(remedy, interface)
-    if remedy is None or text is None:
+    action = FUNCTIONS.get(match[1])
+    text: str | None = None if action is None else getattr(action, interface)
+    if action is None or text is None:
         return match[0]
     values = [_PLAIN.fullmatch(each.strip()) for each in (match[2] or "").split(",")]
-    for name, value in zip(remedy.takes, values, strict=False):
+    for name, value in zip(action.takes, values, strict=False):
         if value is not None:
             text = text.replace(name, value[1])
     return text
 
 
 def _argument(match: re.Match[str], interface: str) -> str:
-    remedy = ARGUMENTS.get(match[1])
-    if remedy is None:
+    action = ARGUMENTS.get(match[1])
+    if action is None:
         return match[0]
-    name: str = getattr(remedy, interface)
+    name: str = getattr(action, interface)
     if match[2] == "true" and interface != "command":
         return f"{name}={'True' if interface == 'python' else 'true'}"
     return name

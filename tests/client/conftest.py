@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.client import twins
+from tests.support import both_clients
 
 
 @pytest.fixture(params=["async", "sync"])
@@ -18,5 +18,5 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def mq(kind: str, db: str) -> AsyncIterator[Any]:
     """A client on the test's database: async, or the sync twin used as if it were."""
-    async with twins.client(kind, db) as client:
+    async with both_clients.client(kind, db) as client:
         yield client

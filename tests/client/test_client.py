@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import twins
+from tests.support import both_clients
 from trunkline import Client, NewMessage
 from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import DatabaseUnavailable, IdempotencyConflict, OutcomeUnknown, QueueNotFound, TopicNotFound
@@ -111,7 +111,7 @@ async def test_client_goes_on_after_the_server_was_killed_and_started(server: Em
 async def test_a_server_that_has_gone_is_named_as_the_cause(
     server: EmbeddedServer, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with twins.client(kind, server.url) as mq:
+    async with both_clients.client(kind, server.url) as mq:
         await mq.topics.ensure("orders")
         server.stop()
         with pytest.raises(DatabaseUnavailable, match="No such file") as caught:

@@ -136,9 +136,9 @@ def test_what_json_would_bend_is_refused_with_its_place(body: Any, error: type[E
 
 
 async def test_refused_before_any_io(kind: str) -> None:
-    from tests.client import twins
+    from tests.support import both_clients
 
-    async with twins.client(kind, "postgresql://nobody@127.0.0.1:1/nothing") as mq:
+    async with both_clients.client(kind, "postgresql://nobody@127.0.0.1:1/nothing") as mq:
         for send in (mq.publish, mq.enqueue):
             with pytest.raises(TypeError, match=r"set at \$\.a"):
                 await send("t", {"a": {1}})
@@ -159,9 +159,9 @@ async def test_refused_before_any_io(kind: str) -> None:
 
 
 async def test_a_name_that_is_not_unicode_is_rejected(db: str, kind: str) -> None:
-    from tests.client import twins
+    from tests.support import both_clients
 
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         with pytest.raises(InvalidValue, match="text is not valid Unicode"):
             await mq.topics.get("a\ud800")
         with pytest.raises(InvalidValue, match="text is not valid Unicode"):

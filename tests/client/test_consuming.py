@@ -173,7 +173,7 @@ async def test_acks_of_one_moment_share_a_statement(mq: Any, conn: psycopg.Conne
 
 
 async def test_a_repeated_ack_is_harmless_and_one_after_a_nack_is_lost(mq: Any, kind: str, db: str) -> None:
-    from tests.client import twins
+    from tests.support import both_clients
 
     await mq.queues.create("q")
     await mq.enqueue_many("q", range(3))
@@ -183,7 +183,7 @@ async def test_a_repeated_ack_is_harmless_and_one_after_a_nack_is_lost(mq: Any, 
         third = await anext(claims)
     assert [await first.ack(), await first.ack()] == ["done", "done"]
     assert [await second.nack(), await second.ack()] == ["done", "lost"]
-    async with twins.client(kind, db) as other:
+    async with both_clients.client(kind, db) as other:
         assert await other.ack([third.receipt]) == ["done"]
     with pytest.raises(LeaseLost):
         async with second.transaction() as conn:
@@ -309,9 +309,9 @@ async def test_the_connection_is_of_no_use_after_its_block(mq: Any, done: psycop
 
 
 async def test_a_loop_that_outlives_its_client_ends_with_an_error(kind: str, db: str) -> None:
-    from tests.client import twins
+    from tests.support import both_clients
 
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         await mq.queues.create("q")
         claims = mq.queue("q").claims()
         await claims.__aenter__()

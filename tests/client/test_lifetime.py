@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.client import twins
+from tests.support import both_clients
 from trunkline import Client, SyncClient
 from trunkline.client import TransactionMisuse
 from trunkline.errors import DatabaseUnavailable, InvalidDuration, NotInstalled, SchemaVersion, SettingsError, TrunklineError
@@ -21,7 +21,7 @@ from trunkline.sql.migrate import latest_version
 
 
 async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
-    async with twins.client(kind, db, max_connections=1) as mq:
+    async with both_clients.client(kind, db, max_connections=1) as mq:
         await mq.topics.create("t")
         await mq.queues.create("q")
         await asyncio.gather(*(mq.publish("t", n) for n in range(50)), *(mq.enqueue("q", n) for n in range(50)))
@@ -35,7 +35,7 @@ async def test_a_pool_of_one_connection_is_enough(kind: str, db: str) -> None:
 
 
 async def test_an_exhausted_pool_says_so(kind: str, db: str) -> None:
-    async with twins.client(kind, db, max_connections=1, pool_timeout="1s") as mq:
+    async with both_clients.client(kind, db, max_connections=1, pool_timeout="1s") as mq:
         await mq.topics.create("t")
         async with mq.connection():
             with pytest.raises(DatabaseUnavailable, match=r"client's 1 database connections became free in 1 s") as caught:
@@ -52,7 +52,7 @@ def test_a_pool_that_cannot_wait_is_refused(wait: str | timedelta) -> None:
 
 async def test_without_prepared_statements(kind: str, db: str) -> None:
     """For transaction poolers that do not follow them."""
-    async with twins.client(kind, db, max_connections=1, prepare=False) as mq:
+    async with both_clients.client(kind, db, max_connections=1, prepare=False) as mq:
         await mq.topics.create("t")
         for n in range(10):
             await mq.publish("t", n)
@@ -74,18 +74,18 @@ async def test_without_prepared_statements(kind: str, db: str) -> None:
 async def test_a_database_that_cannot_be_used_is_the_error_of_the_first_call(
     kind: str, db: str, change: dict[str, Any], cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with twins.client(kind, make_conninfo(db, **change)) as mq:
+    async with both_clients.client(kind, make_conninfo(db, **change)) as mq:
         # the pool would retry for ever and say nothing
         with pytest.raises(DatabaseUnavailable, match=cause):
             await mq.publish("t", 1)
-        assert twins.bare(mq).session.pool._pool.get_stats().get("connections_num", 0) == 0
+        assert both_clients.bare(mq).session.pool._pool.get_stats().get("connections_num", 0) == 0
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://a:secret@h/b", "hello world=3"])
 async def test_a_url_that_cannot_be_read(kind: str, url: str) -> None:
     with pytest.raises(SettingsError, match="the database URL is invalid") as caught:
-        async with twins.client(kind, url) as mq:
+        async with both_clients.client(kind, url) as mq:
             await mq.publish("t", 1)
     assert "secret" not in str(caught.value)
 
@@ -211,7 +211,7 @@ async def test_a_schema_one_version_apart_works(
 ) -> None:
     conn.execute("delete from trunkline.migrations")
     conn.execute("insert into trunkline.migrations values (%s, 'x', 'x')", (latest_version() + apart,))
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         if fine:
             assert await mq.topics.list() == []
         else:
@@ -221,13 +221,13 @@ async def test_a_schema_one_version_apart_works(
 
 
 async def test_a_database_without_the_schema(kind: str, empty_db: str) -> None:
-    async with twins.client(kind, empty_db) as mq:
+    async with both_clients.client(kind, empty_db) as mq:
         with pytest.raises(NotInstalled, match="trunkline"):
             await mq.publish("t", 1)
 
 
 async def test_the_clock_of_the_process_does_not_matter(kind: str, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         await mq.queues.create("q", lease="1s")
         await mq.enqueue("q", 1)
         async with mq.queue("q").claims() as claims:
@@ -240,7 +240,7 @@ async def test_the_clock_of_the_process_does_not_matter(kind: str, db: str, monk
 
 
 async def test_errors_after_the_end_are_clear(kind: str, db: str) -> None:
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         await mq.topics.create("t")
     # a closed client opens again when it is used
     try:

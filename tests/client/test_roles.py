@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.client import twins
+from tests.support import both_clients
 from trunkline import SyncClient
 from trunkline.errors import PermissionDenied
 
@@ -23,7 +23,7 @@ async def limited(kind: str, db: str, conn: psycopg.Connection[Any]) -> AsyncIte
         owner.subscriptions.add("q", "t")
     name = f"limited_{uuid4().hex[:12]}"
     conn.execute(f"create role {name} login password 'secret' in role trunkline_publisher, trunkline_consumer")
-    async with twins.client(kind, make_conninfo(db, user=name, password="secret")) as mq:
+    async with both_clients.client(kind, make_conninfo(db, user=name, password="secret")) as mq:
         yield mq
     conn.execute(f"drop role {name}")
 
@@ -72,7 +72,7 @@ async def reader(kind: str, db: str, conn: psycopg.Connection[Any]) -> AsyncIter
         delivery.bury(error="no")
     name = f"reader_{uuid4().hex[:12]}"
     conn.execute(f"create role {name} login password 'secret' in role trunkline_reader")
-    async with twins.client(kind, make_conninfo(db, user=name, password="secret")) as mq:
+    async with both_clients.client(kind, make_conninfo(db, user=name, password="secret")) as mq:
         yield mq
     conn.execute(f"drop role {name}")
 

@@ -10,8 +10,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from tests.client import twins
 from tests.conftest import Connection
+from tests.support import both_clients
 from tests.support.waiting import until
 from trunkline import Client, upkeep
 from trunkline.errors import TrunklineError
@@ -91,7 +91,7 @@ async def test_upkeep_does_not_depend_on_the_defaults_of_the_database(db: str, c
 
 async def test_a_client_sets_its_isolation_level(kind: str, db: str, conn: Connection) -> None:
     set_defaults(conn, default_transaction_isolation="serializable", statement_timeout="5s")
-    async with twins.client(kind, db) as mq:
+    async with both_clients.client(kind, db) as mq:
         await mq.queues.ensure("q")
         await mq.enqueue("q", 1)
         [delivery] = await mq.claim("q")

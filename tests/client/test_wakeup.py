@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.client import twins
+from tests.support import both_clients
 from tests.support.waiting import until
 from trunkline.db import wakeup as async_wakeup
 from trunkline.db.sync import wakeup as sync_wakeup
@@ -26,7 +26,7 @@ def slow_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def hearing(mq: Any) -> None:
-    wakeup = twins.bare(mq).session.wakeup
+    wakeup = both_clients.bare(mq).session.wakeup
     await until(lambda: wakeup.hearing)
 
 
@@ -79,7 +79,7 @@ async def test_publishers_of_another_client_wake_us_by_a_hint(mq: Any, kind: str
                     return
 
     reading = asyncio.create_task(read())
-    async with twins.client(kind, db) as other:
+    async with both_clients.client(kind, db) as other:
         await hearing(mq)
         for n in range(3):
             await other.enqueue("q", n)
@@ -92,7 +92,7 @@ async def test_publishers_of_another_client_wake_us_by_a_hint(mq: Any, kind: str
 async def test_a_client_that_publishes_and_closes_still_tells(kind: str, db: str) -> None:
     async with await psycopg.AsyncConnection.connect(db, autocommit=True) as listener:
         await listener.execute("listen trunkline")
-        async with twins.client(kind, db) as mq:
+        async with both_clients.client(kind, db) as mq:
             await mq.topics.create("t")
             await mq.publish("t", 1)
         heard = [hint async for hint in listener.notifies(timeout=20, stop_after=1)]
@@ -128,7 +128,7 @@ async def test_an_overdue_lease_is_ended_where_nobody_runs_upkeep(mq: Any) -> No
     await mq.enqueue("q", 1)
     await mq.claim("q", lease="1s")
     consumer = Consumer(mq, "q")
-    await until(lambda: consumer.bodies == [1], 40)
+    await until(lambda: consumer.bodies == [1], seconds=40)
     await consumer.stop()
 
 
@@ -136,7 +136,7 @@ async def test_a_listener_that_was_cut_off_hears_again(mq: Any, kind: str, db: s
     await mq.queues.create("q")
     consumer = Consumer(mq, "q")
     killer = connect()
-    async with twins.client(kind, db) as other:
+    async with both_clients.client(kind, db) as other:
         await hearing(mq)
         for n in range(5):
             [(pid,)] = killer.execute(LISTENERS).fetchall()
@@ -154,7 +154,7 @@ async def test_all_connections_cut_at_once(mq: Any, kind: str, db: str, connect:
     consumer = Consumer(mq, "q")
     killer = connect()
     await hearing(mq)
-    async with twins.client(kind, db) as other:
+    async with both_clients.client(kind, db) as other:
         for n in range(3):
             killer.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -210,8 +210,8 @@ async def test_idle_consumers_cost_one_query_per_second_together(
 
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     tasks = [asyncio.create_task(idle(loop)) for loop in loops]
-    wakeup = twins.bare(mq).session.wakeup
-    await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), 60)
+    wakeup = both_clients.bare(mq).session.wakeup
+    await until(lambda: sum(watch.waiting for watch in wakeup._watches) == len(loops), seconds=60)
     await hearing(mq)
     # what they looked for once is over when two polls have passed without a ring
     await until(lambda polls=wakeup.polls: wakeup.polls >= polls + 2)
@@ -242,14 +242,14 @@ async def test_wake_tells_after_a_transaction_of_the_callers(
 ) -> None:
     await mq.queues.create("q")
     consumer = Consumer(mq, "q")
-    async with twins.client(kind, db) as other:
+    async with both_clients.client(kind, db) as other:
         await hearing(mq)
         with conn.transaction():
-            twins.bare(mq).on(conn).enqueue("q", 1)
+            both_clients.bare(mq).on(conn).enqueue("q", 1)
         other.wake()
         await until(lambda: consumer.bodies == [1])
         with conn.transaction():
-            twins.bare(mq).on(conn).enqueue("q", 2)
+            both_clients.bare(mq).on(conn).enqueue("q", 2)
         mq.wake()
         await until(lambda: consumer.bodies == [1, 2])
     await consumer.stop()

@@ -126,6 +126,8 @@ def test_every_page_is_in_the_site(site: Path) -> None:
 def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert [each for each in resources(page).loaded if urlsplit(each).netloc] == [], page
+        # the theme would ask the host of a repository for its number of stars
+        assert 'data-md-component="source"' not in page.read_text(), page
     for sheet in site.rglob("*.css"):
         assert "url(http" not in sheet.read_text() and "@import" not in sheet.read_text(), sheet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs.chaos import Plan, run
+from tests.chaos.jobs import Plan, run
 
 
 @pytest.mark.timeout(600)

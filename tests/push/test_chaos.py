@@ -1,4 +1,4 @@
-"""Push under faults, in a size for every day: 2,000 deliveries. `python -m tests.push.chaos` runs longer."""
+"""Push under faults, in a size for every day: 2,000 deliveries. `python -m tests.chaos.push` runs longer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.push.chaos import Plan, run
+from tests.chaos.push import Plan, run
 from trunkline.embedded.server import EmbeddedServer
 
 

@@ -1,4 +1,4 @@
-"""Exactly once in a small size; `python -m tests.spark.chaos` runs the large one."""
+"""Exactly once in a small size; `python -m tests.chaos.spark` runs the large one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tests.spark import chaos_losses
-from tests.spark.chaos import run
+from tests.chaos import spark_losses
+from tests.chaos.spark import run
 
 pytestmark = pytest.mark.xdist_group("spark-chaos")
 
@@ -26,7 +26,7 @@ def test_only_what_vanished_is_missing() -> None:
     """Holes, archives found by the topic's number, new partitions and recreated topics, beside kills of drivers."""
     seed = int.from_bytes(os.urandom(4), "big")
     faults = {"archive": 3, "hole": 3, "grow": 1, "recreate": 1}
-    found = chaos_losses.run(faults, rows=1_000, limit=900, seed=seed)
+    found = spark_losses.run(faults, rows=1_000, limit=900, seed=seed)
     assert not found.wrong, f"seed {seed}: {found}"
     assert found.copied > 2_000 and found.vanished > 500 and found.faults["recreate"] == 1, found
 
@@ -45,8 +45,8 @@ def test_only_what_vanished_is_missing() -> None:
 )
 def test_the_check_sees_what_is_wrong(copied: list[int], said: str | None) -> None:
     """Of 0 to 5, 100 and 101, message 3 has vanished. 0 and 100 have the same key, as have 1 and 101."""
-    run = object.__new__(chaos_losses.Run)
-    run.result, run._vanished, run._eras, run._sent = chaos_losses.Losses(), {3, *range(6, 100)}, [101], 102
+    run = object.__new__(spark_losses.Run)
+    run.result, run._vanished, run._eras, run._sent = spark_losses.Losses(), {3, *range(6, 100)}, [101], 102
     run._numbers = lambda topic: {(0, offset): n for offset, n in enumerate(copied)}  # type: ignore[method-assign]
     run._check()
     assert run.result.wrong == ([] if said is None else [said])

@@ -22,7 +22,7 @@ from trunkline.cli.commands import pipeline as pipeline_command
 from trunkline.spark.progress import report
 
 if TYPE_CHECKING:
-    from trunkline.cli.framework.command import Session
+    from trunkline.cli.framework.command import Invocation
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -146,7 +146,7 @@ def test_the_bar_says_that_spark_starts(monkeypatch: pytest.MonkeyPatch, capsys:
         return {}
 
     shown: list[str] = []
-    pipeline_command._run(cast("Session", session), "archive orders", call)
+    pipeline_command._run(cast("Invocation", session), "archive orders", call)
     assert "archive orders: starting Spark" in shown[0]
     last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown[1]).splitlines()[-1]
     assert "archive orders " in last and "starting" not in last and re.search(r"300/1000\D+\d+/s", last), last

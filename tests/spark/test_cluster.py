@@ -23,7 +23,7 @@ from trunkline.db.calls import archive as calls
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-# IdRuns as a program of its own: a process has one Spark, and the other tests have theirs.
+# Runs as a program of its own: a process has one Spark, and the other tests have theirs.
 PROGRAM = """
 import sys, time
 from trunkline.spark import open_session

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 class Collector:
-    """IdRuns a query until it has read what there is, and keeps its rows batch by batch."""
+    """Runs a query until it has read what there is, and keeps its rows batch by batch."""
 
     def __init__(self, spark: SparkSession, db: str, home: Path) -> None:
         self.spark, self.db, self.home = spark, db, home

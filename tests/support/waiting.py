@@ -10,7 +10,7 @@ from typing import Any
 SECONDS = 60.0
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """Wait until the condition holds, which may be awaitable; return its value."""
     end = time.monotonic() + seconds
     while True:
@@ -23,7 +23,7 @@ async def until(condition: Callable[[], Any], *, seconds: float = SECONDS) -> An
         await asyncio.sleep(0.01)
 
 
-def wait_until(condition: Callable[[], Any], *, seconds: float = SECONDS, message: object = "") -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = SECONDS, message: object = "") -> Any:
     """Wait in this thread until the condition holds; return its value."""
     end = time.monotonic() + seconds
     while not (value := condition()):

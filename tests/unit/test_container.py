@@ -66,7 +66,7 @@ def test_the_image_is_pinned_small_and_not_root() -> None:
 def test_images_without_a_digest_are_documented() -> None:
     """The registries of images cannot be asked here, so no checked digest is available."""
     images = [instructions()[0][1], compose()["services"]["postgres"]["image"]]
-    text = " ".join((ROOT / "docs" / "http" / "security.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "operations" / "security.md").read_text().split())
     assert all("@sha256:" in image for image in images) or "named by tag, not by digest" in text
     for name in ("PYTHON_IMAGE", "POSTGRES_IMAGE"):
         assert name in text

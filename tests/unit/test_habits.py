@@ -14,15 +14,15 @@ import yaml
 
 from trunkline import __version__
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import release_notes
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Lower this when a module leaves the list in pyproject.toml; never raise it.
-MOST_UNCHECKED = 38
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import release_notes  # noqa: E402
+MOST_UNCHECKED = 29
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -240,7 +240,7 @@ class Client(Lender):
 
         Call it after you commit a transaction that published through `on(conn)`.
         """
-        self._open().wakeup.tell_all()
+        self._open().wakeup.notify_all()
 
     # Queues
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -13,10 +12,9 @@ from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 from uuid import uuid4
 
-from trunkline import telemetry
 from trunkline.client.batches import Batch
 from trunkline.client.deliveries import Deliveries, Delivery
-from trunkline.concurrency.aio import Bell, log
+from trunkline.concurrency.aio import Signal, log
 from trunkline.db import calls
 from trunkline.db.wakeup import Watch
 from trunkline.errors import InvalidValue, PermissionDenied, Unavailable
@@ -53,27 +51,21 @@ async def claim(
     If the queue is empty and `fresh` is set, sequence committed messages and try once more: for callers that do not
     wait.
     """
-    tracer, began = telemetry.tracer(), time.time_ns()
-    async with session.connection() as conn:
-        attempt = partial(
-            calls.claim,
-            conn,
-            partial(Delivery, _settler=settler),
-            queue,
-            limit=limit,
-            lease=lease,
-            labels=labels,
-            consumer=consumer,
-            type=type,
-        )
+    attempt = partial(
+        session.claim,
+        partial(Delivery, _settler=settler),
+        queue,
+        limit=limit,
+        lease=lease,
+        labels=labels,
+        consumer=consumer,
+        type=type,
+    )
+    rows = await attempt()
+    if fresh and not rows:
+        await session.wakeup.sequence("queue", queue)
         rows = await attempt()
-        if fresh and not rows:
-            await session.wakeup.sequence("queue", queue)
-            rows = await attempt()
-        deliveries = Deliveries.of(rows, settler)
-    if tracer is not None and deliveries:
-        telemetry.claimed(tracer, queue, deliveries, began)
-    return deliveries
+    return Deliveries.of(rows, settler)
 
 
 class GroupReader(Generic[T]):
@@ -129,7 +121,7 @@ class GroupReader(Generic[T]):
         """End the loop before its next batch, also while it waits. Callable from any task or thread of the process."""
         self._stopped = True
         if self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     def __aiter__(self) -> Self:
         return self
@@ -139,7 +131,7 @@ class GroupReader(Generic[T]):
             raise RuntimeError("enter the subscription with `async with` before you iterate over it")
         uncommitted = self._put_down()
         while True:
-            self._watch.hush()
+            self._watch.reset()
             if self._stopped:
                 raise StopAsyncIteration
             try:
@@ -162,7 +154,7 @@ class GroupReader(Generic[T]):
                 await self._watch.wait(_RETRY_SECONDS)
                 continue
             if batch is not None:
-                self._watch.found()
+                self._watch.note_message()
                 self._batch = batch
                 self._renewal = self._session.renewals.add(self._lease.total_seconds() / 3, self._renew)
                 return batch
@@ -211,7 +203,7 @@ class Claims(Generic[T]):
         self._settler = Settler(session, self._settled)
         self._ready: deque[Delivery[T]] = deque()
         self._held = HeldLeases()
-        self._free = Bell()
+        self._free = Signal()
         self._watch: Watch | None = None
         self._renewal: Renewal | None = None
         self._span = timedelta(0)
@@ -254,9 +246,9 @@ class Claims(Generic[T]):
         Callable from any task or thread of the process.
         """
         self._stopped = True
-        self._free.ring()
+        self._free.set()
         if self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     def __aiter__(self) -> Self:
         return self
@@ -265,8 +257,8 @@ class Claims(Generic[T]):
         if self._watch is None:
             raise RuntimeError("enter the claims with `async with` before you iterate over them")
         while True:
-            self._free.hush()
-            self._watch.hush(self._labels)
+            self._free.clear()
+            self._watch.reset(self._labels)
             if self._stopped:
                 raise StopAsyncIteration
             if self._ready:
@@ -298,13 +290,13 @@ class Claims(Generic[T]):
             self._held.add(deliveries.receipts, span=self._span.total_seconds(), now=claimed_at)
             self._ready.extend(deliveries)
             if deliveries:
-                self._watch.found()
+                self._watch.note_message()
             else:
                 await self._watch.wait()
 
     def _settled(self, receipts: Iterable[str]) -> None:
         self._held.drop(receipts)
-        self._free.ring()
+        self._free.set()
 
     async def _renew(self) -> None:
         now = monotonic()
@@ -313,4 +305,4 @@ class Claims(Generic[T]):
             results = await self._settler.extend(receipts, lease=self._span)
             # lost deliveries can no longer be settled and must not occupy a slot
             if self._held.renewed(receipts, results, span=span, now=now):
-                self._free.ring()
+                self._free.set()

@@ -113,7 +113,7 @@ class Schedules(Noun):
         """Fire the schedule now, in addition to its times. Returns the message id."""
         async with self._writing() as conn:
             id = await calls.run_schedule(conn, name)
-        self._session().wakeup.tell()
+        self._session().wakeup.notify()
         return id
 
     async def next_runs(

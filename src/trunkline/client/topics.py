@@ -188,7 +188,7 @@ class Topics(Noun):
             await self._session().wakeup.sequence("topic", topic)
             places = [await self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
-                watch.hush()
+                watch.reset()
                 quiet = True
                 for partition in range(len(places)):
                     page = await self._page(topic, partition, places[partition], _PAGE, type)

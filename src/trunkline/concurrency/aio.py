@@ -14,25 +14,25 @@ R = TypeVar("R")
 log = logging.getLogger("trunkline")
 
 
-class Bell:
+class Signal:
     """An event to wait for, set by other tasks."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
-    def hush(self) -> None:
-        """Forget earlier rings."""
+    def clear(self) -> None:
+        """Forget that it was set."""
         self._event.clear()
 
     @property
-    def rung(self) -> bool:
+    def is_set(self) -> bool:
         return self._event.is_set()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the bell rings, at most `timeout` seconds. Returns whether it rang."""
+        """Wait until it is set, at most `timeout` seconds. Returns whether it is."""
         if self._event.is_set():
             return True
         try:
@@ -43,7 +43,7 @@ class Bell:
         return True
 
 
-class Background:
+class BackgroundTask:
     """A background loop that runs until its owner ends it."""
 
     def __init__(self, run: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -60,7 +60,7 @@ class Background:
             await self._task
 
 
-class Mutex:
+class Lock:
     """A mutual exclusion lock."""
 
     def __init__(self) -> None:

@@ -16,29 +16,29 @@ R = TypeVar("R")
 log = logging.getLogger("trunkline")
 
 
-class Bell:
+class Signal:
     """An event to wait for, set by other threads."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
-    def hush(self) -> None:
-        """Forget earlier rings."""
+    def clear(self) -> None:
+        """Forget that it was set."""
         self._event.clear()
 
     @property
-    def rung(self) -> bool:
+    def is_set(self) -> bool:
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the bell rings, at most `timeout` seconds. Returns whether it rang."""
+        """Wait until it is set, at most `timeout` seconds. Returns whether it is."""
         return self._event.wait(timeout)
 
 
-class Background:
+class BackgroundTask:
     """A background loop. It ends by itself soon after its owner sets its stop flag."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
@@ -55,7 +55,7 @@ class Background:
             self._thread.join()
 
 
-class Mutex:
+class Lock:
     """A mutual exclusion lock."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from trunkline.concurrency.aio import Mutex
+from trunkline.concurrency.aio import Lock
 from trunkline.db.conninfo import with_connect_timeout
 from trunkline.errors import DatabaseUnavailable, SchemaVersion, TrunklineError, from_psycopg
 from trunkline.sql.migrate import latest_version
@@ -107,8 +107,8 @@ class Pool:
         self._timeout = timeout
         self._prepare = prepare
         self._pool: AsyncConnectionPool[_Pooled] | None = None
-        self._opening = Mutex()
-        self._probing = Mutex()
+        self._opening = Lock()
+        self._probing = Lock()
         self._probed = float("-inf")
         self._cause: TrunklineError | None = None
         self._checked = False

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import psycopg
 
-from trunkline.concurrency.aio import Background, Bell, Coalescer, Mutex, log, sleep
+from trunkline.concurrency.aio import BackgroundTask, Coalescer, Lock, Signal, log, sleep
 from trunkline.db import calls
 from trunkline.db.pool import Connection, connect
 from trunkline.errors import from_psycopg
@@ -59,52 +59,52 @@ class Watch:
         """Topics that feed the queue; None if unknown."""
         self.labels: str | None = None
         self.waiting = False
-        self.missed = False
+        self.missed_poll = False
         """True if a poll for other consumers began while this one was querying, perhaps too early."""
         self.polled = self.hit = False
         """Flags: a poll began while this one waited; that poll found messages for it."""
         self.length: int | None = None
         self._after_poll = self._after_hit = self._vain = False
         self._wakeup = wakeup
-        self._bell = Bell()
+        self._signal = Signal()
         self._on_ring = on_ring
 
-    def hush(self, labels: Sequence[str] | None = None) -> None:
+    def reset(self, labels: Sequence[str] | None = None) -> None:
         """Clear earlier wake-ups before querying for messages with these labels, or with any label."""
         self.labels = None if labels is None else json.dumps(sorted(set(labels)))
         self._after_poll, self._after_hit = self.polled, self.hit
         self.polled = self.hit = False
-        self.missed = self.waiting = False
-        self._bell.hush()
+        self.missed_poll = self.waiting = False
+        self._signal.clear()
 
-    def ring(self) -> None:
-        self._bell.ring()
+    def wake(self) -> None:
+        self._signal.set()
         if self._on_ring is not None:
             self._on_ring()
 
-    def found(self) -> None:
+    def note_message(self) -> None:
         """Record that messages were found, so that the next notification is followed at once."""
-        self._wakeup.speed_up()
+        self._wakeup.reset_backoff()
         if self.labels is not None:
             self._wake_others()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until there may be messages. Returns whether the watch was woken."""
         try:
-            self.stand_by()
-            return await self._bell.wait(timeout)
+            self.arm()
+            return await self._signal.wait(timeout)
         finally:
             self.waiting = False
 
-    def stand_by(self) -> None:
+    def arm(self) -> None:
         """Record that no messages were found, and request a wake-up when there may be some.
 
         Committed messages may not have an offset yet. So unless the query followed a poll, a poll must run.
         """
         self.waiting = True
         # after setting `waiting`: the poller accesses the two in the opposite order, so one side sees the other
-        if self.missed or not self._after_poll:
-            self._wakeup.poke()
+        if self.missed_poll or not self._after_poll:
+            self._wakeup.poll_now()
         elif self.labels is not None and self._after_hit and not self._vain:
             # not twice in a row, so that it ends
             self._vain = True
@@ -112,12 +112,12 @@ class Watch:
         else:
             self._vain = False
         # the consumer may wait several times after one query
-        self._after_poll, self._after_hit, self.missed = True, False, False
+        self._after_poll, self._after_hit, self.missed_poll = True, False, False
 
     def _wake_others(self) -> None:
         """Wake consumers in all processes: a query by label may have skipped messages that are for others."""
-        self._wakeup.poke()
-        self._wakeup.tell()
+        self._wakeup.poll_now()
+        self._wakeup.notify()
 
 
 class Wakeup:
@@ -127,20 +127,20 @@ class Wakeup:
         self._conninfo = conninfo
         self._prepare = prepare
         self._watches: set[Watch] = set()
-        self._poke = Bell()
-        self._news = Bell()
+        self._poll_due = Signal()
+        self._news = Signal()
         self._pending_hint = self._sent_hint = 0
         self._pause = POLL_SECONDS
         self._gap = _GAP_SECONDS
         self._polled_at = 0.0
         self._closed = False
         self._complained: float | None = None
-        self._poller: Background | None = None
-        self._listener: Background | None = None
-        self._notifier: Background | None = None
+        self._poller: BackgroundTask | None = None
+        self._listener: BackgroundTask | None = None
+        self._notifier: BackgroundTask | None = None
         self._side: Connection | None = None
         self._side_pid = 0
-        self._side_lock = Mutex()
+        self._side_lock = Lock()
         self._passes: Coalescer[tuple[str, str], None] = Coalescer(self._run_pass, max_items=1000, max_size=1000)
         self.polls = 0
         self.hearing = False
@@ -153,18 +153,18 @@ class Wakeup:
         watch = Watch(self, kind, name, group, member, on_ring)
         self._watches.add(watch)
         if self._poller is None:
-            self._poller = Background(self._poll_for_ever, "trunkline poller")
-            self._listener = Background(self._listen_for_ever, "trunkline listener")
+            self._poller = BackgroundTask(self._poll_for_ever, "trunkline poller")
+            self._listener = BackgroundTask(self._listen_for_ever, "trunkline listener")
         return watch
 
     def unwatch(self, watch: Watch) -> None:
         self._watches.discard(watch)
 
-    def poke(self) -> None:
+    def poll_now(self) -> None:
         """Poll now."""
-        self._poke.ring()
+        self._poll_due.set()
 
-    def speed_up(self) -> None:
+    def reset_backoff(self) -> None:
         self._gap = _GAP_SECONDS
 
     async def sequence(self, kind: str, name: str) -> None:
@@ -198,28 +198,28 @@ class Wakeup:
             else:
                 hit = watch.name == name
             if hit:
-                self._poke.ring()
+                self._poll_due.set()
                 break
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the other processes of a commit."""
         self._pending_hint += 1
-        self._news.ring()
+        self._news.set()
         if self._notifier is None and not self._closed:
-            self._notifier = Background(self._notify_for_ever, "trunkline notifier")
+            self._notifier = BackgroundTask(self._notify_for_ever, "trunkline notifier")
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Report a commit to an unknown topic or queue: poll for all our consumers and notify the other processes."""
-        self._poke.ring()
-        self.tell()
+        self._poll_due.set()
+        self.notify()
 
     async def close(self) -> None:
         self._closed = True
-        self._poke.ring()
-        self._news.ring()
+        self._poll_due.set()
+        self._news.set()
         for watch in tuple(self._watches):
-            watch.ring()
+            watch.wake()
         for loop in (self._notifier, self._poller, self._listener):
             if loop is not None:
                 await loop.end()
@@ -235,7 +235,7 @@ class Wakeup:
     async def _notify_for_ever(self) -> None:
         while True:
             await self._news.wait()
-            self._news.hush()
+            self._news.clear()
             if self._closed:
                 return
             if not await self._hint():
@@ -264,8 +264,8 @@ class Wakeup:
 
     async def _poll_for_ever(self) -> None:
         while not self._closed:
-            await self._poke.wait(self._pause)
-            self._poke.hush()
+            await self._poll_due.wait(self._pause)
+            self._poll_due.clear()
             waiting = self._waiting()
             if not waiting:
                 # the next consumer to wait requests a poll
@@ -279,12 +279,12 @@ class Wakeup:
                 async with self._side_lock:
                     await self._drop_side()
                 await sleep(_TURN_SECONDS)
-                self._poke.ring()
+                self._poll_due.set()
             except psycopg.Error as exc:
                 # the role may not poll, or the schema has another version
                 log.warning("shared poll failed; consumers poll individually error=%s", exc)
                 for watch in waiting:
-                    watch.ring()
+                    watch.wake()
                 await self._rest(POLL_SECONDS)
             else:
                 self._complained = None
@@ -298,9 +298,9 @@ class Wakeup:
         """
         waiting = []
         for watch in tuple(self._watches):
-            watch.missed = True
+            watch.missed_poll = True
             if watch.waiting:
-                watch.missed = False
+                watch.missed_poll = False
                 watch.polled = True
                 waiting.append(watch)
         return waiting
@@ -316,7 +316,7 @@ class Wakeup:
         self.polls += 1
         self._slow_down()
         if result.queues or result.groups:
-            self.speed_up()
+            self.reset_backoff()
         # wake at the next due time even if it is before the next poll; slightly later, so that it has passed
         self._pause = POLL_SECONDS if result.seconds is None else min(POLL_SECONDS, max(0.0, result.seconds) + _GAP_SECONDS)
         for watch in waiting:
@@ -330,7 +330,7 @@ class Wakeup:
                 watch.length = length
             if hit:
                 watch.hit = True
-                watch.ring()
+                watch.wake()
 
     def _slow_down(self) -> None:
         now = monotonic()
@@ -339,7 +339,7 @@ class Wakeup:
 
     def _follow(self) -> None:
         """React to a notification of another process."""
-        self._poke.ring()
+        self._poll_due.set()
 
     async def _listen_for_ever(self) -> None:
         warned = False
@@ -361,14 +361,14 @@ class Wakeup:
                     pause = PING_SECONDS
             except psycopg.Error as exc:
                 log.debug("listener connection lost error=%s", exc)
-            self._poke.ring()
+            self._poll_due.set()
             await self._rest(pause)
 
     async def _listen(self, conn: Connection) -> None:
         """Listen until the connection breaks (raises) or its notifications do not arrive (returns)."""
         await calls.listen(conn)
         # notifications may have been missed while not listening: poll once for all consumers
-        self._poke.ring()
+        self._poll_due.set()
         token = str(uuid4())
         pinged_at, heard_at = monotonic() - PING_SECONDS, monotonic()
         pinged = False

@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from trunkline.db.job_records import Ending
+from trunkline.db.calls.job_records import Ending
 from trunkline.jobs.job import TRACK, UNIQUE, Job
 from trunkline.runtime.transactions import Once
 from trunkline.types import Delivery

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from trunkline.codec import duration
 from trunkline.db.calls import jobs as calls
-from trunkline.db.job_records import JobResult
+from trunkline.db.calls.job_records import JobResult
 from trunkline.errors import InvalidValue, Timeout
 from trunkline.jobs.arguments import from_json
 from trunkline.jobs.refusals import JobFailed

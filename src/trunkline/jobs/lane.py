@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from datetime import timedelta
-from time import monotonic, time_ns
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from trunkline import telemetry
-from trunkline.concurrency.aio import Background, log
+from trunkline.concurrency.aio import log
 from trunkline.db import calls
 from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
-from trunkline.errors import PermissionDenied, TrunklineError, Unavailable
+from trunkline.errors import PermissionDenied, TrunklineError
 from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
 from trunkline.jobs.executor import Executor
 from trunkline.jobs.gates import Gate
 from trunkline.jobs.job import MAX_ATTEMPTS
 from trunkline.jobs.pace import Pace
 from trunkline.jobs.refusals import HandlerStalled
+from trunkline.runtime.claim_loop import ClaimLoop
 from trunkline.types import Delivery
 
 if TYPE_CHECKING:
     from trunkline.jobs.worker import Worker
 
-_RETRY_SECONDS = 0.5
 _TURN = 32
 _BY_LABEL_SECONDS = 300.0
 _KEEP_SECONDS = 1.0
@@ -55,7 +54,7 @@ class Lane:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._pace = Pace(prefetch)
         self._watch: Watch | None = None
-        self._claimer: Background | None = None
+        self._claims: ClaimLoop | None = None
         self._slots: set[asyncio.Task[None]] = set()
         self._lease = timedelta(seconds=30)
         self._max_attempts = _NEVER_STARTED
@@ -85,35 +84,21 @@ class Lane:
         self._watch = session.wakeup.watch("queue", self.queue)
         for _ in range(self.concurrency):
             self._add_slot()
-        self._claimer = Background(self._claim_for_ever, f"trunkline claims of {self.queue}")
+        self._claims = ClaimLoop(self._claim_turn, self._wake_claims, name=self.queue)
 
     # Claiming
 
-    async def _claim_for_ever(self) -> None:
-        while not self._stopping:
-            try:
-                await self._claim_turn()
-            except asyncio.CancelledError:
-                raise
-            except Unavailable as exc:
-                log.warning("claim failed; retrying in %s s queue=%s error=%s", _RETRY_SECONDS, self.queue, exc)
-                await asyncio.sleep(_RETRY_SECONDS)
-            except Exception as exc:
-                log.error(
-                    "claim failed; retrying in %s s queue=%s error=%s: %s",
-                    _RETRY_SECONDS,
-                    self.queue,
-                    type(exc).__name__,
-                    exc,
-                )
-                await asyncio.sleep(_RETRY_SECONDS)
+    def _wake_claims(self) -> None:
+        self._pace.wake()
+        if self._watch is not None:
+            self._watch.wake()
 
     async def _claim_turn(self) -> None:
         assert self._watch is not None  # noqa: S101
         if await self._stand_aside():
             return
         labels = self._labels()
-        self._watch.hush(labels)
+        self._watch.reset(labels)
         # Then more jobs may become claimable whenever one ends, even during the claim.
         self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
         want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
@@ -137,7 +122,7 @@ class Lane:
 
     def _closed(self) -> None:
         if self._restless and self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     def _release_idle(self) -> None:
         """Release prefetched jobs that wait for slow ones, so that other workers can run them.
@@ -197,29 +182,18 @@ class Lane:
             claimed = await self._fetch(want, labels)
             if claimed:
                 if self._watch is not None:
-                    self._watch.found()
+                    self._watch.note_message()
                 await self._receive(claimed, began, alone=alone)
         finally:
             self.claiming = False
         return claimed
 
     async def _fetch(self, want: int, labels: list[str] | None) -> list[Delivery[Any]]:
-        session = self._worker.session
-        tracer, began = telemetry.tracer(), time_ns()
         # concurrently, so that an idle worker picks up a job in one round trip
         cancels = asyncio.create_task(self._read_cancels()) if self._worker.cancels_due else None
-        async with session.connection() as conn:
-            deliveries: list[Delivery[Any]] = await calls.claim(
-                conn,
-                Delivery,
-                self.queue,
-                limit=want,
-                lease=self._lease,
-                labels=labels,
-                consumer=self._worker.name,
-            )
-        if tracer is not None and deliveries:
-            telemetry.claimed(tracer, self.queue, deliveries, began)
+        deliveries: list[Delivery[Any]] = await self._worker.session.claim(
+            Delivery, self.queue, limit=want, lease=self._lease, labels=labels, consumer=self._worker.name
+        )
         if cancels is not None:
             await cancels
         return deliveries
@@ -447,9 +421,8 @@ class Lane:
     def stop(self) -> list[Attempt]:
         """Stop claiming. Returns the claimed jobs that have not started."""
         self._stopping = True
-        self._pace.wake()
-        if self._watch is not None:
-            self._watch.ring()
+        if self._claims is not None:
+            self._claims.stop()
         unused = [*self._ready, *(attempt for attempts in self._blocked.values() for attempt in attempts)]
         for partition in self._partitions.values():
             unused += [attempt for attempt in partition if attempt not in unused and attempt.task is None]
@@ -480,8 +453,8 @@ class Lane:
             self._add_slot()
 
     async def end(self) -> None:
-        if self._claimer is not None:
-            await self._claimer.end()
+        if self._claims is not None:
+            await self._claims.end()
         if self._watch is not None:
             self._worker.session.wakeup.unwatch(self._watch)
         for task in list(self._slots):

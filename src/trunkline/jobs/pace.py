@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from trunkline.concurrency.aio import Bell
+from trunkline.concurrency.aio import Signal
 
 _FIRST = 1
 _MOST = 1000
@@ -31,7 +31,7 @@ class Pace:
         self._batch = _FIRST
         self._left = 0
         self._mean: float | None = None
-        self._bell = Bell()
+        self._signal = Signal()
 
     def want(self, held: int, concurrency: int) -> int:
         """Return how many jobs to claim now, or 0 while there is too little room."""
@@ -47,7 +47,7 @@ class Pace:
             self._mean += (min(seconds, 4 * self._mean + 0.0001) - self._mean) / 8
         self._left -= 1
         if self._left <= 0:
-            self._bell.ring()
+            self._signal.set()
 
     async def one_ends(self, seconds: float) -> None:
         """Wait until a job ends, at most `seconds`."""
@@ -65,7 +65,7 @@ class Pace:
         self._batch = min(self._batch, max(2, 2 * claimed))
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._signal.set()
 
     def _soon(self) -> float:
         if self._mean is not None and self._mean < _QUICK_SECONDS:
@@ -80,6 +80,6 @@ class Pace:
         Checks the clock, because a starved process sees both events at once.
         """
         self._left = jobs
-        self._bell.hush()
+        self._signal.clear()
         end = monotonic() + seconds
-        return await self._bell.wait(seconds) and monotonic() <= end
+        return await self._signal.wait(seconds) and monotonic() <= end

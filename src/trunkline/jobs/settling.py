@@ -86,7 +86,7 @@ class AttemptSettler:
                 acked = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])
                 results.update(zip((attempt.receipt for attempt in rich), acked, strict=True))
                 # jobs that waited for these may be ready now
-                self._session.wakeup.poke()
+                self._session.wakeup.poll_now()
         return [results[attempt.receipt] for attempt in attempts]
 
     async def _release(self, attempts: list[Attempt]) -> Sequence[Result]:

@@ -15,7 +15,7 @@ from uuid import UUID
 from trunkline.client import SyncClient
 from trunkline.client.consuming import consumer_name
 from trunkline.codec import duration
-from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.concurrency.aio import BackgroundTask, Signal, log
 from trunkline.db.calls import jobs
 from trunkline.db.sync import calls as sync_calls
 from trunkline.db.sync.calls import jobs as sync_jobs
@@ -91,8 +91,8 @@ class Worker:
         self._stop_asked = asyncio.Event()
         self._stored: set[asyncio.Task[None]] = set()
         self._cancels_at = 0.0
-        self._limits_needed = Bell()
-        self._loops: list[Background] = []
+        self._limits_needed = Signal()
+        self._loops: list[BackgroundTask] = []
         self.nobody: Job[..., Any] = Job(app, "", None, Arguments("", []), Definition(queue=""))
         """Placeholder for kinds that this worker has no function for."""
 
@@ -130,9 +130,9 @@ class Worker:
         try:
             await self.refresh_cancels(force=True)
             await self._register()
-            self._loops = [Background(self._tick_for_ever, "trunkline worker")]
+            self._loops = [BackgroundTask(self._tick_for_ever, "trunkline worker")]
             if self._holders:
-                self._loops.append(Background(self._limit_for_ever, "trunkline limits"))
+                self._loops.append(BackgroundTask(self._limit_for_ever, "trunkline limits"))
             for lane in self._lanes:
                 await lane.start()
         except BaseException:
@@ -342,7 +342,7 @@ class Worker:
         return self._holders.setdefault(limit.name, Holder(limit))
 
     def need_limits(self) -> None:
-        self._limits_needed.ring()
+        self._limits_needed.set()
 
     async def _limit_for_ever(self) -> None:
         """Request capacity and tokens when jobs wait for them, and renew or release capacity once a second."""
@@ -354,7 +354,7 @@ class Worker:
                 log.warning("could not acquire limits; retrying in %s s error=%s", pause, exc)
             for lane in self._lanes:
                 lane.unblock()
-            self._limits_needed.hush()
+            self._limits_needed.clear()
             if pause > 0.02:
                 await asyncio.sleep(0.02)
                 pause -= 0.02

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
@@ -11,11 +10,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trunkline import telemetry
-from trunkline.concurrency.aio import Bell, log
-from trunkline.db import calls
+from trunkline.concurrency.aio import Signal, log
 from trunkline.db.calls import push
 from trunkline.db.wakeup import Watch
 from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
+from trunkline.runtime.claim_loop import ClaimLoop
 from trunkline.types import Delivery
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ class Feed:
         self._watches: dict[int, Watch] = {}
         self._ready: dict[int, None] = {}
         """Queues that may have messages, least recently checked first."""
-        self._bell = Bell()
-        self._stopped = False
-        self._task = asyncio.create_task(self._run(), name="trunkline push feed")
+        self._signal = Signal()
+        self._claims = ClaimLoop(self._turn, self._signal.set, name="an endpoint", retry_seconds=_RETRY_SECONDS)
 
     def update(self, wanted: Iterable[Source]) -> None:
         """Replace the set of queues."""
@@ -67,27 +65,22 @@ class Feed:
             self._watches[queue_id] = self._post.session.wakeup.watch("queue", found[queue_id].name, on_ring=look)
             self._ready[queue_id] = None
         self._sources = found
-        if self._task.done():
-            self._task = asyncio.create_task(self._run(), name="trunkline push feed")
-        self._bell.ring()
+        self._signal.set()
 
     def look(self, queue_id: int) -> None:
         """Mark a queue as possibly having messages."""
         if queue_id in self._watches:
             self._ready[queue_id] = None
-            self._bell.ring()
+            self._signal.set()
 
     def go_on(self) -> None:
         """Check for capacity again."""
         if self._ready:
-            self._bell.ring()
+            self._signal.set()
 
     async def stop(self) -> None:
         """Stop claiming. Wait for a claim in flight, so that its deliveries can be released."""
-        self._stopped = True
-        self._bell.ring()
-        await asyncio.wait([self._task], timeout=_PATIENCE_SECONDS)
-        self._task.cancel()
+        await self._claims.end(_PATIENCE_SECONDS)
         for queue_id in tuple(self._watches):
             self._drop(queue_id)
 
@@ -97,62 +90,56 @@ class Feed:
         if watch is not None:
             self._post.session.wakeup.unwatch(watch)
 
-    async def _run(self) -> None:
-        while not self._stopped:
-            self._bell.hush()
-            want = min(self._room(), _MOST) if self._ready else 0
-            if want <= 0:
-                await self._bell.wait()
-                continue
-            looked_at = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
-            for queue_id in looked_at:
-                del self._ready[queue_id]
-                self._watches[queue_id].hush()
-            try:
-                await self._look_at(looked_at, want)
-            except (Unavailable, OutcomeUnknown) as exc:
-                log.warning("claim failed; retrying in %s s: %s", _RETRY_SECONDS, exc)
+    async def _turn(self) -> None:
+        self._signal.clear()
+        want = min(self._room(), _MOST) if self._ready else 0
+        if want <= 0:
+            await self._signal.wait()
+            return
+        looked_at = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
+        for queue_id in looked_at:
+            del self._ready[queue_id]
+            self._watches[queue_id].reset()
+        try:
+            await self._look_at(looked_at, want)
+        except Exception as exc:
+            if not isinstance(exc, TrunklineError) or isinstance(exc, Unavailable | OutcomeUnknown):
                 self._look_again(looked_at)
-                await asyncio.sleep(_RETRY_SECONDS)
-            except TrunklineError as exc:
-                # a queue was deleted; the next plan omits it
-                log.warning("claim failed; skipping these queues until the next plan: %s", exc)
-                for queue_id in looked_at:
-                    self._drop(queue_id)
+                raise
+            # a queue was deleted; the next plan omits it
+            log.warning("claim failed; skipping these queues until the next plan: %s", exc)
+            for queue_id in looked_at:
+                self._drop(queue_id)
 
     async def _look_at(self, queue_ids: list[int], want: int) -> None:
-        tracer, began = telemetry.tracer(), time.time_ns()
         if len(queue_ids) == 1:
             # leave capacity for the other queues
             only = self._sources[queue_ids[0]]
             taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
         else:
+            tracer, began = telemetry.tracer(), time.time_ns()
             async with self._post.session.connection() as conn:
                 taken, empty = await push.claim_many(conn, queue_ids, limit=want, consumer=self._post.name)
+            for queue_id, deliveries in taken.items():
+                if tracer is not None and queue_id in self._sources:
+                    telemetry.claimed(tracer, self._sources[queue_id].name, deliveries, began)
         for queue_id in queue_ids:
             if queue_id in empty and queue_id in self._watches:
-                self._watches[queue_id].stand_by()
+                self._watches[queue_id].arm()
         self._look_again(queue_id for queue_id in queue_ids if queue_id not in empty)
         for queue_id, deliveries in taken.items():
             source = self._sources.get(queue_id)
             if source is None:
                 # unbound during the claim: let the lease expire
                 continue
-            if tracer is not None:
-                telemetry.claimed(tracer, source.name, deliveries, began)
             self._post.held.add([each.receipt for each in deliveries], source.lease)
             await self._accept(source, deliveries)
 
     async def _claim(self, source: Source, want: int) -> tuple[Taken, set[int]]:
-        async with self._post.session.connection() as conn:
-            taken: list[Delivery[Any]] = await calls.claim(
-                conn,
-                Delivery,
-                source.name,
-                limit=want,
-                lease=timedelta(seconds=source.lease),
-                consumer=self._post.name,
-            )
+        lease = timedelta(seconds=source.lease)
+        taken: list[Delivery[Any]] = await self._post.session.claim(
+            Delivery, source.name, limit=want, lease=lease, consumer=self._post.name
+        )
         return ({source.queue_id: taken}, set()) if taken else ({}, {source.queue_id})
 
     def _look_again(self, queue_ids: Iterable[int]) -> None:

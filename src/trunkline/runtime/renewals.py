@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from trunkline.concurrency.aio import Background, Bell, log
+from trunkline.concurrency.aio import BackgroundTask, Signal, log
 
 
 class Renewal:
@@ -22,16 +22,16 @@ class Renewals:
 
     def __init__(self) -> None:
         self._all: set[Renewal] = set()
-        self._changed = Bell()
-        self._loop: Background | None = None
+        self._changed = Signal()
+        self._loop: BackgroundTask | None = None
         self._closed = False
 
     def add(self, every: float, renew: Callable[[], Awaitable[None]]) -> Renewal:
         renewal = Renewal(every, renew)
         self._all.add(renewal)
         if self._loop is None or not self._loop.alive:
-            self._loop = Background(self._run, "trunkline renewals")
-        self._changed.ring()
+            self._loop = BackgroundTask(self._run, "trunkline renewals")
+        self._changed.set()
         return renewal
 
     def drop(self, renewal: Renewal) -> None:
@@ -39,13 +39,13 @@ class Renewals:
 
     async def close(self) -> None:
         self._closed = True
-        self._changed.ring()
+        self._changed.set()
         if self._loop is not None:
             await self._loop.end()
 
     async def _run(self) -> None:
         while not self._closed:
-            self._changed.hush()
+            self._changed.clear()
             first = min((renewal.due for renewal in tuple(self._all)), default=None)
             await self._changed.wait(None if first is None else max(0.0, first - monotonic()))
             for renewal in tuple(self._all):

@@ -1,19 +1,24 @@
-"""The state of an open client: connection pool, wake-up, lease renewals and cached topic numbers."""
+"""The state of an open client: connection pool, wake-up, lease renewals, publisher and settler."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from time import time_ns
+from typing import Any, TypeVar
 
+from trunkline import telemetry
 from trunkline.db import calls
 from trunkline.db.pool import Connection, Pool
 from trunkline.db.wakeup import Wakeup
 from trunkline.runtime.publisher import Publisher
 from trunkline.runtime.renewals import Renewals
 from trunkline.runtime.settler import Settler
-from trunkline.types import Place
+from trunkline.types import Delivery, Place
+
+D = TypeVar("D", bound=Delivery[Any])
 
 
 class Session:
@@ -41,6 +46,27 @@ class Session:
     async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
         async with self.pool.connection(writing=writing) as conn:
             yield conn
+
+    async def claim(
+        self,
+        make: Callable[..., D],
+        queue: str,
+        *,
+        limit: int,
+        lease: timedelta | None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: Any = None,
+    ) -> list[D]:
+        """Claim messages of a queue, in a span if there are any."""
+        tracer, began = telemetry.tracer(), time_ns()
+        async with self.connection() as conn:
+            deliveries = await calls.claim(
+                conn, make, queue, limit=limit, lease=lease, labels=labels, consumer=consumer, type=type
+            )
+        if tracer is not None and deliveries:
+            telemetry.claimed(tracer, queue, deliveries, began)
+        return deliveries
 
     @asynccontextmanager
     async def reading(self, *, queue: str | None = None, topic: str | None = None) -> AsyncIterator[Connection]:

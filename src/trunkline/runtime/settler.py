@@ -42,7 +42,7 @@ class Settler:
     ) -> list[Result]:
         results = await self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
         # a sequencer pass returns the messages when they are due: poll, so that waiting consumers learn the due time
-        self.session.wakeup.poke()
+        self.session.wakeup.poll_now()
         return results
 
     async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
@@ -50,7 +50,7 @@ class Settler:
 
     async def release(self, receipts: Sequence[str]) -> list[Result]:
         results = await self._settle(receipts, calls.release)
-        self.session.wakeup.poke()
+        self.session.wakeup.poll_now()
         return results
 
     async def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:

@@ -77,7 +77,7 @@ class Tail:
         try:
             rung = False
             while True:
-                watch.hush()
+                watch.reset()
                 more = await self._read()
                 # woken but nothing read: a partition may have been added
                 if more or (rung and await self._grow()):

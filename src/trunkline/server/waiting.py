@@ -69,7 +69,7 @@ class Line:
     def look(self) -> None:
         """Claim once more, because the queue has changed."""
         if self._watch is not None:
-            self._watch.ring()
+            self._watch.wake()
 
     def dismiss(self) -> None:
         """End the wait of all clients, as if it had timed out."""
@@ -86,7 +86,7 @@ class Line:
         watch = self._watch = self._mq.session.wakeup.watch("queue", self.queue)
         try:
             while waiters := self._first():
-                watch.hush(self._key.labels)
+                watch.reset(self._key.labels)
                 more = await self._claimer.claim(self._key, waiters)
                 for waiter in waiters:
                     if waiter.gone:
@@ -286,7 +286,7 @@ async def retry_until(
     try:
         async with asyncio.timeout(wait):
             while True:
-                watch.hush()
+                watch.reset()
                 found = await look()
                 if found is not None:
                     return found

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Invocation, stacked
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
@@ -90,22 +90,22 @@ async def _count(mq: Client, queue: str, selection: DeadLetterFilter) -> int:
 @command.verb("list", example="trunkline dead list mail --error Timeout")
 @click.argument("queue")
 @_selection
-def list_(session: Session, queue: str, **chosen: Any) -> None:
+def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
     """List dead letters, oldest first; 100 unless --limit is higher."""
     selection = DeadLetterFilter(**chosen | {"limit": chosen["limit"] or 100})
 
     async def work(mq: Client) -> list[DeadLetter[Any]]:
         return [letter async for letter in selection.find(mq, queue)]
 
-    session.out.many(session.run(work), _DEAD)
+    invocation.out.many(invocation.run(work), _DEAD)
 
 
 @command.verb("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("queue")
 @click.argument("id", type=click.UUID)
-def show(session: Session, queue: str, id: UUID) -> None:
+def show(invocation: Invocation, queue: str, id: UUID) -> None:
     """Show a dead letter with its payload and last error."""
-    session.out.one(session.run(lambda mq: mq.dead.get(queue, id)))
+    invocation.out.one(invocation.run(lambda mq: mq.dead.get(queue, id)))
 
 
 @command.verb("redrive", example="trunkline dead redrive mail --error ConnectTimeout --dry-run")
@@ -113,14 +113,14 @@ def show(session: Session, queue: str, id: UUID) -> None:
 @_selection
 @click.option("--to", metavar="QUEUE", help="Move to another queue.")
 @confirm.dry_run()
-def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chosen: Any) -> None:
+def redrive(invocation: Invocation, queue: str, to: str | None, dry_run: bool, **chosen: Any) -> None:
     """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
     selection = DeadLetterFilter(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
 
-    _act(session, queue, selection, "redrive", dry_run, work)
+    _act(invocation, queue, selection, "redrive", dry_run, work)
 
 
 @command.verb("purge", example="trunkline dead purge mail --reason buried --dry-run")
@@ -128,18 +128,18 @@ def redrive(session: Session, queue: str, to: str | None, dry_run: bool, **chose
 @_selection
 @confirm.dry_run()
 @confirm.yes()
-def purge(session: Session, queue: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
+def purge(invocation: Invocation, queue: str, dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters permanently."""
     selection = DeadLetterFilter(**chosen)
 
     async def work(mq: Client, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.purge(queue, **which))
 
-    _act(session, queue, selection, "purge", dry_run, work, ask=not yes)
+    _act(invocation, queue, selection, "purge", dry_run, work, ask=not yes)
 
 
 def _act(
-    session: Session,
+    invocation: Invocation,
     queue: str,
     selection: DeadLetterFilter,
     verb: str,
@@ -148,16 +148,16 @@ def _act(
     *,
     ask: bool = False,
 ) -> None:
-    count: int = session.run(lambda mq: _count(mq, queue, selection))
+    count: int = invocation.run(lambda mq: _count(mq, queue, selection))
     if dry_run:
-        session.say(f"would {verb} {count:,} dead letters of {queue}")
+        invocation.say(f"would {verb} {count:,} dead letters of {queue}")
         return
     if ask:
         confirm.confirm(f"{verb} {count:,} dead letters of queue {queue}", queue, confirmed=False)
-    with progress(verb, count, quiet=session.quiet) as done:
-        moved: int = session.run(lambda mq: work(mq, done))
-    left = session.run(lambda mq: mq.queues.stats(queue))[0].dead
-    session.out.one({"queue": queue, "redriven" if verb == "redrive" else "purged": moved, "left": left})
+    with progress(verb, count, quiet=invocation.quiet) as done:
+        moved: int = invocation.run(lambda mq: work(mq, done))
+    left = invocation.run(lambda mq: mq.queues.stats(queue))[0].dead
+    invocation.out.one({"queue": queue, "redriven" if verb == "redrive" else "purged": moved, "left": left})
 
 
 async def _in_steps(
@@ -183,7 +183,7 @@ async def _in_steps(
 @click.argument("queue")
 @_selection
 @click.option("--file", "path", type=click.Path(path_type=Path), help="Output file instead of stdout; must not exist.")
-def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> None:
+def export(invocation: Invocation, queue: str, path: Path | None, **chosen: Any) -> None:
     """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
     selection = DeadLetterFilter(**chosen)
 
@@ -202,11 +202,11 @@ def export(session: Session, queue: str, path: Path | None, **chosen: Any) -> No
         return count
 
     try:
-        count = session.run(work)
+        count = invocation.run(work)
     except FileExistsError as exc:
         raise click.ClickException(f"{path} already exists") from exc
     except OSError as exc:
         if path is None:
             raise
         raise click.ClickException(f"cannot write {path}: {exc.strerror}") from exc
-    session.say(f"exported {count:,} dead letters of {queue}")
+    invocation.say(f"exported {count:,} dead letters of {queue}")

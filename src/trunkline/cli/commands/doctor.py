@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from trunkline import __version__
-from trunkline.cli.framework.command import CHECK_FAILED, Session
+from trunkline.cli.framework.command import CHECK_FAILED, Invocation
 from trunkline.cli.framework.command import command as make_command
 from trunkline.cli.framework.database import is_embedded, naming
 from trunkline.cli.framework.output import Column
@@ -20,16 +20,16 @@ _FINDINGS = (
 
 @make_command("doctor", example="trunkline doctor --database-url postgresql:///app")
 @click.option("--strict", is_flag=True, help="Treat warnings as failures.")
-def command(session: Session, strict: bool) -> int:
+def command(invocation: Invocation, strict: bool) -> int:
     """Check durability and performance risks. Makes no changes. Exits with 5 if a check fails."""
     from trunkline.doctor import Finding, examine
 
     findings = [
         Finding("program", "ok", f"trunkline {__version__}"),
-        Finding("database", "ok", "embedded server of trunkline up" if is_embedded(session.url) else "separate server"),
+        Finding("database", "ok", "embedded server of trunkline up" if is_embedded(invocation.url) else "separate server"),
     ]
-    with session.limited(), naming(session.source):
-        findings += examine(session.url)
-    session.out.many(findings, _FINDINGS)
+    with invocation.limited(), naming(invocation.source):
+        findings += examine(invocation.url)
+    invocation.out.many(findings, _FINDINGS)
     bad = ("fail", "warn") if strict else ("fail",)
     return CHECK_FAILED if any(finding.level in bad for finding in findings) else 0

@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Session, stacked
+from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Invocation, stacked
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.cli.framework.positions import Moment
@@ -66,26 +66,26 @@ def _chosen(headers: tuple[str, ...], request_timeout: timedelta | None, setting
     return settings | {"timeout": request_timeout, "headers": texts or None}
 
 
-def _say_needs(session: Session, name: str, network: str | None) -> None:
+def _say_needs(invocation: Invocation, name: str, network: str | None) -> None:
     """Warn about an address that needs --push-allow: otherwise nothing would be sent, without an obvious reason."""
     if network is not None:
-        session.say(
+        invocation.say(
             f"endpoint {name} is in {network}: it needs a dispatcher with --push-allow {network}"
             f" (or TRUNKLINE_PUSH_ALLOW={network}); `trunkline up` takes the same flag"
         )
 
 
 @command.verb("list", example="trunkline endpoint list", http=False)
-def list_(session: Session) -> None:
+def list_(invocation: Invocation) -> None:
     """List endpoints with their state."""
-    session.out.many(session.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
+    invocation.out.many(invocation.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
 
 
 @command.verb("show", example="trunkline endpoint show hooks", http=False)
 @click.argument("name")
-def show(session: Session, name: str) -> None:
+def show(invocation: Invocation, name: str) -> None:
     """Show an endpoint, without header values and secrets."""
-    session.out.one(session.run(lambda mq: mq.endpoints.get(name)))
+    invocation.out.one(invocation.run(lambda mq: mq.endpoints.get(name)))
 
 
 @command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100", http=False)
@@ -94,7 +94,7 @@ def show(session: Session, name: str) -> None:
 @_settings
 @click.option("--ed25519", is_flag=True, help="Sign with a new Ed25519 key, and print its public key.")
 def create(
-    session: Session,
+    invocation: Invocation,
     name: str,
     url: str,
     headers: tuple[str, ...],
@@ -107,9 +107,9 @@ def create(
     chosen = _chosen(headers, request_timeout, settings)
     if chosen["rate"] == 0:
         chosen["rate"] = None
-    made = session.run(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
-    session.out.one({"name": made.name, "secret": made.secret, **shown})
-    _say_needs(session, name, made.needs_allow)
+    made = invocation.run(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
+    invocation.out.one({"name": made.name, "secret": made.secret, **shown})
+    _say_needs(invocation, name, made.needs_allow)
 
 
 def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
@@ -125,7 +125,9 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
 @click.argument("name")
 @click.option("--url", help="Address of the receiver.")
 @_settings
-def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout: timedelta | None, **settings: Any) -> None:
+def alter(
+    invocation: Invocation, name: str, headers: tuple[str, ...], request_timeout: timedelta | None, **settings: Any
+) -> None:
     """Change endpoint settings. New headers replace all existing ones."""
     chosen = _chosen(headers, request_timeout, settings)
     if all(value is None for value in chosen.values()):
@@ -133,44 +135,44 @@ def alter(session: Session, name: str, headers: tuple[str, ...], request_timeout
             "nothing to change: specify --url, --rate, --burst, --max-in-flight, --request-timeout, --header, --mode"
             " or --batch-size"
         )
-    changed = session.run(lambda mq: mq.endpoints.alter(name, **chosen))
-    session.out.one(changed)
+    changed = invocation.run(lambda mq: mq.endpoints.alter(name, **chosen))
+    invocation.out.one(changed)
     if chosen["url"] is not None:
-        _say_needs(session, name, changed.needs_allow)
+        _say_needs(invocation, name, changed.needs_allow)
 
 
 @command.verb("bind", example="trunkline endpoint bind mail hooks", http=False)
 @click.argument("queue")
 @click.argument("endpoint")
-def bind(session: Session, queue: str, endpoint: str) -> None:
+def bind(invocation: Invocation, queue: str, endpoint: str) -> None:
     """Send a queue's messages to an endpoint."""
-    session.run(lambda mq: mq.endpoints.bind(queue, endpoint))
-    session.say(f"queue {queue} is bound to endpoint {endpoint}")
+    invocation.run(lambda mq: mq.endpoints.bind(queue, endpoint))
+    invocation.say(f"queue {queue} is bound to endpoint {endpoint}")
 
 
 @command.verb("unbind", example="trunkline endpoint unbind mail", http=False)
 @click.argument("queue")
-def unbind(session: Session, queue: str) -> None:
+def unbind(invocation: Invocation, queue: str) -> None:
     """Stop sending a queue's messages. The messages remain in the queue."""
-    session.run(lambda mq: mq.endpoints.unbind(queue))
-    session.say(f"queue {queue} is no longer bound to an endpoint")
+    invocation.run(lambda mq: mq.endpoints.unbind(queue))
+    invocation.say(f"queue {queue} is no longer bound to an endpoint")
 
 
 @command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance", http=False)
 @click.argument("name")
 @click.option("--reason", help="Reason to show in `endpoint list`.")
-def pause(session: Session, name: str, reason: str | None) -> None:
+def pause(invocation: Invocation, name: str, reason: str | None) -> None:
     """Pause an endpoint."""
-    session.run(lambda mq: mq.endpoints.pause(name, reason=reason))
-    session.say(f"endpoint {name} is paused")
+    invocation.run(lambda mq: mq.endpoints.pause(name, reason=reason))
+    invocation.say(f"endpoint {name} is paused")
 
 
 @command.verb("resume", example="trunkline endpoint resume hooks", http=False)
 @click.argument("name")
-def resume(session: Session, name: str) -> None:
+def resume(invocation: Invocation, name: str) -> None:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
-    session.run(lambda mq: mq.endpoints.resume(name))
-    session.say(f"endpoint {name} is enabled")
+    invocation.run(lambda mq: mq.endpoints.resume(name))
+    invocation.say(f"endpoint {name} is enabled")
 
 
 @command.verb("test", example="trunkline endpoint test hooks --wait 30s", http=False)
@@ -178,15 +180,15 @@ def resume(session: Session, name: str) -> None:
 @click.option(
     "--wait", type=Duration(), default="30s", show_default=True, help="Time limit for a dispatcher and the response."
 )
-def test(session: Session, name: str, wait: timedelta) -> int:
+def test(invocation: Invocation, name: str, wait: timedelta) -> int:
     """Send a test request through a dispatcher and show its outcome. Exits with 5 unless the response is 2xx."""
-    attempt = session.run(lambda mq: mq.endpoints.test(name, timeout=wait))
+    attempt = invocation.run(lambda mq: mq.endpoints.test(name, timeout=wait))
     if attempt is None:
         raise Timeout("no dispatcher sent the test in time", hint="Start one with `trunkline dispatch`, or increase --wait.")
-    session.out.one(attempt)
+    invocation.out.one(attempt)
     good = attempt.status is not None and 200 <= attempt.status < 300
     if not good:
-        session.say(f"endpoint {name} did not accept the test: {attempt.error or attempt.status}")
+        invocation.say(f"endpoint {name} did not accept the test: {attempt.error or attempt.status}")
     return 0 if good else CHECK_FAILED
 
 
@@ -195,27 +197,27 @@ def test(session: Session, name: str, wait: timedelta) -> int:
 @click.option("--id", "id", type=click.UUID, help="Only attempts of this message.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Age limit.")
 @click.option("-n", "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of attempts.")
-def attempts(session: Session, name: str | None, id: UUID | None, since: timedelta, limit: int) -> None:
+def attempts(invocation: Invocation, name: str | None, id: UUID | None, since: timedelta, limit: int) -> None:
     """List requests, newest first, with status, time and outcome."""
-    session.out.many(session.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=limit)), _ATTEMPTS)
+    invocation.out.many(invocation.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=limit)), _ATTEMPTS)
 
 
 @command.verb("rotate", example="trunkline endpoint rotate hooks", http=False)
 @click.argument("name")
 @click.option("--ed25519", is_flag=True, help="Rotate to a new Ed25519 key, and print its public key.")
 @click.option("--drop-old", is_flag=True, help="Stop signing with the previous secret now.")
-def rotate(session: Session, name: str, ed25519: bool, drop_old: bool) -> None:
+def rotate(invocation: Invocation, name: str, ed25519: bool, drop_old: bool) -> None:
     """Create a new secret. The previous one also signs until the next rotation."""
     secret, shown = _key(ed25519)
-    made = session.run(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
-    session.out.one({"name": name, "secret": made, **shown})
+    made = invocation.run(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
+    invocation.out.one({"name": name, "secret": made, **shown})
 
 
 @command.verb("secrets", example="trunkline endpoint secrets hooks", http=False)
 @click.argument("name")
-def secrets(session: Session, name: str) -> None:
+def secrets(invocation: Invocation, name: str) -> None:
     """Print the active secrets, newest first."""
-    session.out.one({"name": name, "secrets": session.run(lambda mq: mq.endpoints.secrets(name))})
+    invocation.out.one({"name": name, "secrets": invocation.run(lambda mq: mq.endpoints.secrets(name))})
 
 
 @command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run", http=False)
@@ -233,7 +235,7 @@ def secrets(session: Session, name: str) -> None:
 )
 @confirm.dry_run()
 def replay(
-    session: Session,
+    invocation: Invocation,
     queue: str,
     ids: tuple[UUID, ...],
     start: datetime | None,
@@ -247,12 +249,12 @@ def replay(
     if start is not None and end is not None and end <= start:
         raise click.UsageError("--to must be later than --from")
     if dry_run:
-        session.run(lambda mq: mq.queues.get(queue))
-        session.say(f"would deliver {len(ids)} messages again" if ids else f"would deliver messages since {start} again")
+        invocation.run(lambda mq: mq.queues.get(queue))
+        invocation.say(f"would deliver {len(ids)} messages again" if ids else f"would deliver messages since {start} again")
         return
 
-    count = session.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))
-    session.out.one({"queue": queue, "replayed": count})
+    count = invocation.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))
+    invocation.out.one({"queue": queue, "replayed": count})
 
 
 @command.verb("delete", example="trunkline endpoint delete hooks --yes", http=False)
@@ -260,16 +262,16 @@ def replay(
 @click.option("--force", is_flag=True, help="Delete even if queues are bound to it.")
 @confirm.dry_run()
 @confirm.yes()
-def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete an endpoint. Its queues remain."""
-    found = session.run(lambda mq: mq.endpoints.get(name))
+    found = invocation.run(lambda mq: mq.endpoints.get(name))
     if found.queues and not force:
         bound = ", ".join(found.queues)
         raise InUse(f"queues are bound to endpoint {name}: {bound}", hint="Unbind them first, or add --force.")
     what = f"delete endpoint {name}"
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    session.run(lambda mq: mq.endpoints.delete(name, force=force))
-    session.say(f"deleted endpoint {name}")
+    invocation.run(lambda mq: mq.endpoints.delete(name, force=force))
+    invocation.say(f"deleted endpoint {name}")

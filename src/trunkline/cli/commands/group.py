@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Session, sequence
+from trunkline.cli.framework.command import CHECK_FAILED, CommandGroup, Count, Duration, Invocation, sequence
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.cli.framework.positions import Position, resolve
@@ -63,7 +63,7 @@ class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in clic
 
 @command.verb("list", example="trunkline group list orders")
 @click.argument("topic", required=False)
-def list_(session: Session, topic: str | None) -> None:
+def list_(invocation: Invocation, topic: str | None) -> None:
     """List groups, optionally of one topic."""
 
     async def work(mq: Client) -> list[Any]:
@@ -71,13 +71,13 @@ def list_(session: Session, topic: str | None) -> None:
             await mq.topics.get(topic)
         return await mq.groups.list(topic)
 
-    session.out.many(session.run(work), _GROUPS)
+    invocation.out.many(invocation.run(work), _GROUPS)
 
 
 @command.verb("show", example="trunkline group show orders billing")
 @click.argument("topic")
 @click.argument("group")
-def show(session: Session, topic: str, group: str) -> None:
+def show(invocation: Invocation, topic: str, group: str) -> None:
     """Show a group with its position in each partition."""
 
     async def work(mq: Client) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def show(session: Session, topic: str, group: str) -> None:
             "members": members,
         }
 
-    session.out.one(session.run(work))
+    invocation.out.one(invocation.run(work))
 
 
 @command.verb("create", example="trunkline group create orders billing --start latest --pattern 'order.paid.#'")
@@ -117,7 +117,7 @@ def show(session: Session, topic: str, group: str) -> None:
 @click.option("--filter", type=Headers(), metavar="JSON", help='Header filter with several values: {"header": ["a", "b"]}.')
 @click.option("--ensure", is_flag=True, help="Do nothing if the group exists.")
 def create(
-    session: Session,
+    invocation: Invocation,
     topic: str,
     group: str,
     start: str | int | datetime,
@@ -133,7 +133,7 @@ def create(
         verb = mq.groups.ensure if ensure else mq.groups.create
         return await verb(topic, group, start=start, pattern=pattern, headers=wanted)
 
-    session.out.one(session.run(work))
+    invocation.out.one(invocation.run(work))
 
 
 @command.verb("lag", example="trunkline group lag orders billing --max-seconds 60 || page-someone")
@@ -144,7 +144,7 @@ def create(
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or until a limit is exceeded.")
 @click.option("--every", type=Duration(), default="2s", show_default=True, help="Interval of --watch.")
 def lag(
-    session: Session,
+    invocation: Invocation,
     topic: str | None,
     group: str | None,
     max_seconds: float | None,
@@ -163,22 +163,22 @@ def lag(
         ]
 
     if watch:
-        session.out.line_by_line()
+        invocation.out.line_by_line()
 
     async def work(mq: Client) -> list[GroupStats]:
         while True:
             rows = await mq.groups.stats(topic, group)
-            if watch and session.out.table:
+            if watch and invocation.out.table:
                 click.clear()
-            session.out.many(rows, _LAG)
+            invocation.out.many(rows, _LAG)
             if not watch or behind(rows):
                 return behind(rows)
             await asyncio.sleep(every.total_seconds())
             await sequence(mq)
 
-    late = session.run(work)
+    late = invocation.run(work)
     for row in late:
-        session.say(
+        invocation.say(
             f"group {row.group} is behind on {row.topic}/{row.partition}: {row.lag:,} messages, {row.lag_seconds or 0:.0f} s"
         )
     return CHECK_FAILED if late else 0
@@ -194,7 +194,7 @@ def lag(
 @confirm.dry_run()
 @confirm.yes()
 def seek(
-    session: Session, topic: str, group: str, to: str | int | datetime, partition: int | None, dry_run: bool, yes: bool
+    invocation: Invocation, topic: str, group: str, to: str | int | datetime, partition: int | None, dry_run: bool, yes: bool
 ) -> None:
     """Move a group's position to replay or skip messages. Members lose their current batch."""
 
@@ -206,14 +206,14 @@ def seek(
             if partition is None or row.partition == partition
         ]
 
-    moves = session.run(look)
+    moves = invocation.run(look)
     if not dry_run:
         skipped = sum(max(0, move["to"] - move["from"]) for move in moves)
         again = sum(max(0, move["from"] - move["to"]) for move in moves)
         confirm.confirm(f"move group {group}: {again:,} messages read again, {skipped:,} skipped", group, confirmed=yes)
-        reached = session.run(lambda mq: mq.groups.seek(topic, group, to=to, partition=partition))
+        reached = invocation.run(lambda mq: mq.groups.seek(topic, group, to=to, partition=partition))
         moves = [move | {"to": reached[move["partition"]]} for move in moves if move["partition"] in reached]
-    session.out.many(moves, _MOVES)
+    invocation.out.many(moves, _MOVES)
 
 
 @command.verb("delete", example="trunkline group delete orders billing --yes")
@@ -221,13 +221,13 @@ def seek(
 @click.argument("group")
 @confirm.dry_run()
 @confirm.yes()
-def delete(session: Session, topic: str, group: str, dry_run: bool, yes: bool) -> None:
+def delete(invocation: Invocation, topic: str, group: str, dry_run: bool, yes: bool) -> None:
     """Delete a group and its position."""
-    stats = session.run(lambda mq: mq.groups.stats(topic, group))
+    stats = invocation.run(lambda mq: mq.groups.stats(topic, group))
     what = f"delete group {group} of topic {topic}, with {sum(row.lag for row in stats):,} unread messages"
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, group, confirmed=yes)
-    session.run(lambda mq: mq.groups.delete(topic, group))
-    session.say(f"deleted group {group}")
+    invocation.run(lambda mq: mq.groups.delete(topic, group))
+    invocation.say(f"deleted group {group}")

@@ -10,12 +10,12 @@ import click
 import msgspec
 
 from trunkline.cli.commands.job_details import record, write_job
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation
 from trunkline.cli.framework.output import Column, plain
 
 if TYPE_CHECKING:
     from trunkline import Client
-    from trunkline.db.job_records import JobView
+    from trunkline.db.calls.job_records import JobView
     from trunkline.jobs import App
     from trunkline.jobs.job import Call
     from trunkline.jobs.testing import Ran
@@ -73,7 +73,7 @@ _RAN = {
 @click.option(
     "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of jobs per state and queue."
 )
-def list_(session: Session, queue: str | None, state: str | None, limit: int) -> None:
+def list_(invocation: Invocation, queue: str | None, state: str | None, limit: int) -> None:
     """List unfinished jobs of one or all queues.
 
     States: running, waiting (ready to start), delayed (until due), blocked (by other jobs), dead (dead letters).
@@ -85,15 +85,15 @@ def list_(session: Session, queue: str | None, state: str | None, limit: int) ->
         async with mq.connection() as conn:
             return list(await jobs.list_jobs(conn, queue, state=state, limit=limit))
 
-    rows = session.run(work)
-    session.out.many(rows, _JOBS)
-    if session.out.table and not rows:
-        session.say("No matching jobs. Finished jobs are not listed.")
+    rows = invocation.run(work)
+    invocation.out.many(rows, _JOBS)
+    if invocation.out.table and not rows:
+        invocation.say("No matching jobs. Finished jobs are not listed.")
 
 
 @command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("id", type=click.UUID)
-def show(session: Session, id: UUID) -> None:
+def show(invocation: Invocation, id: UUID) -> None:
     """Show a job: state, arguments, attempts, result, error.
 
     The state is one of `trunkline job list`, or done, cancelled (while blocked), failed (its dead letter was removed)
@@ -105,19 +105,19 @@ def show(session: Session, id: UUID) -> None:
         async with mq.connection() as conn:
             return await jobs.get_job(conn, id)
 
-    _write(session, session.run(work))
+    _write(invocation, invocation.run(work))
 
 
-def _write(session: Session, job: JobView) -> None:
-    if session.out.table:
+def _write(invocation: Invocation, job: JobView) -> None:
+    if invocation.out.table:
         write_job(job)
     else:
-        session.out.one(record(job))
+        invocation.out.one(record(job))
 
 
 @command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000", http=False)
 @click.argument("ids", type=click.UUID, nargs=-1, required=True)
-def retry(session: Session, ids: tuple[UUID, ...]) -> None:
+def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
     """Retry dead jobs. Attempts start again from 1.
 
     To retry all of a queue, use `trunkline dead redrive`.
@@ -132,7 +132,7 @@ def retry(session: Session, ids: tuple[UUID, ...]) -> None:
         mq.wake()
         return done
 
-    session.out.many(session.run(work), (Column("id", "id", whole=True), Column("queue", "queue")))
+    invocation.out.many(invocation.run(work), (Column("id", "id", whole=True), Column("queue", "queue")))
 
 
 @command.verb(
@@ -140,7 +140,7 @@ def retry(session: Session, ids: tuple[UUID, ...]) -> None:
 )
 @click.argument("id", type=click.UUID)
 @click.option("--reason", help="Reason to store with the dead letter.")
-def cancel(session: Session, id: UUID, reason: str | None) -> None:
+def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
     """Cancel a job. It becomes a dead letter.
 
     Prints requested (a worker will stop it) or cancelled (it was blocked and ends at once). If there is nothing to
@@ -152,9 +152,9 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
         async with mq.connection() as conn:
             return {"id": id, "answer": await jobs.cancel_job(conn, id, reason)}
 
-    done = session.run(work)
-    session.out.one(done)
-    session.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
+    done = invocation.run(work)
+    invocation.out.one(done)
+    invocation.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
 
 
 @command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'", http=False)
@@ -162,7 +162,7 @@ def cancel(session: Session, id: UUID, reason: str | None) -> None:
 @click.argument("kind")
 @click.option("--args", "arguments", default="{}", show_default=True, help="Arguments as a JSON object, or the payload.")
 @click.option("--within", type=Duration(), default="30s", show_default=True, help="Time limit of the attempt.")
-def run(session: Session, app: str, kind: str, arguments: str, within: timedelta) -> int:
+def run(invocation: Invocation, app: str, kind: str, arguments: str, within: timedelta) -> int:
     """Enqueue one job of APP and run it in this process.
 
     APP is written module:app, KIND is one of `trunkline job kinds`. Prints the job with its result or error. Exits with
@@ -172,8 +172,8 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
     from trunkline.jobs.loading import load
 
     loaded = load(app)
-    if session.names_database or loaded.url is None:
-        loaded.url = session.url
+    if invocation.names_database or loaded.url is None:
+        loaded.url = invocation.url
     job = loaded.get(kind)
     try:
         given = msgspec.json.decode(arguments)
@@ -181,14 +181,14 @@ def run(session: Session, app: str, kind: str, arguments: str, within: timedelta
         raise click.BadParameter(f"not valid JSON: {exc}", param_hint="--args") from None
     by_name = isinstance(given, dict) and not job.arguments.whole
     call = job.bind(**given) if by_name else job.bind(given)
-    ran, view, answer = session.run_alone(lambda: _run(loaded, call, within))
-    if session.out.table:
+    ran, view, answer = invocation.run_alone(lambda: _run(loaded, call, within))
+    if invocation.out.table:
         write_job(view, answer=answer if ran.outcome == "done" else None)
     else:
-        session.out.one({**plain(ran), "state": view.state, "result": record(view).get("result")})
+        invocation.out.one({**plain(ran), "state": view.state, "result": record(view).get("result")})
     # after the last attempt the database buries the job
     outcome = "bury" if view.state == "dead" else ran.outcome
-    session.say(_RAN[outcome].format(delay=ran.delay or 0))
+    invocation.say(_RAN[outcome].format(delay=ran.delay or 0))
     return 0 if ran.outcome == "done" else 1
 
 
@@ -215,7 +215,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
 
 @command.verb("kinds", example="trunkline job kinds shop:app")
 @click.argument("app")
-def kinds(session: Session, app: str) -> None:
+def kinds(invocation: Invocation, app: str) -> None:
     """List the job kinds of APP, written module:app."""
     from trunkline.jobs.loading import load
 
@@ -233,4 +233,4 @@ def kinds(session: Session, app: str) -> None:
                 "arguments": list(job.arguments.names),
             }
         )
-    session.out.many(rows, _KINDS)
+    invocation.out.many(rows, _KINDS)

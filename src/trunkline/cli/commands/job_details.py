@@ -13,7 +13,7 @@ from trunkline.cli.framework.output import body, console, safe, show
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trunkline.db.job_records import JobView
+    from trunkline.db.calls.job_records import JobView
 
 # job terms for delivery outcomes
 _OUTCOMES = {"acked": "done", "nacked": "failed", None: "running"}

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import click
 
-from trunkline.cli.framework.command import CommandGroup, Session
+from trunkline.cli.framework.command import CommandGroup, Invocation
 from trunkline.cli.framework.output import Column, shorten, show, write_fields, write_line, write_table
 from trunkline.errors import NotFound
 from trunkline.types import Explanation
@@ -59,11 +59,11 @@ async def _explain(mq: Client, which: str) -> Explanation:
     example="trunkline message explain 019a8d2e-7c1b-7000-8000-000000000000\ntrunkline message explain orders/3@9981205",
 )
 @click.argument("id")
-def explain(session: Session, id: str) -> None:
+def explain(invocation: Invocation, id: str) -> None:
     """Explain where a message is, who holds it, and why it is not delivered."""
-    explanation = session.run(lambda mq: _explain(mq, id), untouched=True)
-    if not session.out.table:
-        session.out.one(explanation)
+    explanation = invocation.run(lambda mq: _explain(mq, id), untouched=True)
+    if not invocation.out.table:
+        invocation.out.one(explanation)
         return
     write_fields({name: show(value) for name, value in explanation.items() if name != "readers" and value is not None})
     if explanation.readers:
@@ -73,11 +73,11 @@ def explain(session: Session, id: str) -> None:
 
 @command.verb("trace", example="trunkline message trace 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id")
-def trace(session: Session, id: str) -> None:
+def trace(invocation: Invocation, id: str) -> None:
     """Trace a message: when it was published, claimed and settled, and by which consumer."""
-    explanation = session.run(lambda mq: _explain(mq, id), untouched=True)
+    explanation = invocation.run(lambda mq: _explain(mq, id), untouched=True)
     events = sorted(_events(explanation), key=lambda event: (event["at"] is None, event["at"] or ""))
-    session.out.many(events, _EVENTS)
+    invocation.out.many(events, _EVENTS)
 
 
 def _events(explanation: Explanation) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Session
+from trunkline.cli.framework.command import Invocation
 from trunkline.cli.framework.command import command as make_command
 from trunkline.cli.framework.database import naming
 from trunkline.cli.framework.output import write_line
@@ -20,7 +20,7 @@ from trunkline.cli.framework.output import write_line
     help="Additional compatibility schema to install; may be repeated.",
 )
 @confirm.dry_run("Show which migrations would be applied.")
-def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
+def command(invocation: Invocation, extra: tuple[str, ...], dry_run: bool) -> None:
     """Install or upgrade the schema.
 
     Safe to repeat, to interrupt and to run concurrently. Needs neither superuser nor extensions. With -q, only failures
@@ -29,15 +29,15 @@ def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
     from trunkline.sql.migrate import migrate
 
     if dry_run:
-        _plan(session)
+        _plan(invocation)
         return
-    url = session.url
-    with session.limited(), naming(session.source):
+    url = invocation.url
+    with invocation.limited(), naming(invocation.source):
         report = migrate(url, extra=extra)
-    if session.quiet and not session.out.chosen:
+    if invocation.quiet and not invocation.out.chosen:
         return
-    if not session.out.table:
-        session.out.one({"applied": list(report.applied), "version": report.version})
+    if not invocation.out.table:
+        invocation.out.one({"applied": list(report.applied), "version": report.version})
     elif report.applied:
         for name in report.applied:
             write_line(f"applied  {name}")
@@ -46,11 +46,11 @@ def command(session: Session, extra: tuple[str, ...], dry_run: bool) -> None:
         write_line(f"nothing to do: schema trunkline is at version {report.version}")
 
 
-def _plan(session: Session) -> None:
+def _plan(invocation: Invocation) -> None:
     import psycopg
 
     from trunkline.sql.migrate import installed_version, pending_migrations
 
-    with naming(session.source), psycopg.connect(session.url, autocommit=True, connect_timeout=10) as conn:
+    with naming(invocation.source), psycopg.connect(invocation.url, autocommit=True, connect_timeout=10) as conn:
         installed, pending = installed_version(conn) or 0, pending_migrations(conn)
-    session.out.one({"pending": pending, "version": installed})
+    invocation.out.one({"pending": pending, "version": installed})

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
 from trunkline.cli.framework.output import Column, progress, shorten
 from trunkline.cli.framework.positions import Position
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
@@ -69,18 +69,18 @@ def needs_spark() -> Iterator[None]:
         raise NotInstalled(f"{exc.name} is not installed", hint="pip install 'trunkline[spark]'") from exc
 
 
-def _run(session: Session, text: str, call: Callable[[Any], Any]) -> Any:
+def _run(invocation: Invocation, text: str, call: Callable[[Any], Any]) -> Any:
     """Run a pipeline with a progress bar. Print and return its summary."""
     # Spark takes 5 to 15 seconds to start, and nothing is reported before.
-    with session.limited(), needs_spark(), progress(f"{text}: starting Spark", quiet=session.quiet) as bar:
+    with invocation.limited(), needs_spark(), progress(f"{text}: starting Spark", quiet=invocation.quiet) as bar:
         summary = call(lambda done, total: bar(done, total, text))
-    session.out.one(summary)
+    invocation.out.one(summary)
     return summary
 
 
 @command.verb("list", example="trunkline pipeline list --state failed")
 @click.option("--state", type=click.Choice(["running", "done", "failed", "stopped"]), help="Only pipelines in this state.")
-def list_(session: Session, state: str | None) -> None:
+def list_(invocation: Invocation, state: str | None) -> None:
     """List pipelines and streaming queries with their progress.
 
     A query without a name is listed by its id; set `queryName` to name it.
@@ -88,20 +88,20 @@ def list_(session: Session, state: str | None) -> None:
     with needs_spark():
         from trunkline.spark.progress import with_queries
 
-        session.out.many([each for each in with_queries(session.url) if state in (None, each.state)], _PIPELINES)
+        invocation.out.many([each for each in with_queries(invocation.url) if state in (None, each.state)], _PIPELINES)
 
 
 @command.verb("show", example="trunkline pipeline show archive:orders")
 @click.argument("name")
-def show(session: Session, name: str) -> None:
+def show(invocation: Invocation, name: str) -> None:
     """Show a pipeline with everything it reported."""
     with needs_spark():
         from trunkline.spark.progress import pipelines
 
-        found = [each for each in pipelines(session.url) if each.name == name]
+        found = [each for each in pipelines(invocation.url) if each.name == name]
     if not found:
         raise NotFound(f"pipeline {name!r} has not run", hint="List pipelines with `trunkline pipeline list`.")
-    session.out.one(found[0])
+    invocation.out.one(found[0])
 
 
 @command.verb("archive", example="trunkline pipeline archive orders --location /srv/archive --required")
@@ -120,7 +120,7 @@ def show(session: Session, name: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be archived.")
 @_spark
 def archive(
-    session: Session,
+    invocation: Invocation,
     topic: str,
     location: str | None,
     required: bool | None,
@@ -141,10 +141,10 @@ def archive(
     if location is not None and "://" not in location:
         location = str(Path(location).absolute())
     done = _run(
-        session,
+        invocation,
         f"archive {topic}",
         lambda on_progress: run(
-            session.url,
+            invocation.url,
             topic,
             location,
             open=open_,
@@ -156,14 +156,16 @@ def archive(
         ),
     )
     if not done.files and not open_:
-        session.say("No new complete segments. Use --open to archive segments that are still growing.")
+        invocation.say("No new complete segments. Use --open to archive segments that are still growing.")
     for wanted, kind in ((delta, "delta"), (iceberg, "iceberg")):
         if wanted and not dry_run:
-            added = export(session.url, topic, kind)
-            session.say(f"added {added.files} files with {added.rows:,} messages to the {kind} table {added.table}")
+            added = export(invocation.url, topic, kind)
+            invocation.say(f"added {added.files} files with {added.rows:,} messages to the {kind} table {added.table}")
     if clean:
-        removed = remove_unlisted(session.url, topic, dry_run=dry_run)
-        session.say(f"{'would remove' if dry_run else 'removed'} {removed.files} unlisted files of {removed.bytes:,} bytes")
+        removed = remove_unlisted(invocation.url, topic, dry_run=dry_run)
+        invocation.say(
+            f"{'would remove' if dry_run else 'removed'} {removed.files} unlisted files of {removed.bytes:,} bytes"
+        )
 
 
 @command.verb(
@@ -181,18 +183,18 @@ def archive(
 @click.option("--dry-run", is_flag=True, help="Read and transform without publishing.")
 @_spark
 def replay(
-    session: Session, topic: str, id_: str, start: str | int | datetime, end: str | int | datetime, **values: Any
+    invocation: Invocation, topic: str, id_: str, start: str | int | datetime, end: str | int | datetime, **values: Any
 ) -> None:
     """Publish messages of a range again, from log or archive, exactly once."""
     with needs_spark():
         from trunkline.spark.pipelines.replay import replay as run
 
     if values["to_topic"] == topic and not values["dry_run"]:
-        session.say(f"{topic} is replayed into itself: it will have these messages twice")
+        invocation.say(f"{topic} is replayed into itself: it will have these messages twice")
     _run(
-        session,
+        invocation,
         f"replay {topic}",
-        lambda on_progress: run(session.url, topic, id=id_, start=start, end=end, on_progress=on_progress, **values),
+        lambda on_progress: run(invocation.url, topic, id=id_, start=start, end=end, on_progress=on_progress, **values),
     )
 
 
@@ -206,14 +208,14 @@ def replay(
 @_period
 @click.option("--dry-run", is_flag=True, help="Count without writing.")
 @_spark
-def compact(session: Session, topic: str, **values: Any) -> None:
+def compact(invocation: Invocation, topic: str, **values: Any) -> None:
     """Write the latest message of each key."""
     with needs_spark():
         from trunkline.spark.pipelines.compact import compact as run
 
     if values["table"] and "://" not in values["table"]:
         values["table"] = str(Path(values["table"]).absolute())
-    _run(session, f"compact {topic}", lambda on_progress: run(session.url, topic, on_progress=on_progress, **values))
+    _run(invocation, f"compact {topic}", lambda on_progress: run(invocation.url, topic, on_progress=on_progress, **values))
 
 
 @command.verb("report", example="trunkline pipeline report ./report --since 1d")
@@ -222,15 +224,17 @@ def compact(session: Session, topic: str, **values: Any) -> None:
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Length of the reported period.")
 @click.option("--step", type=Duration(), help="Time step of the charts.  [default: by the period]")
 @_spark
-def report(session: Session, folder: str, topics: tuple[str, ...], since: timedelta, **values: Any) -> None:
+def report(invocation: Invocation, folder: str, topics: tuple[str, ...], since: timedelta, **values: Any) -> None:
     """Report throughput, latencies, attempts, dead letters, lag, hot keys and sizes, as Parquet tables and HTML."""
     with needs_spark():
         from trunkline.spark.pipelines.report import report as run
 
     _run(
-        session,
+        invocation,
         "report",
-        lambda on_progress: run(session.url, folder, topics=topics or None, since=since, on_progress=on_progress, **values),
+        lambda on_progress: run(
+            invocation.url, folder, topics=topics or None, since=since, on_progress=on_progress, **values
+        ),
     )
 
 
@@ -250,7 +254,7 @@ def report(session: Session, folder: str, topics: tuple[str, ...], since: timede
 @_checkpoint
 @_mode
 @_spark
-def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, stream: bool, **values: Any) -> None:
+def dedupe(invocation: Invocation, topic: str, to_topic: str, within: timedelta, stream: bool, **values: Any) -> None:
     """Copy a topic without duplicates. Each run processes new messages."""
     with needs_spark():
         from trunkline.spark.pipelines.query import dedupe as run
@@ -259,9 +263,9 @@ def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, strea
     wide = f"{within.total_seconds():.0f} seconds"
     mode = "stream" if stream else "once"
     _run(
-        session,
+        invocation,
         f"dedupe {topic}",
-        lambda on_progress: run(session.url, topic, to_topic, within=wide, mode=mode, on_progress=on_progress, **values),
+        lambda on_progress: run(invocation.url, topic, to_topic, within=wide, mode=mode, on_progress=on_progress, **values),
     )
 
 
@@ -272,16 +276,16 @@ def dedupe(session: Session, topic: str, to_topic: str, within: timedelta, strea
 @click.option("--rejects", metavar="TOPIC", help="Topic for invalid messages, published with the reason.")
 @_period
 @_spark
-def validate(session: Session, topic: str, schema_file: str | None, save_schema: str | None, **values: Any) -> int:
+def validate(invocation: Invocation, topic: str, schema_file: str | None, save_schema: str | None, **values: Any) -> int:
     """Validate payloads against a JSON Schema. Exits with 5 if any are invalid."""
     with needs_spark():
         from trunkline.spark.pipelines.validate import validate as run
 
     schema = _read_schema(schema_file) if schema_file else None
     done = _run(
-        session,
+        invocation,
         f"validate {topic}",
-        lambda on_progress: run(session.url, topic, schema=schema, on_progress=on_progress, **values),
+        lambda on_progress: run(invocation.url, topic, schema=schema, on_progress=on_progress, **values),
     )
     if save_schema:
         Path(save_schema).write_text(json.dumps(done.json_schema, indent=2) + "\n", encoding="utf-8")
@@ -321,7 +325,7 @@ def _read_schema(path: str) -> dict[str, Any]:
 @click.option("--dry-run", is_flag=True, help="Declared only: validate without running.")
 @_spark
 def run_(
-    session: Session, file: str, topic: str | None, checkpoint: str | None, stream: bool, declared: bool, **values: Any
+    invocation: Invocation, file: str, topic: str | None, checkpoint: str | None, stream: bool, declared: bool, **values: Any
 ) -> None:
     """Run your own pipeline: a .py file with `transform(messages)`, a .sql file with a SELECT from `messages`, or a
     Spark Declarative Pipeline, which names its own topics."""
@@ -335,7 +339,7 @@ def run_(
                 f"a declared pipeline does not accept {wrong[0].replace('-topic', '')}",
                 hint="Declare inputs and outputs in its file.",
             )
-        _run_declared(session, file, storage=checkpoint, master=values["master"], **whole)
+        _run_declared(invocation, file, storage=checkpoint, master=values["master"], **whole)
         return
     if wrong := [name for name, value in whole.items() if value]:
         raise InvalidArgument(f"--{wrong[0].replace('_', '-')} requires a declared pipeline", hint="Add --declared.")
@@ -349,19 +353,21 @@ def run_(
     values["table"] = _absolute(values["table"]) if values["table"] else None
     mode = "stream" if stream else "once"
     _run(
-        session,
+        invocation,
         f"run {file}",
         lambda on_progress: run_file(
-            session.url, file, topic, checkpoint=checkpoint, mode=mode, on_progress=on_progress, **values
+            invocation.url, file, topic, checkpoint=checkpoint, mode=mode, on_progress=on_progress, **values
         ),
     )
 
 
-def _run_declared(session: Session, file: str, **values: Any) -> None:
+def _run_declared(invocation: Invocation, file: str, **values: Any) -> None:
     with needs_spark():
         from trunkline.spark.pipelines.declarative import run_declared
 
-    _run(session, f"run {file}", lambda on_progress: run_declared(session.url, file, on_progress=on_progress, **values))
+    _run(
+        invocation, f"run {file}", lambda on_progress: run_declared(invocation.url, file, on_progress=on_progress, **values)
+    )
 
 
 @command.verb("enqueue", example='trunkline pipeline enqueue archive \'{"topic": "orders"}\'')
@@ -371,7 +377,7 @@ def _run_declared(session: Session, file: str, **values: Any) -> None:
 @click.option("--key", "idempotency_key", help="Idempotency key: a repeat with the same key enqueues nothing.")
 @click.option("--wait", type=Duration(), help="Time to wait for the summary.")
 def enqueue(
-    session: Session, name: str, settings: str, queue: str, idempotency_key: str | None, wait: timedelta | None
+    invocation: Invocation, name: str, settings: str, queue: str, idempotency_key: str | None, wait: timedelta | None
 ) -> None:
     """Enqueue a pipeline for a worker (trunkline worker run trunkline.spark.pipelines.jobs:app).
 
@@ -394,14 +400,14 @@ def enqueue(
         raise click.BadParameter("must be a JSON object", param_hint="SETTINGS")
 
     async def work() -> Any:
-        async with App(session.url, queue=queue) as app:
+        async with App(invocation.url, queue=queue) as app:
             job = add_pipelines(app, queue=queue)
             handle = await job.options(idempotency_key=idempotency_key).enqueue(name, parameters)
             if wait is not None:
                 return {"id": handle.id, "result": await handle.result(wait)}
             return {"id": handle.id, "duplicate": handle.duplicate}
 
-    session.out.one(asyncio.run(work()))
+    invocation.out.one(asyncio.run(work()))
 
 
 def _absolute(folder: str) -> str:

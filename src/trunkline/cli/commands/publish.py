@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import Duration, Session, stacked
+from trunkline.cli.framework.command import Duration, Invocation, stacked
 from trunkline.cli.framework.input import (
     JSON,
     InputLine,
@@ -83,7 +83,7 @@ options = stacked(
 
 
 def publish(
-    session: Session, target: Callable[[Client], Awaitable[Destination]], values: dict[str, Any], **extra: Any
+    invocation: Invocation, target: Callable[[Client], Awaitable[Destination]], values: dict[str, Any], **extra: Any
 ) -> int:
     """Publish and return the exit code."""
     body, path, body_file = values.pop("body"), values.pop("path"), values.pop("body_file")
@@ -100,24 +100,24 @@ def publish(
     if not single:
         descriptor = open_input(path)
         if os.isatty(descriptor):
-            session.say("One JSON value per line; Ctrl-D ends.")
-        stream = Stream(session, descriptor, fields, content_type, **{name: values[name] for name in _STREAM_OPTIONS})
-        return session.run(lambda mq: stream.run(mq, target))
+            invocation.say("One JSON value per line; Ctrl-D ends.")
+        stream = Stream(invocation, descriptor, fields, content_type, **{name: values[name] for name in _STREAM_OPTIONS})
+        return invocation.run(lambda mq: stream.run(mq, target))
 
     async def one(mq: Client) -> int:
         to = await target(mq)
         payload = body.encode(errors="surrogateescape") if body is not None else whole_file(body_file, to.max_payload)
         check_body(payload, content_type)
         if values["dry_run"]:
-            session.say(f"would store 1 message of {len(payload):,} bytes in {to.name}")
+            invocation.say(f"would store 1 message of {len(payload):,} bytes in {to.name}")
             return 0
         published = await to.one(
             to.name, payload, content_type=content_type, idempotency_key=values["idempotency_key"], **_given(fields)
         )
-        session.out.one(published)
+        invocation.out.one(published)
         return 0
 
-    return session.run(one)
+    return invocation.run(one)
 
 
 _STREAM_OPTIONS = ("idempotency_prefix", "envelope", "continue_on_error", "dry_run")
@@ -132,7 +132,7 @@ class Stream:
 
     def __init__(
         self,
-        session: Session,
+        invocation: Invocation,
         descriptor: int,
         fields: dict[str, Any],
         content_type: str,
@@ -142,7 +142,7 @@ class Stream:
         continue_on_error: bool,
         dry_run: bool,
     ) -> None:
-        self._session = session
+        self._invocation = invocation
         self._descriptor = descriptor
         self._fields = fields
         self._content_type = content_type
@@ -156,7 +156,7 @@ class Stream:
     async def run(self, mq: Client, target: Callable[[Client], Awaitable[Destination]]) -> int:
         to = await target(mq)
         try:
-            with progress(f"to {to.name}", quiet=self._session.quiet) as done:
+            with progress(f"to {to.name}", quiet=self._invocation.quiet) as done:
                 async for some in lines(self._descriptor):
                     for batch in self._batches(some):
                         await self._store(to, batch)
@@ -165,11 +165,11 @@ class Stream:
             self._say_where_it_stopped()
             raise
         if self._dry_run:
-            self._session.say(
+            self._invocation.say(
                 f"would store {self._tally.stored:,} messages in {to.name}; {self._tally.failed:,} lines rejected"
             )
         else:
-            self._session.out.one(self._tally)
+            self._invocation.out.one(self._tally)
         return 1 if self._tally.failed else 0
 
     def _batches(self, some: list[InputLine]) -> Iterator[list[tuple[int, NewMessage]]]:
@@ -198,9 +198,9 @@ class Stream:
     def _refuse(self, reason: str) -> None:
         self._tally.failed += 1
         if self._tally.failed <= _TOLD:
-            self._session.say(f"rejected: {reason}")
+            self._invocation.say(f"rejected: {reason}")
         elif self._tally.failed == _TOLD + 1:
-            self._session.say("rejected: further lines are only counted")
+            self._invocation.say("rejected: further lines are only counted")
 
     async def _store(self, to: Destination, batch: list[tuple[int, NewMessage]]) -> None:
         if self._dry_run:
@@ -250,4 +250,4 @@ class Stream:
             text += "; run the same command again to resume"
         elif tally.unknown:
             text += "; with --idempotency-prefix, a repeat would store only the missing lines"
-        self._session.say(text)
+        self._invocation.say(text)

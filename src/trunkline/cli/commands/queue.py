@@ -13,7 +13,7 @@ import msgspec
 from trunkline.cli.commands import publish
 from trunkline.cli.commands.topic import given
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten
 from trunkline.errors import Conflict, NotFound
 from trunkline.types import Result
@@ -71,14 +71,14 @@ _settings = stacked(
 
 
 @command.verb("list", example="trunkline queue list")
-def list_(session: Session) -> None:
+def list_(invocation: Invocation) -> None:
     """List queues with their message counts."""
-    session.out.many(session.run(lambda mq: mq.queues.stats()), _QUEUES)
+    invocation.out.many(invocation.run(lambda mq: mq.queues.stats()), _QUEUES)
 
 
 @command.verb("show", example="trunkline queue show mail")
 @click.argument("name")
-def show(session: Session, name: str) -> None:
+def show(invocation: Invocation, name: str) -> None:
     """Show a queue's settings and message counts."""
 
     async def work(mq: Client) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def show(session: Session, name: str) -> None:
         counted = {key: value for key, value in msgspec.structs.asdict(numbers).items() if key != "queue"}
         return msgspec.structs.asdict(queue) | counted
 
-    session.out.one(session.run(work))
+    invocation.out.one(invocation.run(work))
 
 
 @command.verb("create", example="trunkline queue create mail --lease 30s --max-attempts 5")
@@ -98,61 +98,61 @@ def show(session: Session, name: str) -> None:
 )
 @click.option("--priorities", type=Count(1), help="Number of priority levels; 0 is the lowest.")
 @click.option("--ensure", is_flag=True, help="If the queue exists, update it with these settings.")
-def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
+def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a queue."""
-    session.out.one(
-        session.run(lambda mq: mq.queues.ensure(name, **settings) if ensure else mq.queues.create(name, **settings))
+    invocation.out.one(
+        invocation.run(lambda mq: mq.queues.ensure(name, **settings) if ensure else mq.queues.create(name, **settings))
     )
 
 
 @command.verb("alter", example="trunkline queue alter mail --max-attempts 10 --backoff-cap 1h")
 @click.argument("name")
 @_settings
-def alter(session: Session, name: str, **settings: Any) -> None:
+def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change queue settings. Omitted settings stay unchanged."""
     chosen = given(settings)
-    session.out.one(session.run(lambda mq: mq.queues.alter(name, **chosen)))
+    invocation.out.one(invocation.run(lambda mq: mq.queues.alter(name, **chosen)))
 
 
 @command.verb("pause", example="trunkline queue pause mail")
 @click.argument("name")
-def pause(session: Session, name: str) -> None:
+def pause(invocation: Invocation, name: str) -> None:
     """Pause deliveries. Leased messages can still be settled."""
-    session.run(lambda mq: mq.queues.pause(name))
-    session.say(f"queue {name} is paused")
+    invocation.run(lambda mq: mq.queues.pause(name))
+    invocation.say(f"queue {name} is paused")
 
 
 @command.verb("resume", example="trunkline queue resume mail")
 @click.argument("name")
-def resume(session: Session, name: str) -> None:
+def resume(invocation: Invocation, name: str) -> None:
     """Resume deliveries."""
-    session.run(lambda mq: mq.queues.resume(name))
-    session.say(f"queue {name} is resumed")
+    invocation.run(lambda mq: mq.queues.resume(name))
+    invocation.say(f"queue {name} is resumed")
 
 
 @command.verb("purge", example="trunkline queue purge mail --dry-run")
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
-def purge(session: Session, name: str, dry_run: bool, yes: bool) -> None:
+def purge(invocation: Invocation, name: str, dry_run: bool, yes: bool) -> None:
     """Remove all messages that wait in a queue. Leased messages and dead letters remain."""
-    numbers = session.run(lambda mq: mq.queues.stats(name))[0]
+    numbers = invocation.run(lambda mq: mq.queues.stats(name))[0]
     waiting = numbers.ready + numbers.delayed
     if dry_run:
-        session.say(f"would purge {waiting:,} messages from {name}")
+        invocation.say(f"would purge {waiting:,} messages from {name}")
         return
     confirm.confirm(f"purge {waiting:,} messages from queue {name}", name, confirmed=yes)
-    with progress("purging", waiting, quiet=session.quiet) as done:
-        removed = session.run(lambda mq: mq.queues.purge(name, on_progress=done))
-    session.out.one({"queue": name, "purged": removed})
+    with progress("purging", waiting, quiet=invocation.quiet) as done:
+        removed = invocation.run(lambda mq: mq.queues.purge(name, on_progress=done))
+    invocation.out.one({"queue": name, "purged": removed})
 
 
 @command.verb("cleanup", example="trunkline queue cleanup mail")
 @click.argument("name")
-def cleanup(session: Session, name: str) -> None:
+def cleanup(invocation: Invocation, name: str) -> None:
     """Remove finished messages now instead of waiting for upkeep."""
-    emptied = session.run(lambda mq: mq.queues.cleanup(name))
-    session.out.one({"queue": name, "segments": emptied})
+    emptied = invocation.run(lambda mq: mq.queues.cleanup(name))
+    invocation.out.one({"queue": name, "segments": emptied})
 
 
 @command.verb("delete", example="trunkline queue delete mail --dry-run")
@@ -160,39 +160,39 @@ def cleanup(session: Session, name: str) -> None:
 @click.option("--force", is_flag=True, help="Delete even if messages are waiting.")
 @confirm.dry_run()
 @confirm.yes()
-def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete a queue with its subscriptions and messages."""
-    numbers = session.run(lambda mq: mq.queues.stats(name))[0]
+    numbers = invocation.run(lambda mq: mq.queues.stats(name))[0]
     waiting = numbers.ready + numbers.delayed + numbers.leased
     what = f"delete queue {name} with {waiting:,} messages and {numbers.dead:,} dead letters"
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    session.run(lambda mq: mq.queues.delete(name, force=force))
-    session.say(f"deleted queue {name}")
+    invocation.run(lambda mq: mq.queues.delete(name, force=force))
+    invocation.say(f"deleted queue {name}")
 
 
 @command.verb("enqueue", example='trunkline queue enqueue mail \'{"to": "a@example.com"}\' --delay 10m')
 @click.argument("name")
 @publish.options
 @click.option("--priority", type=Count(0), help="Priority level, for queues with priorities; 0 is the lowest.")
-def enqueue(session: Session, name: str, priority: int | None, **values: Any) -> int:
+def enqueue(invocation: Invocation, name: str, priority: int | None, **values: Any) -> int:
     """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
 
     async def target(mq: Client) -> publish.Destination:
         queue = await mq.queues.get(name)
         return publish.Destination(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
 
-    return publish.publish(session, target, values, priority=priority)
+    return publish.publish(invocation, target, values, priority=priority)
 
 
 @command.verb("peek", example="trunkline queue peek mail --limit 5")
 @click.argument("name")
 @click.option("--limit", type=Count(1, 10_000), default=10, show_default=True, help="Maximum number of messages.")
-def peek(session: Session, name: str, limit: int) -> None:
+def peek(invocation: Invocation, name: str, limit: int) -> None:
     """Show the next messages without claiming them, retries first."""
-    session.out.many(session.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
+    invocation.out.many(invocation.run(lambda mq: mq.queues.peek(name, limit=limit)), _WAITING)
 
 
 @command.verb("claim", example="trunkline queue claim mail --limit 10 --lease 5m -o jsonl")
@@ -203,7 +203,7 @@ def peek(session: Session, name: str, limit: int) -> None:
 @click.option("--consumer", help="Consumer name in the delivery history.  [default: trunkline]")
 @click.option("--ack", "settle", is_flag=True, help="Ack each message after writing it to stdout.")
 def claim(
-    session: Session,
+    invocation: Invocation,
     name: str,
     limit: int,
     lease: timedelta | None,
@@ -214,11 +214,11 @@ def claim(
     """Claim messages. Settle them with their receipts before the lease ends."""
 
     # over HTTP the service is the consumer
-    who = consumer or (None if session.service else "trunkline")
+    who = consumer or (None if invocation.service else "trunkline")
 
     async def work(mq: Client) -> None:
         deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=who)
-        session.out.many(deliveries, _DELIVERIES)
+        invocation.out.many(deliveries, _DELIVERIES)
         if settle and deliveries:
             # ack only what has been written
             if sys.stdout is not None:
@@ -227,11 +227,11 @@ def claim(
             if lost:
                 raise Conflict(f"{lost} of {len(deliveries)} leases ended before the ack", hint="Use a longer --lease.")
 
-    session.run(work)
+    invocation.run(work)
 
 
 def _settle(
-    session: Session, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
+    invocation: Invocation, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
 ) -> None:
     """Settle receipts from the arguments or, for `-`, from stdin. Exit code 4 if any lease was lost."""
     chosen = [each for each in receipts if each != "-"]
@@ -241,8 +241,8 @@ def _settle(
         chosen += [line.strip() for line in sys.stdin if line.strip()]
     if not chosen:
         raise click.UsageError("no receipts given")
-    results = session.run(lambda mq: verb(mq, chosen))
-    session.out.many(
+    results = invocation.run(lambda mq: verb(mq, chosen))
+    invocation.out.many(
         [{"receipt": receipt, "result": result} for receipt, result in zip(chosen, results, strict=True)], _RESULTS
     )
     if lost := results.count("lost"):
@@ -256,38 +256,38 @@ def _settle(
     example="trunkline queue ack RECEIPT\ntrunkline queue claim mail -o jsonl | jq -r .receipt | trunkline queue ack -",
 )
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
-def ack(session: Session, receipts: tuple[str, ...]) -> None:
+def ack(invocation: Invocation, receipts: tuple[str, ...]) -> None:
     """Ack messages: they are done and are never delivered again. `-` reads receipts from stdin."""
-    _settle(session, receipts, lambda mq, given: mq.ack(given))
+    _settle(invocation, receipts, lambda mq, given: mq.ack(given))
 
 
 @command.verb("nack", example="trunkline queue nack RECEIPT --delay 10m --error 'mail server is down'")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--delay", type=Duration(), help="Delay before redelivery.  [default: the queue's backoff]")
 @click.option("--error", help="Why.")
-def nack(session: Session, receipts: tuple[str, ...], delay: timedelta | None, error: str | None) -> None:
+def nack(invocation: Invocation, receipts: tuple[str, ...], delay: timedelta | None, error: str | None) -> None:
     """Nack messages: redeliver them, or bury them after their last attempt."""
-    _settle(session, receipts, lambda mq, given: mq.nack(given, delay=delay, error=error))
+    _settle(invocation, receipts, lambda mq, given: mq.nack(given, delay=delay, error=error))
 
 
 @command.verb("bury", example="trunkline queue bury RECEIPT --error 'no such address'")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--error", help="Why.")
-def bury(session: Session, receipts: tuple[str, ...], error: str | None) -> None:
+def bury(invocation: Invocation, receipts: tuple[str, ...], error: str | None) -> None:
     """Move messages to the dead letters now."""
-    _settle(session, receipts, lambda mq, given: mq.bury(given, error=error))
+    _settle(invocation, receipts, lambda mq, given: mq.bury(given, error=error))
 
 
 @command.verb("release", example="trunkline queue release RECEIPT")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
-def release(session: Session, receipts: tuple[str, ...]) -> None:
+def release(invocation: Invocation, receipts: tuple[str, ...]) -> None:
     """Return messages to the queue without counting an attempt."""
-    _settle(session, receipts, lambda mq, given: mq.release(given))
+    _settle(invocation, receipts, lambda mq, given: mq.release(given))
 
 
 @command.verb("extend", example="trunkline queue extend RECEIPT --lease 10m")
 @click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 @click.option("--lease", type=Duration(), required=True, help="New lease, counted from now.")
-def extend(session: Session, receipts: tuple[str, ...], lease: timedelta) -> None:
+def extend(invocation: Invocation, receipts: tuple[str, ...], lease: timedelta) -> None:
     """Extend leases."""
-    _settle(session, receipts, lambda mq, given: mq.extend(given, lease=lease))
+    _settle(invocation, receipts, lambda mq, given: mq.extend(given, lease=lease))

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Invocation
 from trunkline.cli.framework.input import check_body, parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.errors import ScheduleNotFound
@@ -39,16 +39,16 @@ async def _find(mq: Client, name: str) -> Schedule:
 
 
 @command.verb("list", example="trunkline schedule list")
-def list_(session: Session) -> None:
+def list_(invocation: Invocation) -> None:
     """List schedules with their next times."""
-    session.out.many(session.run(lambda mq: mq.schedules.list()), _SCHEDULES)
+    invocation.out.many(invocation.run(lambda mq: mq.schedules.list()), _SCHEDULES)
 
 
 @command.verb("show", example="trunkline schedule show nightly")
 @click.argument("name")
-def show(session: Session, name: str) -> None:
+def show(invocation: Invocation, name: str) -> None:
     """Show a schedule and its message."""
-    session.out.one(session.run(lambda mq: _find(mq, name)))
+    invocation.out.one(invocation.run(lambda mq: _find(mq, name)))
 
 
 @command.verb(
@@ -76,7 +76,7 @@ def show(session: Session, name: str) -> None:
 )
 @click.option("--ensure", is_flag=True, help="If the schedule exists, update it.")
 def create(
-    session: Session, name: str, cron: str, body: str, headers: tuple[str, ...], ensure: bool, **settings: Any
+    invocation: Invocation, name: str, cron: str, body: str, headers: tuple[str, ...], ensure: bool, **settings: Any
 ) -> None:
     """Create a schedule. CRON has five fields: minute, hour, day, month, weekday."""
     if (settings["topic"] is None) == (settings["queue"] is None):
@@ -87,51 +87,51 @@ def create(
     async def work(mq: Client) -> Schedule:
         return await (mq.schedules.ensure if ensure else mq.schedules.create)(name, cron, **chosen)
 
-    session.out.one(session.run(work))
+    invocation.out.one(invocation.run(work))
 
 
 @command.verb("pause", example="trunkline schedule pause nightly")
 @click.argument("name")
-def pause(session: Session, name: str) -> None:
+def pause(invocation: Invocation, name: str) -> None:
     """Pause a schedule."""
-    session.run(lambda mq: mq.schedules.pause(name))
-    session.say(f"schedule {name} is paused")
+    invocation.run(lambda mq: mq.schedules.pause(name))
+    invocation.say(f"schedule {name} is paused")
 
 
 @command.verb("resume", example="trunkline schedule resume nightly")
 @click.argument("name")
-def resume(session: Session, name: str) -> None:
+def resume(invocation: Invocation, name: str) -> None:
     """Resume a schedule."""
-    session.run(lambda mq: mq.schedules.resume(name))
-    session.say(f"schedule {name} is resumed")
+    invocation.run(lambda mq: mq.schedules.resume(name))
+    invocation.say(f"schedule {name} is resumed")
 
 
 @command.verb("delete", example="trunkline schedule delete nightly --yes")
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
-def delete(session: Session, name: str, dry_run: bool, yes: bool) -> None:
+def delete(invocation: Invocation, name: str, dry_run: bool, yes: bool) -> None:
     """Delete a schedule. Published messages remain."""
-    found = session.run(lambda mq: _find(mq, name))
+    found = invocation.run(lambda mq: _find(mq, name))
     what = f"delete schedule {name} ({found.cron} {found.timezone})"
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    session.run(lambda mq: mq.schedules.delete(name))
-    session.say(f"deleted schedule {name}")
+    invocation.run(lambda mq: mq.schedules.delete(name))
+    invocation.say(f"deleted schedule {name}")
 
 
 @command.verb("run", example="trunkline schedule run nightly")
 @click.argument("name")
 @confirm.dry_run()
-def run(session: Session, name: str, dry_run: bool) -> None:
+def run(invocation: Invocation, name: str, dry_run: bool) -> None:
     """Fire a schedule now."""
     if dry_run:
-        found = session.run(lambda mq: _find(mq, name))
-        session.say(f"would publish one message to {'queue ' + found.queue if found.queue else f'topic {found.topic}'}")
+        found = invocation.run(lambda mq: _find(mq, name))
+        invocation.say(f"would publish one message to {'queue ' + found.queue if found.queue else f'topic {found.topic}'}")
         return
-    session.out.one({"schedule": name, "id": session.run(lambda mq: mq.schedules.run(name))})
+    invocation.out.one({"schedule": name, "id": invocation.run(lambda mq: mq.schedules.run(name))})
 
 
 @command.verb(
@@ -143,7 +143,7 @@ def run(session: Session, name: str, dry_run: bool) -> None:
 @click.option("--cron", help="Cron expression instead of a schedule.")
 @click.option("--timezone", help="Time zone of --cron.  [default: UTC]")
 @click.option("-n", "--limit", type=Count(1, 1000), default=5, show_default=True, help="Number of times.")
-def next_(session: Session, name: str | None, cron: str | None, timezone: str | None, limit: int) -> None:
+def next_(invocation: Invocation, name: str | None, cron: str | None, timezone: str | None, limit: int) -> None:
     """Show the next times of a schedule or a cron expression."""
     if (name is None) == (cron is None):
         raise click.UsageError("specify the name of a schedule, or --cron")
@@ -157,4 +157,4 @@ def next_(session: Session, name: str | None, cron: str | None, timezone: str | 
             line, zone = found.cron, found.timezone
         return [{"at": at} for at in await mq.schedules.next_runs(line, timezone=zone, limit=limit)]
 
-    session.out.many(session.run(work), _RUNS)
+    invocation.out.many(invocation.run(work), _RUNS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Session
+from trunkline.cli.framework.command import CommandGroup, Invocation
 from trunkline.cli.framework.input import parse_headers
 from trunkline.cli.framework.output import Column
 from trunkline.cli.framework.positions import Position
@@ -40,7 +40,7 @@ _READERS = (
 @command.verb("list", example="trunkline subscription list --topic orders")
 @click.option("--queue", help="Only subscriptions of this queue.")
 @click.option("--topic", help="Only subscriptions to this topic.")
-def list_(session: Session, queue: str | None, topic: str | None) -> None:
+def list_(invocation: Invocation, queue: str | None, topic: str | None) -> None:
     """List subscriptions."""
 
     async def work(mq: Client) -> list[Any]:
@@ -50,7 +50,7 @@ def list_(session: Session, queue: str | None, topic: str | None) -> None:
             await mq.topics.get(topic)
         return await mq.subscriptions.list(queue, topic)
 
-    session.out.many(session.run(work), _SUBSCRIPTIONS)
+    invocation.out.many(invocation.run(work), _SUBSCRIPTIONS)
 
 
 @command.verb("add", example="trunkline subscription add mail orders --pattern 'order.created.#'")
@@ -69,7 +69,7 @@ def list_(session: Session, queue: str | None, topic: str | None) -> None:
 )
 @click.option("--name", help="Name of the subscription.  [default: the topic's name]")
 def add(
-    session: Session,
+    invocation: Invocation,
     queue: str,
     topic: str,
     pattern: str,
@@ -83,7 +83,7 @@ def add(
     async def work(mq: Client) -> Any:
         return await mq.subscriptions.add(queue, topic, pattern=pattern, headers=filters, start=start, name=name)
 
-    session.out.one(session.run(work))
+    invocation.out.one(invocation.run(work))
 
 
 @command.verb("remove", example="trunkline subscription remove mail orders --yes")
@@ -91,7 +91,7 @@ def add(
 @click.argument("name")
 @confirm.dry_run()
 @confirm.yes()
-def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) -> None:
+def remove(invocation: Invocation, queue: str, name: str, dry_run: bool, yes: bool) -> None:
     """Remove a subscription. Its unsettled messages are dropped."""
 
     async def look(mq: Client) -> Any:
@@ -103,15 +103,15 @@ def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) ->
             )
         return matches[0]
 
-    subscription = session.run(look)
+    subscription = invocation.run(look)
     source = f"topic {subscription.topic} (pattern {subscription.pattern})"
     what = f"stop feeding queue {queue} from {source} and drop its unsettled messages"
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    session.run(lambda mq: mq.subscriptions.remove(queue, name))
-    session.say(f"removed subscription {name} of queue {queue}")
+    invocation.run(lambda mq: mq.subscriptions.remove(queue, name))
+    invocation.say(f"removed subscription {name} of queue {queue}")
 
 
 @command.verb("test", example="trunkline subscription test orders order.created.eu -H region=eu")
@@ -120,7 +120,7 @@ def remove(session: Session, queue: str, name: str, dry_run: bool, yes: bool) ->
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message; may be repeated."
 )
-def test(session: Session, topic: str, routing_key: str | None, headers: tuple[str, ...]) -> None:
+def test(invocation: Invocation, topic: str, routing_key: str | None, headers: tuple[str, ...]) -> None:
     """Show which readers would get a message with this routing key and these headers. Publishes nothing."""
     given = parse_headers(headers)
-    session.out.many(session.run(lambda mq: mq.subscriptions.test(topic, routing_key, headers=given)), _READERS)
+    invocation.out.many(invocation.run(lambda mq: mq.subscriptions.test(topic, routing_key, headers=given)), _READERS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trunkline.cli.framework.command import CommandGroup, Duration, Session
+from trunkline.cli.framework.command import CommandGroup, Duration, Invocation
 from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _TOKENS = (
 _SHOWN = ("name", "scopes", "created_at", "expires_at", "revoked_at")
 
 
-def _run(session: Session, action: str, name: str, work: Callable[[Any], Awaitable[T]]) -> T:
+def _run(invocation: Invocation, action: str, name: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Change a token and record it in the audit log."""
     from trunkline.db.calls import tokens
 
@@ -40,7 +40,7 @@ def _run(session: Session, action: str, name: str, work: Callable[[Any], Awaitab
             await tokens.record_audit(conn, actor="cli", address=None, action=f"token {action}", object=name)
             return done
 
-    return session.run(audited)
+    return invocation.run(audited)
 
 
 def _expiry(after: timedelta | None) -> datetime | None:
@@ -53,47 +53,47 @@ def _expiry(after: timedelta | None) -> datetime | None:
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, help="Granted scope; may be repeated.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
-def create(session: Session, name: str, scopes: tuple[str, ...], expires: timedelta | None) -> None:
+def create(invocation: Invocation, name: str, scopes: tuple[str, ...], expires: timedelta | None) -> None:
     """Create a token. It is printed once; only its hash is stored."""
     from trunkline.db.calls import tokens
 
     text, _ = _run(
-        session, "create", name, lambda conn: tokens.create_token(conn, name, scopes, expires_at=_expiry(expires))
+        invocation, "create", name, lambda conn: tokens.create_token(conn, name, scopes, expires_at=_expiry(expires))
     )
     click.echo(text)
-    session.say("Save the token now: it is not shown again.")
+    invocation.say("Save the token now: it is not shown again.")
 
 
 @command.verb("rotate", example="trunkline token rotate shop --grace 1h", http=False)
 @click.argument("name")
 @click.option("--grace", type=Duration(), default="0s", help="Time during which the previous secret still works.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
-def rotate(session: Session, name: str, grace: timedelta, expires: timedelta | None) -> None:
+def rotate(invocation: Invocation, name: str, grace: timedelta, expires: timedelta | None) -> None:
     """Replace the secret of a token. The new token is printed once."""
     from trunkline.db.calls import tokens
 
     text, _ = _run(
-        session,
+        invocation,
         "rotate",
         name,
         lambda conn: tokens.rotate_token(conn, name, grace=grace, expires_at=_expiry(expires)),
     )
     click.echo(text)
-    session.say("Save the token now: it is not shown again.")
+    invocation.say("Save the token now: it is not shown again.")
 
 
 @command.verb("revoke", example="trunkline token revoke shop", http=False)
 @click.argument("name")
-def revoke(session: Session, name: str) -> None:
+def revoke(invocation: Invocation, name: str) -> None:
     """Revoke a token. Servers reject it within seconds."""
     from trunkline.db.calls import tokens
 
-    _run(session, "revoke", name, lambda conn: tokens.revoke_token(conn, name))
-    session.say(f"token {name} is revoked")
+    _run(invocation, "revoke", name, lambda conn: tokens.revoke_token(conn, name))
+    invocation.say(f"token {name} is revoked")
 
 
 @command.verb("list", example="trunkline token list", http=False)
-def list_(session: Session) -> None:
+def list_(invocation: Invocation) -> None:
     """List tokens, without their secrets."""
     from trunkline.db.calls import tokens
 
@@ -101,4 +101,4 @@ def list_(session: Session) -> None:
         async with mq.connection() as conn:
             return [{field: getattr(row, field) for field in _SHOWN} for row in await tokens.list_tokens(conn)]
 
-    session.out.many(session.run(work), _TOKENS)
+    invocation.out.many(invocation.run(work), _TOKENS)

@@ -15,7 +15,7 @@ import msgspec
 
 from trunkline.cli.commands.top_view import View, keys, short
 from trunkline.cli.commands.worker import WORKERS
-from trunkline.cli.framework.command import Duration, Session, sequence
+from trunkline.cli.framework.command import Duration, Invocation, sequence
 from trunkline.cli.framework.command import command as make_command
 from trunkline.cli.framework.output import (
     Column,
@@ -29,7 +29,7 @@ from trunkline.cli.framework.output import (
     write_line,
 )
 from trunkline.db.calls import jobs, push
-from trunkline.db.job_records import WorkerRow
+from trunkline.db.calls.job_records import WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.doctor import Finding, examine
 from trunkline.types import QueueStats, Stats
@@ -72,22 +72,22 @@ _ENDPOINTS = (
 @make_command("top", example="trunkline top\ntrunkline top --once -o json")
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Interval between frames.")
-def command(session: Session, once: bool, every: timedelta) -> None:
+def command(invocation: Invocation, once: bool, every: timedelta) -> None:
     """Show topics, groups, queues, endpoints, workers and health, until q or Ctrl-C. Makes no changes.
 
     Press q to quit and ? for the other keys: scroll, sort by activity, filter by name.
     """
-    if session.out.table and not stdout_is_terminal():
+    if invocation.out.table and not stdout_is_terminal():
         once = True
 
     async def work(mq: Client) -> None:
-        overview = Overview(None if session.service else session.url)
-        if session.out.table and not once:
+        overview = Overview(None if invocation.service else invocation.url)
+        if invocation.out.table and not once:
             await _live(mq, overview, every)
             return
         while True:
             await overview.look(mq)
-            if session.out.table:
+            if invocation.out.table:
                 console().print(overview.frame())
             else:
                 write_line(to_json(overview.record()))
@@ -96,7 +96,7 @@ def command(session: Session, once: bool, every: timedelta) -> None:
             await asyncio.sleep(every.total_seconds())
 
     with suppress(KeyboardInterrupt):  # the usual way to quit, not a failure
-        session.run(work)
+        invocation.run(work)
 
 
 async def _live(mq: Client, overview: Overview, every: timedelta) -> None:

@@ -11,7 +11,7 @@ import click
 
 from trunkline.cli.commands import publish as publishing
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
 from trunkline.cli.framework.output import Column, payload_text, size_text
 from trunkline.cli.framework.positions import Position, resolve
 from trunkline.errors import NotFound
@@ -68,7 +68,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @command.verb("list", example="trunkline topic list")
-def list_(session: Session) -> None:
+def list_(invocation: Invocation) -> None:
     """List topics with their sizes."""
 
     async def work(mq: Client) -> list[dict[str, Any]]:
@@ -86,34 +86,34 @@ def list_(session: Session) -> None:
             for topic in await mq.topics.list()
         ]
 
-    session.out.many(session.run(work), _TOPICS)
+    invocation.out.many(invocation.run(work), _TOPICS)
 
 
 @command.verb("show", example="trunkline topic show orders")
 @click.argument("name")
-def show(session: Session, name: str) -> None:
+def show(invocation: Invocation, name: str) -> None:
     """Show a topic's settings."""
-    session.out.one(session.run(lambda mq: mq.topics.get(name)))
+    invocation.out.one(invocation.run(lambda mq: mq.topics.get(name)))
 
 
 @command.verb("create", example="trunkline topic create orders --partitions 4 --retention 30d")
 @click.argument("name")
 @_settings
 @click.option("--ensure", is_flag=True, help="If the topic exists, update it with these settings.")
-def create(session: Session, name: str, ensure: bool, **settings: Any) -> None:
+def create(invocation: Invocation, name: str, ensure: bool, **settings: Any) -> None:
     """Create a topic."""
-    session.out.one(
-        session.run(lambda mq: mq.topics.ensure(name, **settings) if ensure else mq.topics.create(name, **settings))
+    invocation.out.one(
+        invocation.run(lambda mq: mq.topics.ensure(name, **settings) if ensure else mq.topics.create(name, **settings))
     )
 
 
 @command.verb("alter", example="trunkline topic alter orders --retention 14d")
 @click.argument("name")
 @_settings
-def alter(session: Session, name: str, **settings: Any) -> None:
+def alter(invocation: Invocation, name: str, **settings: Any) -> None:
     """Change topic settings. Partitions can be added but not removed."""
     chosen = given(settings)
-    session.out.one(session.run(lambda mq: mq.topics.alter(name, **chosen)))
+    invocation.out.one(invocation.run(lambda mq: mq.topics.alter(name, **chosen)))
 
 
 @command.verb("delete", example="trunkline topic delete orders --dry-run")
@@ -121,7 +121,7 @@ def alter(session: Session, name: str, **settings: Any) -> None:
 @click.option("--force", is_flag=True, help="Delete even if groups or queues read it.")
 @confirm.dry_run()
 @confirm.yes()
-def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -> None:
+def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete a topic and all its messages."""
 
     async def look(mq: Client) -> str:
@@ -130,13 +130,13 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
         count = sum(row.head - row.lowest_offset + 1 for row in rows)
         return f"delete topic {name} with {count:,} messages, {len(groups)} groups and {len(queues)} subscriptions"
 
-    what = session.run(look)
+    what = invocation.run(look)
     if dry_run:
-        session.say(f"would {what}")
+        invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    session.run(lambda mq: mq.topics.delete(name, force=force))
-    session.say(f"deleted topic {name}")
+    invocation.run(lambda mq: mq.topics.delete(name, force=force))
+    invocation.say(f"deleted topic {name}")
 
 
 @command.verb(
@@ -146,14 +146,14 @@ def delete(session: Session, name: str, force: bool, dry_run: bool, yes: bool) -
 )
 @click.argument("name")
 @publishing.options
-def publish(session: Session, name: str, **values: Any) -> int:
+def publish(invocation: Invocation, name: str, **values: Any) -> int:
     """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
     async def target(mq: Client) -> publishing.Destination:
         topic = await mq.topics.get(name)
         return publishing.Destination(name, mq.publish, mq.publish_many, topic.max_payload)
 
-    return publishing.publish(session, target, values)
+    return publishing.publish(invocation, target, values)
 
 
 @command.verb("read", example="trunkline topic read orders --start 1h --limit 20 -o jsonl")
@@ -168,11 +168,13 @@ def publish(session: Session, name: str, **values: Any) -> int:
 )
 @click.option("--limit", type=Count(1), default=100, show_default=True, help="Maximum number of messages.")
 @click.option("--live", is_flag=True, help="Skip the archive.")
-def read(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool) -> None:
+def read(
+    invocation: Invocation, name: str, partition: int | None, start: str | int | datetime, limit: int, live: bool
+) -> None:
     """Read a topic up to its head, including its archive. Has no effect on other readers."""
     # over HTTP only the live log is available
-    if not live and session.service is None and _has_archive(session, name):
-        _read_tiered(session, name, partition, start, limit)
+    if not live and invocation.service is None and _has_archive(invocation, name):
+        _read_tiered(invocation, name, partition, start, limit)
         return
 
     async def work(mq: Client) -> list[Message[Any]]:
@@ -190,28 +192,28 @@ def read(session: Session, name: str, partition: int | None, start: str | int | 
                 at = page[-1].offset + 1
         return messages
 
-    session.out.many(session.run(work), MESSAGES)
+    invocation.out.many(invocation.run(work), MESSAGES)
 
 
-def _has_archive(session: Session, name: str) -> bool:
+def _has_archive(invocation: Invocation, name: str) -> bool:
     from trunkline.db.calls.archive import archived_topics
 
-    return name in archived_topics(session.url)
+    return name in archived_topics(invocation.url)
 
 
-def _read_tiered(session: Session, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
+def _read_tiered(invocation: Invocation, name: str, partition: int | None, start: str | int | datetime, limit: int) -> None:
     from trunkline.cli.commands.pipeline import needs_spark
 
-    with needs_spark(), session.limited():
+    with needs_spark(), invocation.limited():
         from trunkline.spark.source import tiered_messages
 
-        partitions = tiered_messages.partitions(session.url, name)
+        partitions = tiered_messages.partitions(invocation.url, name)
         if partition is not None and partition not in partitions:
             raise NotFound(
                 f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(partitions) - 1}."
             )
-        messages = tiered_messages.read(session.url, name, start=start, partition=partition)
-        session.out.many(list(islice(messages, limit)), MESSAGES)
+        messages = tiered_messages.read(invocation.url, name, start=start, partition=partition)
+        invocation.out.many(list(islice(messages, limit)), MESSAGES)
 
 
 @command.verb("tail", example="trunkline topic tail orders -o jsonl | jq .body.id")
@@ -224,7 +226,7 @@ def _read_tiered(session: Session, name: str, partition: int | None, start: str 
     help="Position: earliest, latest, an offset, a time, or an age such as 1h.",
 )
 @click.option("--limit", type=Count(1), help="Stop after this many messages.")
-def tail(session: Session, name: str, start: str | int | datetime, limit: int | None) -> None:
+def tail(invocation: Invocation, name: str, start: str | int | datetime, limit: int | None) -> None:
     """Print new messages as they arrive, one per line, until Ctrl-C. Has no effect on other readers."""
 
     async def messages(mq: Client) -> AsyncIterator[Message[Any]]:
@@ -235,7 +237,7 @@ def tail(session: Session, name: str, start: str | int | datetime, limit: int | 
             if count == limit:
                 return
 
-    session.run(lambda mq: session.out.stream(messages(mq), MESSAGES))
+    invocation.run(lambda mq: invocation.out.stream(messages(mq), MESSAGES))
 
 
 @command.verb("offsets", example="trunkline topic offsets orders --at 2026-01-31T12:00:00Z")
@@ -243,7 +245,7 @@ def tail(session: Session, name: str, start: str | int | datetime, limit: int | 
 @click.option(
     "--at", "place", type=Position(), help="Also show the first offset at or after this time (a time, or an age such as 1h)."
 )
-def offsets(session: Session, name: str, place: str | int | datetime | None) -> None:
+def offsets(invocation: Invocation, name: str, place: str | int | datetime | None) -> None:
     """Show the earliest available offset and the head of each partition."""
     if place is not None and not isinstance(place, datetime):
         raise click.BadParameter("must be a time, or an age such as 1h", param_hint="'--at'")
@@ -260,4 +262,4 @@ def offsets(session: Session, name: str, place: str | int | datetime | None) -> 
             for row in await mq.topics.stats(name)
         ]
 
-    session.out.many(session.run(work), _OFFSETS if place is not None else _OFFSETS[:-1])
+    invocation.out.many(invocation.run(work), _OFFSETS if place is not None else _OFFSETS[:-1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trunkline.cli.framework.command import CommandGroup, Count, Duration, Session
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation
 from trunkline.cli.framework.output import Column
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class QueueConcurrency(click.ParamType):  # type: ignore[type-arg]  # not generi
 @click.option("--reload", is_flag=True, help="Restart when a Python file below this directory changes.")
 @click.option("--drain", is_flag=True, help="Stop when no job is ready.")
 def run(
-    session: Session,
+    invocation: Invocation,
     app: str,
     queues: dict[str, int] | None,
     prefetch: int | None,
@@ -95,36 +95,36 @@ def run(
         from trunkline.jobs.reloading import run_and_reload
 
         words = [word for word in sys.argv[1:] if word != "--reload"]
-        return run_and_reload([sys.executable, "-m", "trunkline.cli.main", *words], Path.cwd(), session.say)
+        return run_and_reload([sys.executable, "-m", "trunkline.cli.main", *words], Path.cwd(), invocation.say)
     from trunkline.jobs import Worker
     from trunkline.jobs.loading import load
 
     loaded = load(app)
     source = None
-    if session.names_database or loaded.url is None:
-        loaded.url, source = session.url, session.source
+    if invocation.names_database or loaded.url is None:
+        loaded.url, source = invocation.url, invocation.source
     settings: dict[str, Any] = {"queues": queues, "prefetch": prefetch, "lease": lease, "grace": grace, "stall": stall}
 
     async def work() -> None:
         from trunkline.cli.framework.database import probe
 
-        await probe(loaded.client.url or session.url, source)
+        await probe(loaded.client.url or invocation.url, source)
         async with loaded:
             if drain:
                 from trunkline.jobs.testing import Jobs
 
                 done = await Jobs(loaded).drain("1h", **settings)
                 failed = sum(ran.outcome in ("retry", "bury", "lost") for ran in done)
-                session.say(f"ran {len(done)} {'attempt' if len(done) == 1 else 'attempts'}, {failed or 'none'} failed")
+                invocation.say(f"ran {len(done)} {'attempt' if len(done) == 1 else 'attempts'}, {failed or 'none'} failed")
                 return
             async with Worker(loaded, **settings) as worker:
-                session.say(
+                invocation.say(
                     f"worker {worker.name} is running {', '.join(f'{name}:{n}' for name, n in worker.queues.items())}"
                 )
                 await worker.work()
 
     _logs()
-    session.run_alone(work)
+    invocation.run_alone(work)
     return None
 
 
@@ -140,7 +140,7 @@ def _logs() -> None:
 @click.option(
     "--within", type=Duration(), default="1m", show_default=True, help="Maximum time since a worker was last seen."
 )
-def list_(session: Session, within: timedelta) -> None:
+def list_(invocation: Invocation, within: timedelta) -> None:
     """List running workers with their queues, kinds and counts."""
     from trunkline.db.calls import jobs
 
@@ -148,7 +148,7 @@ def list_(session: Session, within: timedelta) -> None:
         async with mq.connection() as conn:
             return list(await jobs.list_workers(conn, within))
 
-    rows = session.run(work)
-    session.out.many(rows, WORKERS)
-    if session.out.table and not rows:
-        session.say("No workers running. Start one with `trunkline worker run module:app`.")
+    rows = invocation.run(work)
+    invocation.out.many(rows, WORKERS)
+    if invocation.out.table and not rows:
+        invocation.say("No workers running. Start one with `trunkline worker run module:app`.")

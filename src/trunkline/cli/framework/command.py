@@ -1,4 +1,4 @@
-"""The base of all commands: strict options, examples in help, shared options, and the session."""
+"""The base of all commands: strict options, examples in help, shared options, and the invocation."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class CommandGroup(click.Group):
         return list(self.commands)
 
     def verb(self, name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
-        """Register a function as a command of this group; its first argument is the session. `http`: allow --url."""
+        """Register a function as a command of this group; its first argument is the invocation. `http`: allow --url."""
         return lambda function: _add(self, function, name, example, http)
 
 
 def command(name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
-    """Register a function as a top-level command. Its first argument is the session."""
+    """Register a function as a top-level command. Its first argument is the invocation."""
     return lambda function: _add(None, function, name, example, http)
 
 
@@ -99,7 +99,7 @@ def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, exa
     ) -> Any:
         service: dict[str, str | None] = click.get_current_context().find_root().obj or {}
         flags = {"database_url": database_url, "data": data, **service}
-        return function(Session(flags, output, timeout, quiet, http=http), **values)
+        return function(Invocation(flags, output, timeout, quiet, http=http), **values)
 
     call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
     make = click.command if noun is None else noun.command
@@ -169,7 +169,7 @@ def needs_database() -> click.UsageError:
     return click.UsageError(f"`{name}` does not work over HTTP; use --database-url or --data instead of --url")
 
 
-class Session:
+class Invocation:
     """The context of a command: its database or HTTP service, its time limit and its output."""
 
     def __init__(

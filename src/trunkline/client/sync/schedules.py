@@ -114,7 +114,7 @@ class Schedules(Noun):
         """Fire the schedule now, in addition to its times. Returns the message id."""
         with self._writing() as conn:
             id = calls.run_schedule(conn, name)
-        self._session().wakeup.tell()
+        self._session().wakeup.notify()
         return id
 
     def next_runs(

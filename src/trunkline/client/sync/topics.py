@@ -189,7 +189,7 @@ class Topics(Noun):
             self._session().wakeup.sequence("topic", topic)
             places = [self._offset_of(topic, partition, start) for partition in range(partitions)]
             while True:
-                watch.hush()
+                watch.reset()
                 quiet = True
                 for partition in range(len(places)):
                     page = self._page(topic, partition, places[partition], _PAGE, type)

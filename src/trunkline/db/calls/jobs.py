@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from trunkline.codec import Encoded, error_text, to_json
-from trunkline.db.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
+from trunkline.db.calls.job_records import Ending, JobResult, JobRow, JobView, WorkerRow
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_records, fetch_rows, fetch_value
 from trunkline.types import Published, Result

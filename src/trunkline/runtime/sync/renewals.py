@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from trunkline.concurrency.threads import Background, Bell, log
+from trunkline.concurrency.threads import BackgroundTask, Signal, log
 
 
 class Renewal:
@@ -23,16 +23,16 @@ class Renewals:
 
     def __init__(self) -> None:
         self._all: set[Renewal] = set()
-        self._changed = Bell()
-        self._loop: Background | None = None
+        self._changed = Signal()
+        self._loop: BackgroundTask | None = None
         self._closed = False
 
     def add(self, every: float, renew: Callable[[], None]) -> Renewal:
         renewal = Renewal(every, renew)
         self._all.add(renewal)
         if self._loop is None or not self._loop.alive:
-            self._loop = Background(self._run, "trunkline renewals")
-        self._changed.ring()
+            self._loop = BackgroundTask(self._run, "trunkline renewals")
+        self._changed.set()
         return renewal
 
     def drop(self, renewal: Renewal) -> None:
@@ -40,13 +40,13 @@ class Renewals:
 
     def close(self) -> None:
         self._closed = True
-        self._changed.ring()
+        self._changed.set()
         if self._loop is not None:
             self._loop.end()
 
     def _run(self) -> None:
         while not self._closed:
-            self._changed.hush()
+            self._changed.clear()
             first = min((renewal.due for renewal in tuple(self._all)), default=None)
             self._changed.wait(None if first is None else max(0.0, first - monotonic()))
             for renewal in tuple(self._all):

@@ -1,20 +1,25 @@
 # Written by tools/unasync.py from src/trunkline/runtime/session.py; change that file, not this one.
-"""The state of an open client: connection pool, wake-up, lease renewals and cached topic numbers."""
+"""The state of an open client: connection pool, wake-up, lease renewals, publisher and settler."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from time import time_ns
+from typing import Any, TypeVar
 
+from trunkline import telemetry
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection, Pool
 from trunkline.db.sync.wakeup import Wakeup
 from trunkline.runtime.sync.publisher import Publisher
 from trunkline.runtime.sync.renewals import Renewals
 from trunkline.runtime.sync.settler import Settler
-from trunkline.types import Place
+from trunkline.types import Delivery, Place
+
+D = TypeVar("D", bound=Delivery[Any])
 
 
 class Session:
@@ -42,6 +47,27 @@ class Session:
     def connection(self, *, writing: bool = False) -> Iterator[Connection]:
         with self.pool.connection(writing=writing) as conn:
             yield conn
+
+    def claim(
+        self,
+        make: Callable[..., D],
+        queue: str,
+        *,
+        limit: int,
+        lease: timedelta | None,
+        labels: Sequence[str] | None = None,
+        consumer: str | None = None,
+        type: Any = None,
+    ) -> list[D]:
+        """Claim messages of a queue, in a span if there are any."""
+        tracer, began = telemetry.tracer(), time_ns()
+        with self.connection() as conn:
+            deliveries = calls.claim(
+                conn, make, queue, limit=limit, lease=lease, labels=labels, consumer=consumer, type=type
+            )
+        if tracer is not None and deliveries:
+            telemetry.claimed(tracer, queue, deliveries, began)
+        return deliveries
 
     @contextmanager
     def reading(self, *, queue: str | None = None, topic: str | None = None) -> Iterator[Connection]:

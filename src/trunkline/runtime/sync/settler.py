@@ -41,7 +41,7 @@ class Settler:
     def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
         results = self._settle(receipts, partial(calls.nack, delay=duration(delay), error=error))
         # a sequencer pass returns the messages when they are due: poll, so that waiting consumers learn the due time
-        self.session.wakeup.poke()
+        self.session.wakeup.poll_now()
         return results
 
     def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
@@ -49,7 +49,7 @@ class Settler:
 
     def release(self, receipts: Sequence[str]) -> list[Result]:
         results = self._settle(receipts, calls.release)
-        self.session.wakeup.poke()
+        self.session.wakeup.poll_now()
         return results
 
     def extend(self, receipts: Sequence[str], *, lease: Duration) -> list[Result]:

@@ -193,9 +193,9 @@ class _GroupStream:
         yield b": here\n\n"
         try:
             with self._engine.access.watch(self._scope) as ended:
-                ended.add_done_callback(lambda _: watch.ring())
+                ended.add_done_callback(lambda _: watch.wake())
                 while not self._engine.stopping.is_set() and not ended.done():
-                    watch.hush()
+                    watch.reset()
                     batch = await self._fetch()
                     if batch is None:
                         if not await watch.wait(pause):

@@ -141,7 +141,7 @@ def _archive_part(run: Run, topic: str, topic_id: int, location: str, part: Sequ
 
 
 def write_piece(url: str, topic: str, topic_id: int, location: str, piece: ArchiveRange, run: str = "") -> NewFile:
-    """Copy one range from the log to a file. IdRuns in a task, without passing rows through the JVM."""
+    """Copy one range from the log to a file. Runs in a task, without passing rows through the JVM."""
     rows = read_range(url, OffsetRange(topic, topic_id, piece.partition, piece.first_offset, piece.last_offset + 1))
     return files.write(location, topic, piece, rows, run=run)
 

@@ -63,7 +63,7 @@ class Stopped(BaseException):
 
 
 class Running:
-    """IdRuns all pipelines of this process on one Spark session, which starts with the first pipeline."""
+    """Runs all pipelines of this process on one Spark session, which starts with the first pipeline."""
 
     def __init__(
         self, app: App, master: str | None, files: str | None, output: str | None, spark: SparkSession | None

@@ -71,7 +71,7 @@ class Committed:
 
 
 def stage(url: str, batches: Iterable[pa.RecordBatch], *, topic: str | None = None, job: str | None = None) -> Staged:
-    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. IdRuns in a task.
+    """Copy batches (columns of STAGE_SCHEMA, at least `payload`) to the log, for `commit` to publish. Runs in a task.
 
     All rows go to `topic` (or `queue:<name>`); without it, the column `topic` decides for each row. `job` is common to
     all attempts at the same work: `commit` discards those that it does not publish.

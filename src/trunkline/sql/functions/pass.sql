@@ -1,4 +1,4 @@
--- The pass: a short transaction that upkeep runs five times a second. It is the only writer of `returns`,
+-- The pass: a short transaction that upkeep runs, at most five times a second. It is the only writer of `returns`,
 -- `later`, `cursor_states` and `passes`. It ends overdue leases, returns messages that are due, appends delayed
 -- messages to their logs, finds holes (positions that were drawn and never leased), and updates the totals of
 -- cursors.

@@ -29,21 +29,21 @@ def test_every_function_and_argument_that_a_hint_names_has_its_other_forms() -> 
 
 
 def test_the_commands_and_their_options_are_there() -> None:
-    for remedy in FUNCTIONS.values():
-        if remedy.command is not None:
-            _, noun, verb, *rest = remedy.command.split()
+    for action in FUNCTIONS.values():
+        if action.command is not None:
+            _, noun, verb, *rest = action.command.split()
             command = app.get_command(None, noun).get_command(None, verb)  # type: ignore[arg-type, union-attr, attr-defined]
             options = {name for param in command.params for name in param.opts}
-            assert {word for word in rest if word.startswith("--")} <= options, remedy.command
+            assert {word for word in rest if word.startswith("--")} <= options, action.command
 
 
 def test_the_routes_are_there() -> None:
     served = create_app(Config(database_url="postgresql://nowhere")).app  # type: ignore[attr-defined]
     known = {(verb, re.sub(r"\{.*?\}", "X", path)) for path, verb, _ in routes(served)}
-    for remedy in FUNCTIONS.values():
-        if remedy.route is not None:
-            verb, path = remedy.route.partition(" {")[0].partition("?")[0].split()
-            assert (verb, re.sub(r"[A-Z]{2,}", "X", path)) in known, remedy.route
+    for action in FUNCTIONS.values():
+        if action.route is not None:
+            verb, path = action.route.partition(" {")[0].partition("?")[0].split()
+            assert (verb, re.sub(r"[A-Z]{2,}", "X", path)) in known, action.route
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Chaos: workers are killed and paused, Postgres is killed, some jobs kill their worker; then everything is counted.
 
-`python -m tests.jobs.chaos` is the full form: 20,000 jobs, 60 kills and 40 pauses of workers, 10 kills of Postgres.
+`python -m tests.chaos.jobs` is the full form: 20,000 jobs, 60 kills and 40 pauses of workers, 10 kills of Postgres.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import psycopg
 
+from tests.chaos.chaos_jobs import POISON_ATTEMPTS, app, book, innocent, poison, poison_at_once, send
 from tests.chaos.nemesis import crash
-from tests.jobs.chaos_jobs import POISON_ATTEMPTS, app, book, innocent, poison, poison_at_once, send
 from trunkline.embedded.server import EmbeddedServer
 from trunkline.errors import TrunklineError
 from trunkline.sql.migrate import migrate
@@ -74,7 +74,7 @@ class Crew:
         self.replaced = 0
 
     def _start(self) -> subprocess.Popen[bytes]:
-        line = ["worker", "run", "tests.jobs.chaos_jobs:app", *self._queues]
+        line = ["worker", "run", "tests.chaos.chaos_jobs:app", *self._queues]
         command = [sys.executable, "-m", "trunkline.cli.main", *line]
         return subprocess.Popen(command, env=self._env, stdout=self._log, stderr=self._log)
 

@@ -1,4 +1,4 @@
-"""Push under faults: bad receivers, kill -9 of dispatchers and of Postgres. `python -m tests.push.chaos` is the long form.
+"""Push under faults: bad receivers, kill -9 of dispatchers and of Postgres. `python -m tests.chaos.push` is the long form.
 
 Checked: nothing lost; the receivers' inbox makes each effect happen exactly once, although requests repeat; in no window do
 more requests start than the endpoint's rate allows; what was answered well is repeated only where the answer was lost; no

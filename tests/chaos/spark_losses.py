@@ -1,6 +1,6 @@
 """Topic to topic with failOnDataLoss=false, while messages vanish: nothing else is lost, and nothing is read twice.
 
-    python -m tests.spark.chaos_losses --each 10
+    python -m tests.chaos.spark_losses --each 10
 
 Operators archive parts of the source, drop segments (of which some are archived: a hole is what is in neither), add
 partitions, and delete the topic and create it again, while drivers are killed -9. An archive keeps the files of a deleted
@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from msgspec import Struct
 
-from tests.spark.chaos import KEYS, Driver
+from tests.chaos.spark import KEYS, Driver
 from trunkline.db.calls import archive as calls
 from trunkline.embedded.server import EmbeddedServer
 from trunkline.spark.archive.writer import write_piece

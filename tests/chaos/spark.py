@@ -1,6 +1,6 @@
 """Topic to topic exactly once: publishers run, tasks fail, and drivers, executors, tasks and Postgres are killed -9.
 
-    python -m tests.spark.chaos --messages 500000 --driver-kills 10 --pg-kills 3 --worker-kills 10
+    python -m tests.chaos.spark --messages 500000 --driver-kills 10 --pg-kills 3 --worker-kills 10
 
 The source log is the truth: each message of it must be in the copy once, and those of a key in its order.
 Kills follow what is seen, not a clock: a driver dies when a batch was just published and Spark has not written that down.
