@@ -15,6 +15,8 @@ Result = Literal["done", "lost", "unknown"]
 Headers = dict[str, Any]
 Duration = timedelta | str
 """A `timedelta`, or text such as `500ms`, `30s`, `5m`, `2h`, `7d`."""
+PerBody = str | Callable[[Any], str | None] | None
+"""One value for all messages, or a function that returns the value for a body."""
 Place = str | int | datetime
 """A position in a log: `"earliest"`, `"latest"`, an offset, or a time."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 from tests.cli.conftest import Answer, Cli
 from tests.http.conftest import module_db, server  # noqa: F401
 from tests.http.servers import HttpServer, free_port, serving
-from trunkline import Client, SyncClient
+from trunkline import SyncClient
 from trunkline.http_client import HttpClient
 
 
@@ -99,12 +98,14 @@ def test_queues(both: Both) -> None:
     assert both("queue", "release", receipts[2]).json[0]["result"] == "done"
     assert both("queue", "ack", receipts[0], receipts[3], "-o", "json", code=4).error["code"] == "conflict"
     assert both("queue", "ack", "nonsense", "-o", "json", code=3).error["code"] == "not_found"
-    assert "consumer is not supported" in both("queue", "claim", "mail", "--consumer", "me", code=2).stderr
     both("queue", "pause", "mail")
     assert both("queue", "claim", "mail").json == []
     both("queue", "resume", "mail")
     shown = next(row for row in both("queue", "list").json if row["queue"] == "mail")
     assert (shown["ready"], shown["dead"], shown["acked"]) == (2, 1, 2)
+    assert len(both("queue", "claim", "mail", "--consumer", "me").json) == 1
+    assert both("queue", "purge", "mail", "--yes").json == {"queue": "mail", "purged": 1}
+    assert both("queue", "cleanup", "mail").json["queue"] == "mail"
     both.same("message", "explain", sent["id"])
     both.same("message", "trace", sent["id"])
     assert both("message", "explain", "019a8d2e-7c1b-7000-8000-000000000000", code=3).stdout == ""
@@ -188,8 +189,15 @@ def test_cleanup_over_http(both: Both) -> None:
 
 
 def test_what_has_no_http_form_says_so(both: Both) -> None:
-    own = (["token", "list"], ["doctor"], ["migrate"])
-    for command in (*own, ["endpoint", "list"], ["endpoint", "test", "x"], ["job", "list"], ["worker", "list"]):
+    for command in (
+        ["token", "list"],
+        ["doctor"],
+        ["migrate"],
+        ["endpoint", "list"],
+        ["endpoint", "test", "x"],
+        ["job", "list"],
+        ["worker", "list"],
+    ):
         assert "does not work over HTTP" in both(*command, code=2).stderr, command
 
 
@@ -203,7 +211,7 @@ def test_which_of_the_two_is_meant(both: Both, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRUNKLINE_URL", nobody)
     both.cli("topic", "list", code=6)
     both.cli("topic", "list", "--database-url", both.cli.url)
-    assert "does not work over HTTP" in both.cli("job", "list", code=2).stderr
+    assert "does not work over HTTP" in both.cli("endpoint", "list", code=2).stderr
     both.cli("migrate", "--dry-run")
 
 
@@ -233,35 +241,3 @@ def test_as_a_process(both: Both) -> None:
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(["bash", "-c", script], env=environment, cwd=both.cli.folder, capture_output=True, timeout=60)
     assert [row["result"] for row in json.loads(done.stdout)] == ["done"], done
-
-
-# What the database client takes and the service does not know.
-_LESS = {
-    "groups.create": {"pattern", "headers"},
-    "groups.ensure": {"pattern", "headers"},
-    "queues.peek": {"type"},
-    "dead.list": {"type"},
-    "schedules.next_runs": {"after"},
-}
-
-
-@pytest.mark.parametrize("noun", ["", "topics", "queues", "groups", "subscriptions", "dead", "schedules"])
-def test_the_http_client_takes_what_the_database_client_takes(noun: str) -> None:
-    http: Any = HttpClient("http://localhost")
-    database: Any = Client("postgresql:///x")
-    if noun:
-        http, database = getattr(http, noun), getattr(database, noun)
-    methods = [name for name in dir(http) if not name.startswith("_") and inspect.ismethod(getattr(http, name))]
-    compared = 0
-    for name in methods:
-        if not hasattr(database, name):
-            assert (noun, name) == ("", "deliveries"), name
-            continue
-        theirs = inspect.signature(getattr(database, name)).parameters
-        ours = inspect.signature(getattr(http, name)).parameters
-        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in ours.values()):
-            continue
-        missing = set(theirs) - set(ours) - _LESS.get(f"{noun}.{name}", set())
-        assert not missing, (name, missing)
-        compared += 1
-    assert compared

@@ -216,3 +216,18 @@ def peak(pid: int) -> int:
     """The most memory that a process ever had, in bytes."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize(("target", "line", "status"), [("nobody", b'{"payload": 1}', b"404"), (None, b"{", b"400")])
+def test_a_client_that_writes_before_it_reads_gets_the_error(
+    server: HttpServer, topic: str, target: str | None, line: bytes, status: bytes
+) -> None:
+    head = f"POST /v1/topics/{target or topic}/messages HTTP/1.1\r\nhost: localhost\r\n"
+    head += "content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = (line + b"\n") * 2000
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as conn:
+        conn.sendall(head.encode())
+        for _ in range(300):  # more than fits into the buffers of the connection
+            conn.sendall(b"%x\r\n%s\r\n" % (len(part), part))
+        conn.sendall(b"0\r\n\r\n")
+        assert conn.makefile("rb").readline().split()[1] == status

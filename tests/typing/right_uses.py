@@ -18,6 +18,8 @@ from trunkline.client.bound import Bound
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.sync.bound import Bound as SyncBound
 from trunkline.client.sync.deliveries import Delivery as SyncDelivery
+from trunkline.http_client import HttpClient
+from trunkline.messaging import Messaging
 from trunkline.types import (
     DeadLetter,
     Explanation,
@@ -120,3 +122,24 @@ def sync(mq: SyncClient, driver: psycopg.Connection[Any], session: Session, conn
     assert_type(mq.on(connection), SyncBound)
     with create_engine("postgresql+psycopg://").begin() as begun:
         mq.on(begun).enqueue_many("q", [1, 2])
+
+
+async def both_clients(database: Client, http: HttpClient) -> None:
+    for mq in (database, http):
+        await anywhere(mq)
+
+
+async def anywhere(mq: Messaging) -> None:
+    """Work that does not care which client it is given."""
+    assert_type(await mq.queues.ensure("q", lease="1500ms", ordered=True), Queue)
+    assert_type(await mq.publish("t", Order(1), key="k", delay="5s"), Published)
+    assert_type(await mq.publish_many("t", [1, 2], key=str), list[Published])
+    claimed = await mq.claim("q", limit=2, lease=timedelta(seconds=2), labels=["a"], consumer="me", type=Order)
+    assert_type([await delivery.ack() for delivery in claimed], list[Result])
+    assert_type(await claimed.release(), list[Result])
+    assert_type(await mq.extend(claimed.receipts, lease="1m"), list[Result])
+    batch = await mq.fetch("t", "g", member="m")
+    if batch is not None:
+        assert_type([message.body for message in batch], list[Any])
+        assert_type(await batch.commit(batch.last_offset), Result)
+    assert_type(await mq.stats(), Stats)

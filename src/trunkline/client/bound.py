@@ -17,8 +17,8 @@ from trunkline.codec import duration, encode_message
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import from_psycopg
-from trunkline.runtime.publisher import PerBody, new_messages, send
-from trunkline.types import Duration, Headers, NewMessage, Published, Result
+from trunkline.runtime.publisher import new_messages, send
+from trunkline.types import Duration, Headers, NewMessage, PerBody, Published, Result
 
 
 class Bound:

@@ -26,10 +26,10 @@ from trunkline.codec import duration, place
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
-from trunkline.runtime.publisher import PerBody, new_messages
+from trunkline.runtime.publisher import new_messages
 from trunkline.runtime.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Self
+from itertools import chain
+from typing import Any, Self, Unpack
 from uuid import UUID
 
 import msgspec
 
-from trunkline.errors import InvalidArgument, InvalidValue, SettingsError
+from trunkline.errors import InvalidValue, NotFound, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
-from trunkline.http_client.publishing import batches, envelope
+from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
 from trunkline.http_client.transport import Transport, quoted
-from trunkline.runtime.publisher import PerBody, new_messages
+from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
+from trunkline.runtime.publisher import new_messages
 from trunkline.types import (
     Duration,
     Explanation,
     GroupStats,
-    Headers,
     NewMessage,
     Published,
     QueueStats,
@@ -77,61 +78,41 @@ class HttpClient:
 
     # Publishing
 
-    async def publish(self, topic: str, body: Any, **fields: Any) -> Published:
-        """Publish a message to a topic. It is on disk when this returns. `fields` are those of `NewMessage`."""
-        return await self._publish(f"/v1/topics/{quoted(topic)}/messages", NewMessage(body=body, **fields))
+    async def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published:
+        """Publish a message to a topic. It is on disk when this returns."""
+        return await self._publish(f"/v1/topics/{quoted(topic)}/messages", NewMessage(body=body, **options))
 
-    async def enqueue(self, queue: str, body: Any, **fields: Any) -> Published:
+    async def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published:
         """Publish a message directly to a queue. See `publish`."""
-        return await self._publish(f"/v1/queues/{quoted(queue)}/messages", NewMessage(body=body, **fields))
+        return await self._publish(f"/v1/queues/{quoted(queue)}/messages", NewMessage(body=body, **options))
 
-    async def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
-        """Publish bodies or `NewMessage`s in batches of at most 1,000.
+    async def publish_many(self, topic: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
+        """Publish many messages in one transaction. Either all are on disk when this returns, or none is stored.
 
-        Each batch is stored completely or not at all.
+        Takes an iterable of at most 100,000 bodies or `NewMessage`s. `key`, `routing_key` and `label` are one value for
+        all messages or a function of the body; a `NewMessage` keeps its own values. Results are in input order.
         """
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
-        return await self._publish_many(f"/v1/topics/{quoted(topic)}/messages", messages)
+        return await self._publish_many(f"/v1/topics/{quoted(topic)}/messages", new_messages(bodies, **options))
 
-    async def enqueue_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    async def enqueue_many(self, queue: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish many messages directly to a queue. See `publish_many`."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
-        return await self._publish_many(f"/v1/queues/{quoted(queue)}/messages", messages)
+        return await self._publish_many(f"/v1/queues/{quoted(queue)}/messages", new_messages(bodies, **options))
 
     async def _publish(self, path: str, message: NewMessage) -> Published:
         response = await self._transport.send("POST", path, envelope(message))
         return msgspec.json.decode(response.content, type=Published)
 
     async def _publish_many(self, path: str, messages: Iterable[NewMessage]) -> list[Published]:
-        published: list[Published] = []
-        for batch in batches(messages):
-            response = await self._transport.send("POST", path, batch)
-            published += msgspec.json.decode(response.content, type=_Published).messages
-        return published
+        parts = batches(messages)
+        first, second = next(parts, None), next(parts, None)
+        if first is None:
+            return []
+        if second is None:
+            response = await self._transport.send("POST", path, array(first))
+        else:
+            # a stream is one transaction; its lines are encoded while they are sent
+            response = await self._transport.send("POST", path, lines(chain((first, second), parts)), media=NDJSON)
+        return msgspec.json.decode(response.content, type=_Published).messages
 
     # Queues
 
@@ -147,14 +128,11 @@ class HttpClient:
         type: Any = None,
     ) -> HttpDeliveries:
         """Claim up to `limit` and lease them. Waits up to `wait` for messages; without it, returns at once."""
-        if consumer is not None:
-            raise InvalidArgument(
-                "consumer is not supported over HTTP", hint="Omit it. The delivery history shows the consumer as http."
-            )
         request = {
             "limit": limit,
             "lease_seconds": seconds(lease),
             "labels": None if labels is None else list(labels),
+            "consumer": consumer,
             "wait": seconds(wait),
         }
         body = await self._transport.ask("POST", f"/v1/queues/{quoted(queue)}/claims", request, kind=_Claimed)
@@ -230,7 +208,10 @@ class HttpClient:
 
     async def explain(self, id: UUID) -> Explanation:
         """Explain a message: where it is, which consumer holds it, and why it is not being delivered."""
-        return Explanation(await self._transport.ask("GET", f"/v1/messages/{id}/explanation"))
+        try:
+            return Explanation(await self._transport.ask("GET", f"/v1/messages/{id}/explanation"))
+        except NotFound as exc:
+            return Explanation(id=str(id), state="unknown", readers=[], reason=exc.message)
 
     async def explain_offset(self, topic: str, partition: int, *, offset: int) -> Explanation:
         """Explain the message at an offset of a topic."""

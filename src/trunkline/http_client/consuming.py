@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.codec import error_text
-from trunkline.errors import LeaseLost
+from trunkline.errors import LeaseLost, OffsetAhead
 from trunkline.http_client.rows import DeliveryRow, MessageRow, seconds
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.types import Delivery, Duration, Message, Result
@@ -125,14 +125,18 @@ class HttpBatch:
     """Messages of one partition, fetched for a group. Commit the batch after you have processed them."""
 
     def __init__(self, transport: Transport, topic: str, group: str, row: FetchedRow, kind: Any) -> None:
+        assert row.generation is not None and row.deadline is not None  # noqa: S101  there are messages
         self.topic = topic
         self.group = group
         self.member = row.member
-        self.partition = row.partition
         self.generation = row.generation
         self.deadline = row.deadline
         self.messages: list[Message[Any]] = [each.message(kind) for each in row.messages]
         self._transport = transport
+
+    @property
+    def partition(self) -> int:
+        return self.messages[0].partition
 
     @property
     def first_offset(self) -> int:
@@ -162,5 +166,10 @@ class HttpBatch:
         try:
             await self._transport.ask("POST", path, body)
         except LeaseLost:
+            return "lost"
+        except OffsetAhead:
+            if offset is not None and offset > self.last_offset:
+                raise
+            # the database crashed before it saved this fetch: the messages will be fetched again
             return "lost"
         return "done"

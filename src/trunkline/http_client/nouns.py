@@ -111,9 +111,16 @@ class HttpTopics(Noun):
             return (await self._transport.ask("GET", f"{_topic(name)}/stats", kind=_Partitions)).partitions
         return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["topics"], builtins.list[TopicStats])
 
+    async def head(self, topic: str, partition: int = 0) -> int:
+        """Return the highest offset, including all messages committed before the call; 0 if there are none."""
+        return await self._offset(topic, partition, "latest") - 1
+
     async def offset_at(self, topic: str, partition: int, at: datetime) -> int:
         """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
-        query = {"partition": partition, "at": place(at)}
+        return await self._offset(topic, partition, place(at))
+
+    async def _offset(self, topic: str, partition: int, at: str) -> int:
+        query = {"partition": partition, "at": at}
         offset: int = (await self._transport.ask("GET", f"{_topic(topic)}/offset", query=query))["offset"]
         return offset
 
@@ -381,8 +388,10 @@ class HttpSchedules(Noun):
         """Fire the schedule now, in addition to its times. Returns the message id."""
         return UUID((await self._transport.ask("POST", f"/v1/schedules/{quoted(name)}/run"))["id"])
 
-    async def next_runs(self, cron: str, *, timezone: str = "UTC", limit: int = 5) -> builtins.list[datetime]:
+    async def next_runs(
+        self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
+    ) -> builtins.list[datetime]:
         """Return the next `limit` times of a cron expression."""
-        query = {"cron": cron, "timezone": timezone, "limit": limit}
+        query = {"cron": cron, "timezone": timezone, "limit": limit, "after": None if after is None else place(after)}
         body = await self._transport.ask("GET", "/v1/next-runs", query=query)
         return msgspec.convert(body["data"], builtins.list[datetime])

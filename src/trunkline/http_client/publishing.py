@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from trunkline.codec import JSON, encode_message
 from trunkline.http_client.transport import given
 from trunkline.types import NewMessage
 
+NDJSON = "application/x-ndjson"
 MAX_MESSAGES = 1000
 # the server's limit is 8 MiB
 MAX_BYTES = 7 * 1024 * 1024
@@ -49,20 +50,26 @@ def _goes_as_it_is(body: Any, payload: bytes) -> bool:
     return payload == payload.strip()
 
 
-def batches(messages: Iterable[NewMessage]) -> Iterator[bytes]:
-    """Yield JSON arrays within the server's limits."""
+def batches(messages: Iterable[NewMessage]) -> Iterator[list[bytes]]:
+    """Yield encoded messages in batches within the server's limits of an array."""
     batch: list[bytes] = []
     size = 0
     for message in messages:
         text = envelope(message)
         if batch and (len(batch) == MAX_MESSAGES or size + len(text) > MAX_BYTES):
-            yield _array(batch)
+            yield batch
             batch, size = [], 0
         batch.append(text)
         size += len(text) + 1
     if batch:
-        yield _array(batch)
+        yield batch
 
 
-def _array(parts: list[Any]) -> bytes:
-    return b"[" + b",".join(parts) + b"]"
+def array(batch: list[bytes]) -> bytes:
+    return b"[" + b",".join(batch) + b"]"
+
+
+async def lines(batches: Iterable[list[bytes]]) -> AsyncIterator[bytes]:
+    """Yield messages as lines of JSON, a batch at a time."""
+    for batch in batches:
+        yield b"\n".join(batch) + b"\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
 from trunkline.http_client.transport import quoted
+from trunkline.messaging import NewQueueSettings, QueueSettings
 from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
 
 _STEP = 1000
@@ -24,12 +25,12 @@ class _Waiting(msgspec.Struct):
 class HttpQueues(Noun):
     """`client.queues`"""
 
-    async def create(self, name: str, **settings: Any) -> Queue:
-        """Create a queue. Raises `AlreadyExists` if the name is taken. Settings are those of `Client.queues.create`."""
+    async def create(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
+        """Create a queue. Raises `AlreadyExists` if the name is taken."""
         request = {"name": name, **_settings(**settings)}
         return (await self._transport.ask("POST", "/v1/queues", request, kind=QueueRow)).record()
 
-    async def ensure(self, name: str, **settings: Any) -> Queue:
+    async def ensure(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue:
         """Create the queue, or update the given settings if it exists.
 
         Raises `AlreadyExists` if `ordered`, `partitions` or `priorities` differ: these cannot be changed.
@@ -37,7 +38,7 @@ class HttpQueues(Noun):
         request = {"name": name, **_settings(**settings)}
         return (await self._transport.ask("POST", "/v1/queues", request, query={"ensure": "true"}, kind=QueueRow)).record()
 
-    async def alter(self, name: str, **settings: Any) -> Queue:
+    async def alter(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """Change the given settings and keep the others."""
         return (await self._transport.ask("PATCH", _queue(name), _settings(**settings), kind=QueueRow)).record()
 
@@ -82,10 +83,10 @@ class HttpQueues(Noun):
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         return [await self._transport.ask("GET", f"{_queue(name)}/stats", kind=QueueStats)]
 
-    async def peek(self, queue: str, *, limit: int = 10) -> builtins.list[Waiting[Any]]:
+    async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]:
         """List the next messages to be delivered, retries first, without claiming them or counting an attempt."""
         body = await self._transport.ask("GET", f"{_queue(queue)}/peek", query={"limit": limit}, kind=_Waiting)
-        return [row.waiting() for row in body.data]
+        return [row.waiting(type) for row in body.data]
 
 
 def _queue(name: str) -> str:
@@ -134,11 +135,13 @@ class _DeadLetters(msgspec.Struct):
 class HttpDeadLetters(Noun):
     """`client.dead`"""
 
-    async def list(self, queue: str, *, after: int = 0, limit: int = 100) -> builtins.list[DeadLetter[Any]]:
+    async def list(
+        self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
+    ) -> builtins.list[DeadLetter[Any]]:
         """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
         query = {"after": after, "limit": limit}
         body = await self._transport.ask("GET", f"{_queue(queue)}/dead-letters", query=query, kind=_DeadLetters)
-        return [row.letter() for row in body.data]
+        return [row.letter(type) for row in body.data]
 
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
         """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""

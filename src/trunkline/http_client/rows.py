@@ -82,8 +82,8 @@ class WaitingRow(MessageRow, kw_only=True):
     due_at: datetime | None
     error: str | None
 
-    def waiting(self) -> Waiting[Any]:
-        return Waiting(**self.fields(), topic=self.topic, attempt=self.attempt, due_at=self.due_at, error=self.error)
+    def waiting(self, kind: Any = None) -> Waiting[Any]:
+        return Waiting(**self.fields(kind), topic=self.topic, attempt=self.attempt, due_at=self.due_at, error=self.error)
 
 
 class DeadRow(MessageRow, kw_only=True):
@@ -94,9 +94,9 @@ class DeadRow(MessageRow, kw_only=True):
     reason: str
     dead_at: datetime
 
-    def letter(self) -> DeadLetter[Any]:
+    def letter(self, kind: Any = None) -> DeadLetter[Any]:
         return DeadLetter(
-            **self.fields(),
+            **self.fields(kind),
             topic=self.topic or "",
             dead_id=self.dead_id,
             attempts=self.attempts,

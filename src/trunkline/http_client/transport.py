@@ -18,7 +18,10 @@ CONNECT_SECONDS = 2.0
 _QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
 """Timeouts of event streams, on which the server sends a comment at least every 15 seconds."""
 _ERRORS: dict[str, type[TrunklineError]] = {
-    cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, TrunklineError)
+    cls.code: cls
+    for cls in vars(errors).values()
+    # subclasses with the code of their base are raised before anything is sent
+    if isinstance(cls, type) and issubclass(cls, TrunklineError) and "code" in vars(cls)
 }
 _ERRORS[LeaseLost.code] = LeaseLost
 _BY_STATUS: dict[int, type[TrunklineError]] = {
@@ -38,7 +41,7 @@ class Transport:
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         # request hints in SQL terms: only this side knows whether to reword them for the command line or Python
-        headers = {"content-type": "application/json", "x-trunkline-hints": "sql"}
+        headers = {"x-trunkline-hints": "sql"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
@@ -52,13 +55,19 @@ class Transport:
         await self._client.aclose()
 
     async def send(
-        self, method: str, path: str, content: bytes | None = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes | AsyncIterator[bytes] | None = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        media: str = "application/json",
     ) -> httpx.Response:
         """Send a request. Return the response, or raise if it is an error."""
         params = None if query is None else {name: value for name, value in query.items() if value is not None}
         try:
             response = await self._client.request(
-                method, path, content=content, params=params, headers=telemetry.traceparent()
+                method, path, content=content, params=params, headers={"content-type": media, **telemetry.traceparent()}
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
             raise _unreachable(exc) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import time
@@ -46,6 +47,9 @@ _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
 _MAX_DRAIN_TOO_LARGE = 1024**3
 """Bytes to discard of a body that is too large, so that clients that write before they read get the response."""
+_DISCARD_SECONDS = 30.0
+_DISCARD_IDLE_SECONDS = 0.5
+"""A client that sends nothing for this long may be waiting for the response."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -201,11 +205,14 @@ class Frontier:
             if event["type"] == "http.response.start":
                 status = event["status"]
                 too_large, closes = status == 413, _CLOSE in event["headers"]
+                drained = bool(scope.get("trunkline_body_read"))
+                if not drained and "trunkline_stream" in scope:
+                    drained = await _discard_stream(receive, self._config.max_stream_body)
                 # after a body timeout (which also closes), do not wait for the body again
-                if not scope.get("trunkline_body_read") and (not closes or (too_large and not _awaits_consent(scope))):
+                elif not drained and (not closes or (too_large and not _awaits_consent(scope))):
                     drained = await _drained(scope, receive, _MAX_DRAIN_TOO_LARGE if too_large else _MAX_DRAIN)
-                    if not drained and not closes:
-                        event = {**event, "headers": [*event["headers"], _CLOSE]}
+                if not drained and not closes:
+                    event = {**event, "headers": [*event["headers"], _CLOSE]}
                 if head:
                     await send(event)
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -287,6 +294,25 @@ async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
     except (Problem, ClientGone):
         return False
     return True
+
+
+async def _discard_stream(receive: Receive, limit: int) -> bool:
+    """Discard the rest of a failed stream while it keeps arriving: its client may not read before it has written.
+
+    Return whether the connection can be reused.
+    """
+    end = time.monotonic() + _DISCARD_SECONDS
+    size = 0
+    while size < limit and time.monotonic() < end:
+        try:
+            async with asyncio.timeout(_DISCARD_IDLE_SECONDS):
+                event: Any = await receive()
+        except TimeoutError:
+            return False
+        size += len(event.get("body", b""))
+        if not event.get("more_body", False):
+            return bool(event["type"] != "http.disconnect")
+    return False
 
 
 def _trace(headers: Any) -> dict[str, str]:

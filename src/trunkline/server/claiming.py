@@ -6,13 +6,13 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
 from trunkline import Client
 from trunkline.client.deliveries import Deliveries, Delivery
-from trunkline.codec import duration
 from trunkline.concurrency.aio import Coalescer
 from trunkline.db import calls
 from trunkline.db.pool import Connection
@@ -26,15 +26,17 @@ TOGETHER = 200
 """Maximum messages of a shared claim. A request for more has its own claim."""
 _MAX_RECEIPTS = 10_000
 _IDLE_LANES = 1000
-_CONSUMER = "http"
+CONSUMER = "http"
+"""The consumer of claims that name none."""
 
 
 class Key(NamedTuple):
     """Parameters that claims must have in common to share a statement."""
 
     queue: str
-    lease: str | None
+    lease: timedelta | None
     labels: tuple[str, ...] | None
+    consumer: str
 
 
 class Part:
@@ -122,9 +124,9 @@ class Claimer:
             conn,
             partial(Delivery, _settler=settler),
             key.queue,
-            lease=duration(key.lease),
+            lease=key.lease,
             labels=key.labels,
-            consumer=_CONSUMER,
+            consumer=key.consumer,
         )
         rows = await take(limit=total)
         if len(rows) < total:

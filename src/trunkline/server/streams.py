@@ -70,6 +70,7 @@ class LineStream:
 
     async def publish(self) -> None:
         """Read and store all lines. On any error nothing is stored."""
+        self._call.scope["trunkline_stream"] = True  # type: ignore[typeddict-unknown-key]
         async with AsyncExitStack() as stack:
             conn: Connection | None = None
             async for line in lines(self._call):

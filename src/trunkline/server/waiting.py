@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from trunkline import Client, telemetry
@@ -13,7 +14,7 @@ from trunkline.client.deliveries import Deliveries
 from trunkline.db.wakeup import Watch
 from trunkline.errors import Busy
 from trunkline.server.call import Call, ClientGone
-from trunkline.server.claiming import TOGETHER, Claimer, Key, Part, own_copy
+from trunkline.server.claiming import CONSUMER, TOGETHER, Claimer, Key, Part, own_copy
 from trunkline.server.problems import Problem, busy
 
 T = TypeVar("T")
@@ -137,11 +138,19 @@ class Lines:
         self._lines: dict[Key, Line] = {}
 
     async def claim(
-        self, call: Call, queue: str, *, limit: int, lease: str | None, labels: Sequence[str] | None, wait: float
+        self,
+        call: Call,
+        queue: str,
+        *,
+        limit: int,
+        lease: timedelta | None = None,
+        labels: Sequence[str] | None = None,
+        consumer: str = CONSUMER,
+        wait: float = 0.0,
     ) -> Deliveries[Any]:
         """Return deliveries after at most `wait` seconds. Raises ClientGone if the client disconnects."""
         tracer, began = telemetry.tracer(), time.time_ns()
-        key = Key(queue, lease, None if labels is None else tuple(labels))
+        key = Key(queue, lease, None if labels is None else tuple(labels), consumer)
         line = self._lines.get(key)
         deliveries = Deliveries[Any]()
         if wait <= 0 or line is None or not line.quiet:

@@ -16,7 +16,7 @@ from trunkline.cli.framework.output import Column, payload_text, progress, short
 from trunkline.types import DeadLetter
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("dead", help="Manage dead letters.")
 
@@ -52,7 +52,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True):
             and (self.reason is None or self.reason == letter.reason)
         )
 
-    async def find(self, mq: Client, queue: str) -> AsyncIterator[DeadLetter[Any]]:
+    async def find(self, mq: Messaging, queue: str) -> AsyncIterator[DeadLetter[Any]]:
         """Yield matching dead letters, oldest first, reading page by page."""
         after, matches = 0, 0
         while page := await mq.dead.list(queue, after=after, limit=_PAGE):
@@ -77,7 +77,7 @@ _selection = stacked(
 )
 
 
-async def _count(mq: Client, queue: str, selection: DeadLetterFilter) -> int:
+async def _count(mq: Messaging, queue: str, selection: DeadLetterFilter) -> int:
     if not selection.filtered and not selection.ids:
         dead = (await mq.queues.stats(queue))[0].dead
         return dead if selection.limit is None else min(dead, selection.limit)
@@ -94,7 +94,7 @@ def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
     """List dead letters, oldest first; 100 unless --limit is higher."""
     selection = DeadLetterFilter(**chosen | {"limit": chosen["limit"] or 100})
 
-    async def work(mq: Client) -> list[DeadLetter[Any]]:
+    async def work(mq: Messaging) -> list[DeadLetter[Any]]:
         return [letter async for letter in selection.find(mq, queue)]
 
     invocation.out.many(invocation.run(work), _DEAD)
@@ -117,7 +117,7 @@ def redrive(invocation: Invocation, queue: str, to: str | None, dry_run: bool, *
     """Move dead letters back to the queue. Attempts start again from 1. Safe to interrupt and repeat."""
     selection = DeadLetterFilter(**chosen)
 
-    async def work(mq: Client, done: Callable[[int], None]) -> int:
+    async def work(mq: Messaging, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
 
     _act(invocation, queue, selection, "redrive", dry_run, work)
@@ -132,7 +132,7 @@ def purge(invocation: Invocation, queue: str, dry_run: bool, yes: bool, **chosen
     """Delete dead letters permanently."""
     selection = DeadLetterFilter(**chosen)
 
-    async def work(mq: Client, done: Callable[[int], None]) -> int:
+    async def work(mq: Messaging, done: Callable[[int], None]) -> int:
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.purge(queue, **which))
 
     _act(invocation, queue, selection, "purge", dry_run, work, ask=not yes)
@@ -161,7 +161,7 @@ def _act(
 
 
 async def _in_steps(
-    mq: Client, queue: str, selection: DeadLetterFilter, done: Callable[[int], None], verb: Callable[..., Any]
+    mq: Messaging, queue: str, selection: DeadLetterFilter, done: Callable[[int], None], verb: Callable[..., Any]
 ) -> int:
     """Process all at once if there is no filter to evaluate, else page by page."""
     if not selection.filtered:
@@ -187,7 +187,7 @@ def export(invocation: Invocation, queue: str, path: Path | None, **chosen: Any)
     """Export dead letters as JSON lines, regardless of -o. Removes nothing."""
     selection = DeadLetterFilter(**chosen)
 
-    async def work(mq: Client) -> int:
+    async def work(mq: Messaging) -> int:
         count = 0
         if path is None:
             async for letter in selection.find(mq, queue):

@@ -75,20 +75,20 @@ def _say_needs(invocation: Invocation, name: str, network: str | None) -> None:
         )
 
 
-@command.verb("list", example="trunkline endpoint list", http=False)
+@command.verb("list", example="trunkline endpoint list")
 def list_(invocation: Invocation) -> None:
     """List endpoints with their state."""
-    invocation.out.many(invocation.run(lambda mq: mq.endpoints.list()), _ENDPOINTS)
+    invocation.out.many(invocation.run_on_database(lambda mq: mq.endpoints.list()), _ENDPOINTS)
 
 
-@command.verb("show", example="trunkline endpoint show hooks", http=False)
+@command.verb("show", example="trunkline endpoint show hooks")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show an endpoint, without header values and secrets."""
-    invocation.out.one(invocation.run(lambda mq: mq.endpoints.get(name)))
+    invocation.out.one(invocation.run_on_database(lambda mq: mq.endpoints.get(name)))
 
 
-@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100", http=False)
+@command.verb("create", example="trunkline endpoint create hooks https://example.com/hooks --rate 100")
 @click.argument("name")
 @click.argument("url")
 @_settings
@@ -107,7 +107,7 @@ def create(
     chosen = _chosen(headers, request_timeout, settings)
     if chosen["rate"] == 0:
         chosen["rate"] = None
-    made = invocation.run(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
+    made = invocation.run_on_database(lambda mq: mq.endpoints.create(name, url, secret=secret, **chosen))
     invocation.out.one({"name": made.name, "secret": made.secret, **shown})
     _say_needs(invocation, name, made.needs_allow)
 
@@ -121,7 +121,7 @@ def _key(ed25519: bool) -> tuple[str | None, dict[str, str]]:
     return private, {"public_key": public_key(private)}
 
 
-@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10", http=False)
+@command.verb("alter", example="trunkline endpoint alter hooks --rate 50 --burst 10")
 @click.argument("name")
 @click.option("--url", help="Address of the receiver.")
 @_settings
@@ -135,54 +135,54 @@ def alter(
             "nothing to change: specify --url, --rate, --burst, --max-in-flight, --request-timeout, --header, --mode"
             " or --batch-size"
         )
-    changed = invocation.run(lambda mq: mq.endpoints.alter(name, **chosen))
+    changed = invocation.run_on_database(lambda mq: mq.endpoints.alter(name, **chosen))
     invocation.out.one(changed)
     if chosen["url"] is not None:
         _say_needs(invocation, name, changed.needs_allow)
 
 
-@command.verb("bind", example="trunkline endpoint bind mail hooks", http=False)
+@command.verb("bind", example="trunkline endpoint bind mail hooks")
 @click.argument("queue")
 @click.argument("endpoint")
 def bind(invocation: Invocation, queue: str, endpoint: str) -> None:
     """Send a queue's messages to an endpoint."""
-    invocation.run(lambda mq: mq.endpoints.bind(queue, endpoint))
+    invocation.run_on_database(lambda mq: mq.endpoints.bind(queue, endpoint))
     invocation.say(f"queue {queue} is bound to endpoint {endpoint}")
 
 
-@command.verb("unbind", example="trunkline endpoint unbind mail", http=False)
+@command.verb("unbind", example="trunkline endpoint unbind mail")
 @click.argument("queue")
 def unbind(invocation: Invocation, queue: str) -> None:
     """Stop sending a queue's messages. The messages remain in the queue."""
-    invocation.run(lambda mq: mq.endpoints.unbind(queue))
+    invocation.run_on_database(lambda mq: mq.endpoints.unbind(queue))
     invocation.say(f"queue {queue} is no longer bound to an endpoint")
 
 
-@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance", http=False)
+@command.verb("pause", example="trunkline endpoint pause hooks --reason maintenance")
 @click.argument("name")
 @click.option("--reason", help="Reason to show in `endpoint list`.")
 def pause(invocation: Invocation, name: str, reason: str | None) -> None:
     """Pause an endpoint."""
-    invocation.run(lambda mq: mq.endpoints.pause(name, reason=reason))
+    invocation.run_on_database(lambda mq: mq.endpoints.pause(name, reason=reason))
     invocation.say(f"endpoint {name} is paused")
 
 
-@command.verb("resume", example="trunkline endpoint resume hooks", http=False)
+@command.verb("resume", example="trunkline endpoint resume hooks")
 @click.argument("name")
 def resume(invocation: Invocation, name: str) -> None:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
-    invocation.run(lambda mq: mq.endpoints.resume(name))
+    invocation.run_on_database(lambda mq: mq.endpoints.resume(name))
     invocation.say(f"endpoint {name} is enabled")
 
 
-@command.verb("test", example="trunkline endpoint test hooks --wait 30s", http=False)
+@command.verb("test", example="trunkline endpoint test hooks --wait 30s")
 @click.argument("name")
 @click.option(
     "--wait", type=Duration(), default="30s", show_default=True, help="Time limit for a dispatcher and the response."
 )
 def test(invocation: Invocation, name: str, wait: timedelta) -> int:
     """Send a test request through a dispatcher and show its outcome. Exits with 5 unless the response is 2xx."""
-    attempt = invocation.run(lambda mq: mq.endpoints.test(name, timeout=wait))
+    attempt = invocation.run_on_database(lambda mq: mq.endpoints.test(name, timeout=wait))
     if attempt is None:
         raise Timeout("no dispatcher sent the test in time", hint="Start one with `trunkline dispatch`, or increase --wait.")
     invocation.out.one(attempt)
@@ -192,35 +192,37 @@ def test(invocation: Invocation, name: str, wait: timedelta) -> int:
     return 0 if good else CHECK_FAILED
 
 
-@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20", http=False)
+@command.verb("attempts", example="trunkline endpoint attempts hooks --since 1h -n 20")
 @click.argument("name", required=False)
 @click.option("--id", "id", type=click.UUID, help="Only attempts of this message.")
 @click.option("--since", type=Duration(), default="1d", show_default=True, help="Age limit.")
 @click.option("-n", "--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of attempts.")
 def attempts(invocation: Invocation, name: str | None, id: UUID | None, since: timedelta, limit: int) -> None:
     """List requests, newest first, with status, time and outcome."""
-    invocation.out.many(invocation.run(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=limit)), _ATTEMPTS)
+    invocation.out.many(
+        invocation.run_on_database(lambda mq: mq.endpoints.attempts(name, id=id, since=since, limit=limit)), _ATTEMPTS
+    )
 
 
-@command.verb("rotate", example="trunkline endpoint rotate hooks", http=False)
+@command.verb("rotate", example="trunkline endpoint rotate hooks")
 @click.argument("name")
 @click.option("--ed25519", is_flag=True, help="Rotate to a new Ed25519 key, and print its public key.")
 @click.option("--drop-old", is_flag=True, help="Stop signing with the previous secret now.")
 def rotate(invocation: Invocation, name: str, ed25519: bool, drop_old: bool) -> None:
     """Create a new secret. The previous one also signs until the next rotation."""
     secret, shown = _key(ed25519)
-    made = invocation.run(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
+    made = invocation.run_on_database(lambda mq: mq.endpoints.rotate(name, secret=secret, keep=not drop_old))
     invocation.out.one({"name": name, "secret": made, **shown})
 
 
-@command.verb("secrets", example="trunkline endpoint secrets hooks", http=False)
+@command.verb("secrets", example="trunkline endpoint secrets hooks")
 @click.argument("name")
 def secrets(invocation: Invocation, name: str) -> None:
     """Print the active secrets, newest first."""
-    invocation.out.one({"name": name, "secrets": invocation.run(lambda mq: mq.endpoints.secrets(name))})
+    invocation.out.one({"name": name, "secrets": invocation.run_on_database(lambda mq: mq.endpoints.secrets(name))})
 
 
-@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run", http=False)
+@command.verb("replay", example="trunkline endpoint replay mail --from 2h --dry-run")
 @click.argument("queue")
 @click.option("--id", "ids", type=click.UUID, multiple=True, help="Message to replay; may be repeated.")
 @click.option("--from", "start", type=Moment(), help="Start of the range: a time (2026-01-31T12:00:00Z) or an age (2h).")
@@ -249,22 +251,24 @@ def replay(
     if start is not None and end is not None and end <= start:
         raise click.UsageError("--to must be later than --from")
     if dry_run:
-        invocation.run(lambda mq: mq.queues.get(queue))
+        invocation.run_on_database(lambda mq: mq.queues.get(queue))
         invocation.say(f"would deliver {len(ids)} messages again" if ids else f"would deliver messages since {start} again")
         return
 
-    count = invocation.run(lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit))
+    count = invocation.run_on_database(
+        lambda mq: mq.endpoints.replay(queue, ids=ids or None, start=start, end=end, limit=limit)
+    )
     invocation.out.one({"queue": queue, "replayed": count})
 
 
-@command.verb("delete", example="trunkline endpoint delete hooks --yes", http=False)
+@command.verb("delete", example="trunkline endpoint delete hooks --yes")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Delete even if queues are bound to it.")
 @confirm.dry_run()
 @confirm.yes()
 def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete an endpoint. Its queues remain."""
-    found = invocation.run(lambda mq: mq.endpoints.get(name))
+    found = invocation.run_on_database(lambda mq: mq.endpoints.get(name))
     if found.queues and not force:
         bound = ", ".join(found.queues)
         raise InUse(f"queues are bound to endpoint {name}: {bound}", hint="Unbind them first, or add --force.")
@@ -273,5 +277,5 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
         invocation.say(f"would {what}")
         return
     confirm.confirm(what, name, confirmed=yes)
-    invocation.run(lambda mq: mq.endpoints.delete(name, force=force))
+    invocation.run_on_database(lambda mq: mq.endpoints.delete(name, force=force))
     invocation.say(f"deleted endpoint {name}")

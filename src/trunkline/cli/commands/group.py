@@ -19,7 +19,7 @@ from trunkline.errors import GroupNotFound
 from trunkline.types import GroupStats
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("group", help="Manage consumer groups.")
 
@@ -66,7 +66,7 @@ class Headers(click.ParamType):  # type: ignore[type-arg]  # not generic in clic
 def list_(invocation: Invocation, topic: str | None) -> None:
     """List groups, optionally of one topic."""
 
-    async def work(mq: Client) -> list[Any]:
+    async def work(mq: Messaging) -> list[Any]:
         if topic is not None:
             await mq.topics.get(topic)
         return await mq.groups.list(topic)
@@ -80,7 +80,7 @@ def list_(invocation: Invocation, topic: str | None) -> None:
 def show(invocation: Invocation, topic: str, group: str) -> None:
     """Show a group with its position in each partition."""
 
-    async def work(mq: Client) -> dict[str, Any]:
+    async def work(mq: Messaging) -> dict[str, Any]:
         stats = await mq.groups.stats(topic, group)
         found = [each for each in await mq.groups.list(topic) if each.name == group]
         if not found:
@@ -129,7 +129,7 @@ def create(
     """Create a group that reads a topic from a position, optionally filtered."""
     wanted = {**(filter or {}), **(parse_headers(headers) or {})} or None
 
-    async def work(mq: Client) -> Any:
+    async def work(mq: Messaging) -> Any:
         verb = mq.groups.ensure if ensure else mq.groups.create
         return await verb(topic, group, start=start, pattern=pattern, headers=wanted)
 
@@ -165,7 +165,7 @@ def lag(
     if watch:
         invocation.out.line_by_line()
 
-    async def work(mq: Client) -> list[GroupStats]:
+    async def work(mq: Messaging) -> list[GroupStats]:
         while True:
             rows = await mq.groups.stats(topic, group)
             if watch and invocation.out.table:
@@ -198,7 +198,7 @@ def seek(
 ) -> None:
     """Move a group's position to replay or skip messages. Members lose their current batch."""
 
-    async def look(mq: Client) -> list[dict[str, Any]]:
+    async def look(mq: Messaging) -> list[dict[str, Any]]:
         goals = await resolve(mq, topic, to)
         return [
             {"topic": topic, "group": group, "partition": row.partition, "from": row.next_offset, "to": goals[row.partition]}

@@ -65,7 +65,7 @@ _RAN = {
 }
 
 
-@command.verb("list", example="trunkline job list mail --state dead", http=False)
+@command.verb("list", example="trunkline job list mail --state dead")
 @click.argument("queue", required=False)
 @click.option(
     "--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead"]), help="Only jobs in this state."
@@ -85,13 +85,13 @@ def list_(invocation: Invocation, queue: str | None, state: str | None, limit: i
         async with mq.connection() as conn:
             return list(await jobs.list_jobs(conn, queue, state=state, limit=limit))
 
-    rows = invocation.run(work)
+    rows = invocation.run_on_database(work)
     invocation.out.many(rows, _JOBS)
     if invocation.out.table and not rows:
         invocation.say("No matching jobs. Finished jobs are not listed.")
 
 
-@command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000", http=False)
+@command.verb("show", example="trunkline job show 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("id", type=click.UUID)
 def show(invocation: Invocation, id: UUID) -> None:
     """Show a job: state, arguments, attempts, result, error.
@@ -105,7 +105,7 @@ def show(invocation: Invocation, id: UUID) -> None:
         async with mq.connection() as conn:
             return await jobs.get_job(conn, id)
 
-    _write(invocation, invocation.run(work))
+    _write(invocation, invocation.run_on_database(work))
 
 
 def _write(invocation: Invocation, job: JobView) -> None:
@@ -115,7 +115,7 @@ def _write(invocation: Invocation, job: JobView) -> None:
         invocation.out.one(record(job))
 
 
-@command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000", http=False)
+@command.verb("retry", example="trunkline job retry 019a8d2e-7c1b-7000-8000-000000000000")
 @click.argument("ids", type=click.UUID, nargs=-1, required=True)
 def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
     """Retry dead jobs. Attempts start again from 1.
@@ -132,12 +132,10 @@ def retry(invocation: Invocation, ids: tuple[UUID, ...]) -> None:
         mq.wake()
         return done
 
-    invocation.out.many(invocation.run(work), (Column("id", "id", whole=True), Column("queue", "queue")))
+    invocation.out.many(invocation.run_on_database(work), (Column("id", "id", whole=True), Column("queue", "queue")))
 
 
-@command.verb(
-    "cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'", http=False
-)
+@command.verb("cancel", example="trunkline job cancel 019a8d2e-7c1b-7000-8000-000000000000 --reason 'not wanted'")
 @click.argument("id", type=click.UUID)
 @click.option("--reason", help="Reason to store with the dead letter.")
 def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
@@ -152,12 +150,12 @@ def cancel(invocation: Invocation, id: UUID, reason: str | None) -> None:
         async with mq.connection() as conn:
             return {"id": id, "answer": await jobs.cancel_job(conn, id, reason)}
 
-    done = invocation.run(work)
+    done = invocation.run_on_database(work)
     invocation.out.one(done)
     invocation.say(_CANCELLED.get(done["answer"], "Nothing to cancel: the job has ended."))
 
 
-@command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'", http=False)
+@command.verb("run", example="trunkline job run shop:app send_receipt --args '{\"order_id\": 42}'")
 @click.argument("app")
 @click.argument("kind")
 @click.option("--args", "arguments", default="{}", show_default=True, help="Arguments as a JSON object, or the payload.")

@@ -15,7 +15,7 @@ from trunkline.errors import NotFound
 from trunkline.types import Explanation
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("message", help="Explain or trace a message.")
 
@@ -36,7 +36,7 @@ _EVENTS = (
 )
 
 
-async def _explain(mq: Client, which: str) -> Explanation:
+async def _explain(mq: Messaging, which: str) -> Explanation:
     """Look up a message by id or by topic/partition@offset."""
     place = _PLACE.fullmatch(which)
     if place is not None:

@@ -28,7 +28,7 @@ from trunkline.errors import OutcomeUnknown, TrunklineError
 from trunkline.types import NewMessage, Published
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 _BATCH = 1000
 _PATIENCE = 5.0
@@ -83,7 +83,7 @@ options = stacked(
 
 
 def publish(
-    invocation: Invocation, target: Callable[[Client], Awaitable[Destination]], values: dict[str, Any], **extra: Any
+    invocation: Invocation, target: Callable[[Messaging], Awaitable[Destination]], values: dict[str, Any], **extra: Any
 ) -> int:
     """Publish and return the exit code."""
     body, path, body_file = values.pop("body"), values.pop("path"), values.pop("body_file")
@@ -104,7 +104,7 @@ def publish(
         stream = Stream(invocation, descriptor, fields, content_type, **{name: values[name] for name in _STREAM_OPTIONS})
         return invocation.run(lambda mq: stream.run(mq, target))
 
-    async def one(mq: Client) -> int:
+    async def one(mq: Messaging) -> int:
         to = await target(mq)
         payload = body.encode(errors="surrogateescape") if body is not None else whole_file(body_file, to.max_payload)
         check_body(payload, content_type)
@@ -153,7 +153,7 @@ class Stream:
         self._tally = Tally()
         self._last_line = 0
 
-    async def run(self, mq: Client, target: Callable[[Client], Awaitable[Destination]]) -> int:
+    async def run(self, mq: Messaging, target: Callable[[Messaging], Awaitable[Destination]]) -> int:
         to = await target(mq)
         try:
             with progress(f"to {to.name}", quiet=self._invocation.quiet) as done:

@@ -19,7 +19,7 @@ from trunkline.errors import Conflict, NotFound
 from trunkline.types import Result
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("queue", help="Manage queues.")
 
@@ -81,7 +81,7 @@ def list_(invocation: Invocation) -> None:
 def show(invocation: Invocation, name: str) -> None:
     """Show a queue's settings and message counts."""
 
-    async def work(mq: Client) -> dict[str, Any]:
+    async def work(mq: Messaging) -> dict[str, Any]:
         queue, numbers = await mq.queues.get(name), (await mq.queues.stats(name))[0]
         counted = {key: value for key, value in msgspec.structs.asdict(numbers).items() if key != "queue"}
         return msgspec.structs.asdict(queue) | counted
@@ -180,7 +180,7 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
 def enqueue(invocation: Invocation, name: str, priority: int | None, **values: Any) -> int:
     """Enqueue one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publish.Destination:
+    async def target(mq: Messaging) -> publish.Destination:
         queue = await mq.queues.get(name)
         return publish.Destination(name, mq.enqueue, mq.enqueue_many, queue.max_payload)
 
@@ -200,7 +200,7 @@ def peek(invocation: Invocation, name: str, limit: int) -> None:
 @click.option("--limit", type=Count(1, 1000), default=1, show_default=True, help="Maximum number of messages.")
 @click.option("--lease", type=Duration(), help="Duration of the lease.  [default: the queue's]")
 @click.option("--label", "labels", multiple=True, help="Only messages with this label; may be repeated.")
-@click.option("--consumer", help="Consumer name in the delivery history.  [default: trunkline]")
+@click.option("--consumer", default="trunkline", show_default=True, help="Consumer name in the delivery history.")
 @click.option("--ack", "settle", is_flag=True, help="Ack each message after writing it to stdout.")
 def claim(
     invocation: Invocation,
@@ -208,18 +208,15 @@ def claim(
     limit: int,
     lease: timedelta | None,
     labels: tuple[str, ...],
-    consumer: str | None,
+    consumer: str,
     settle: bool,
 ) -> None:
     """Claim messages. Settle them with their receipts before the lease ends."""
 
-    # over HTTP the service is the consumer
-    who = consumer or (None if invocation.service else "trunkline")
-
-    async def work(mq: Client) -> None:
-        deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=who)
+    async def work(mq: Messaging) -> None:
+        deliveries = await mq.claim(name, limit=limit, lease=lease, labels=list(labels) or None, consumer=consumer)
         invocation.out.many(deliveries, _DELIVERIES)
-        if settle and deliveries:
+        if settle and len(deliveries):
             # ack only what has been written
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -231,7 +228,7 @@ def claim(
 
 
 def _settle(
-    invocation: Invocation, receipts: tuple[str, ...], verb: Callable[[Client, list[str]], Awaitable[list[Result]]]
+    invocation: Invocation, receipts: tuple[str, ...], verb: Callable[[Messaging, list[str]], Awaitable[list[Result]]]
 ) -> None:
     """Settle receipts from the arguments or, for `-`, from stdin. Exit code 4 if any lease was lost."""
     chosen = [each for each in receipts if each != "-"]

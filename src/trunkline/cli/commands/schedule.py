@@ -15,7 +15,7 @@ from trunkline.errors import ScheduleNotFound
 from trunkline.types import Schedule
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("schedule", help="Manage schedules.")
 
@@ -31,7 +31,7 @@ _SCHEDULES = (
 _RUNS = (Column("at", "at", whole=True),)
 
 
-async def _find(mq: Client, name: str) -> Schedule:
+async def _find(mq: Messaging, name: str) -> Schedule:
     for schedule in await mq.schedules.list():
         if schedule.name == name:
             return schedule
@@ -84,7 +84,7 @@ def create(
     content = msgspec.json.decode(check_body(body.encode(errors="surrogateescape"), "application/json"))
     chosen = settings | {"body": content, "headers": parse_headers(headers)}
 
-    async def work(mq: Client) -> Schedule:
+    async def work(mq: Messaging) -> Schedule:
         return await (mq.schedules.ensure if ensure else mq.schedules.create)(name, cron, **chosen)
 
     invocation.out.one(invocation.run(work))
@@ -150,7 +150,7 @@ def next_(invocation: Invocation, name: str | None, cron: str | None, timezone: 
     if name is not None and timezone is not None:
         raise click.UsageError("--timezone requires --cron; a schedule has its own time zone")
 
-    async def work(mq: Client) -> list[dict[str, Any]]:
+    async def work(mq: Messaging) -> list[dict[str, Any]]:
         line, zone = cron or "", timezone or "UTC"
         if name is not None:
             found = await _find(mq, name)

@@ -15,7 +15,7 @@ from trunkline.cli.framework.positions import Position
 from trunkline.errors import SubscriptionNotFound
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 command = CommandGroup("subscription", help="Manage subscriptions, which feed queues from topics.")
 
@@ -43,7 +43,7 @@ _READERS = (
 def list_(invocation: Invocation, queue: str | None, topic: str | None) -> None:
     """List subscriptions."""
 
-    async def work(mq: Client) -> list[Any]:
+    async def work(mq: Messaging) -> list[Any]:
         if queue is not None:
             await mq.queues.get(queue)
         if topic is not None:
@@ -80,7 +80,7 @@ def add(
     """Subscribe a queue to a topic."""
     filters = parse_headers(headers)
 
-    async def work(mq: Client) -> Any:
+    async def work(mq: Messaging) -> Any:
         return await mq.subscriptions.add(queue, topic, pattern=pattern, headers=filters, start=start, name=name)
 
     invocation.out.one(invocation.run(work))
@@ -94,7 +94,7 @@ def add(
 def remove(invocation: Invocation, queue: str, name: str, dry_run: bool, yes: bool) -> None:
     """Remove a subscription. Its unsettled messages are dropped."""
 
-    async def look(mq: Client) -> Any:
+    async def look(mq: Messaging) -> Any:
         matches = [each for each in await mq.subscriptions.list(queue) if each.name == name]
         if not matches:
             raise SubscriptionNotFound(

@@ -40,16 +40,14 @@ def _run(invocation: Invocation, action: str, name: str, work: Callable[[Any], A
             await tokens.record_audit(conn, actor="cli", address=None, action=f"token {action}", object=name)
             return done
 
-    return invocation.run(audited)
+    return invocation.run_on_database(audited)
 
 
 def _expiry(after: timedelta | None) -> datetime | None:
     return None if after is None else datetime.now(UTC) + after
 
 
-@command.verb(
-    "create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d", http=False
-)
+@command.verb("create", example="trunkline token create shop --scope 'publish:orders.*' --scope 'read:*' --expires 90d")
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, help="Granted scope; may be repeated.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
@@ -64,7 +62,7 @@ def create(invocation: Invocation, name: str, scopes: tuple[str, ...], expires: 
     invocation.say("Save the token now: it is not shown again.")
 
 
-@command.verb("rotate", example="trunkline token rotate shop --grace 1h", http=False)
+@command.verb("rotate", example="trunkline token rotate shop --grace 1h")
 @click.argument("name")
 @click.option("--grace", type=Duration(), default="0s", help="Time during which the previous secret still works.")
 @click.option("--expires", type=Duration(), help="Time until the token expires.")
@@ -82,7 +80,7 @@ def rotate(invocation: Invocation, name: str, grace: timedelta, expires: timedel
     invocation.say("Save the token now: it is not shown again.")
 
 
-@command.verb("revoke", example="trunkline token revoke shop", http=False)
+@command.verb("revoke", example="trunkline token revoke shop")
 @click.argument("name")
 def revoke(invocation: Invocation, name: str) -> None:
     """Revoke a token. Servers reject it within seconds."""
@@ -92,7 +90,7 @@ def revoke(invocation: Invocation, name: str) -> None:
     invocation.say(f"token {name} is revoked")
 
 
-@command.verb("list", example="trunkline token list", http=False)
+@command.verb("list", example="trunkline token list")
 def list_(invocation: Invocation) -> None:
     """List tokens, without their secrets."""
     from trunkline.db.calls import tokens
@@ -101,4 +99,4 @@ def list_(invocation: Invocation) -> None:
         async with mq.connection() as conn:
             return [{field: getattr(row, field) for field in _SHOWN} for row in await tokens.list_tokens(conn)]
 
-    invocation.out.many(invocation.run(work), _TOKENS)
+    invocation.out.many(invocation.run_on_database(work), _TOKENS)

@@ -37,7 +37,7 @@ from trunkline.types import QueueStats, Stats
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 _HEALTH_EVERY = 10.0
 _SEEN_WITHIN = timedelta(minutes=1)
@@ -80,7 +80,7 @@ def command(invocation: Invocation, once: bool, every: timedelta) -> None:
     if invocation.out.table and not stdout_is_terminal():
         once = True
 
-    async def work(mq: Client) -> None:
+    async def work(mq: Messaging) -> None:
         overview = Overview(None if invocation.service else invocation.url)
         if invocation.out.table and not once:
             await _live(mq, overview, every)
@@ -99,7 +99,7 @@ def command(invocation: Invocation, once: bool, every: timedelta) -> None:
         invocation.run(work)
 
 
-async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
+async def _live(mq: Messaging, overview: Overview, every: timedelta) -> None:
     """Show frames until a key, SIGTERM or SIGHUP ends it. Leaves the terminal as it was."""
     await overview.look(mq)
     loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ async def _live(mq: Client, overview: Overview, every: timedelta) -> None:
             raise
 
 
-async def _show(mq: Client, overview: Overview, every: timedelta) -> None:
+async def _show(mq: Messaging, overview: Overview, every: timedelta) -> None:
     from rich.live import Live
 
     view, screen = View(), console()
@@ -180,7 +180,9 @@ class Overview:
         self._health: list[Finding] = []
         self._health_at = -_HEALTH_EVERY
 
-    async def look(self, mq: Client) -> None:
+    async def look(self, mq: Messaging) -> None:
+        from trunkline import Client
+
         before, then = {row.queue: row.acked for row in self._stats.queues}, self._at
         await sequence(mq)
         self._stats, self._at = _once_per_topic(await mq.stats()), time.monotonic()
@@ -189,7 +191,7 @@ class Overview:
             for row in self._stats.queues
             if row.queue in before
         }
-        if self._url is not None:
+        if isinstance(mq, Client):
             async with mq.connection() as conn:
                 self._endpoints = await _endpoint_rows(conn, self._stats.queues)
                 self._workers = await jobs.list_workers(conn, _SEEN_WITHIN)

@@ -18,7 +18,7 @@ from trunkline.errors import NotFound
 from trunkline.types import Message
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 _PAGE = 1000
 command = CommandGroup("topic", help="Manage topics.")
@@ -71,7 +71,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 def list_(invocation: Invocation) -> None:
     """List topics with their sizes."""
 
-    async def work(mq: Client) -> list[dict[str, Any]]:
+    async def work(mq: Messaging) -> list[dict[str, Any]]:
         stats = {name: list(rows) for name, rows in groupby(await mq.topics.stats(), key=lambda row: row.topic)}
         return [
             {
@@ -124,7 +124,7 @@ def alter(invocation: Invocation, name: str, **settings: Any) -> None:
 def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Delete a topic and all its messages."""
 
-    async def look(mq: Client) -> str:
+    async def look(mq: Messaging) -> str:
         rows = await mq.topics.stats(name)
         groups, queues = await mq.groups.list(name), await mq.subscriptions.list(topic=name)
         count = sum(row.head - row.lowest_offset + 1 for row in rows)
@@ -149,7 +149,7 @@ def delete(invocation: Invocation, name: str, force: bool, dry_run: bool, yes: b
 def publish(invocation: Invocation, name: str, **values: Any) -> int:
     """Publish one message (BODY or --body-file), or one per line of --file or stdin."""
 
-    async def target(mq: Client) -> publishing.Destination:
+    async def target(mq: Messaging) -> publishing.Destination:
         topic = await mq.topics.get(name)
         return publishing.Destination(name, mq.publish, mq.publish_many, topic.max_payload)
 
@@ -177,7 +177,7 @@ def read(
         _read_tiered(invocation, name, partition, start, limit)
         return
 
-    async def work(mq: Client) -> list[Message[Any]]:
+    async def work(mq: Messaging) -> list[Message[Any]]:
         places = await resolve(mq, name, start)
         if partition is not None and partition not in places:
             raise NotFound(f"topic {name!r} has no partition {partition}", hint=f"Partitions are 0 to {len(places) - 1}.")
@@ -229,7 +229,7 @@ def _read_tiered(invocation: Invocation, name: str, partition: int | None, start
 def tail(invocation: Invocation, name: str, start: str | int | datetime, limit: int | None) -> None:
     """Print new messages as they arrive, one per line, until Ctrl-C. Has no effect on other readers."""
 
-    async def messages(mq: Client) -> AsyncIterator[Message[Any]]:
+    async def messages(mq: Messaging) -> AsyncIterator[Message[Any]]:
         count = 0
         async for message in mq.topics.tail(name, start=start):
             yield message
@@ -250,7 +250,7 @@ def offsets(invocation: Invocation, name: str, place: str | int | datetime | Non
     if place is not None and not isinstance(place, datetime):
         raise click.BadParameter("must be a time, or an age such as 1h", param_hint="'--at'")
 
-    async def work(mq: Client) -> list[dict[str, Any]]:
+    async def work(mq: Messaging) -> list[dict[str, Any]]:
         return [
             {
                 "topic": row.topic,

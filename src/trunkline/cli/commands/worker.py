@@ -61,7 +61,7 @@ class QueueConcurrency(click.ParamType):  # type: ignore[type-arg]  # not generi
         return queues
 
 
-@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4", http=False)
+@command.verb("run", example="trunkline worker run shop:app --queues mail:10,thumbs:4")
 @click.argument("app")
 @click.option("--queues", type=QueueConcurrency(), help="Queues and their concurrency.  [default: all of the app, 10 each]")
 @click.option("--prefetch", type=Count(0, 1000), help="Maximum jobs to claim ahead.  [default: adaptive]")
@@ -136,7 +136,7 @@ def _logs() -> None:
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
-@command.verb("list", example="trunkline worker list", http=False)
+@command.verb("list", example="trunkline worker list")
 @click.option(
     "--within", type=Duration(), default="1m", show_default=True, help="Maximum time since a worker was last seen."
 )
@@ -148,7 +148,7 @@ def list_(invocation: Invocation, within: timedelta) -> None:
         async with mq.connection() as conn:
             return list(await jobs.list_workers(conn, within))
 
-    rows = invocation.run(work)
+    rows = invocation.run_on_database(work)
     invocation.out.many(rows, WORKERS)
     if invocation.out.table and not rows:
         invocation.say("No workers running. Start one with `trunkline worker run module:app`.")

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,7 @@ from trunkline.settings import Settings, parse_duration
 
 if TYPE_CHECKING:
     from trunkline import Client
+    from trunkline.messaging import Messaging
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,17 +77,17 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def verb(self, name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
-        """Register a function as a command of this group; its first argument is the invocation. `http`: allow --url."""
-        return lambda function: _add(self, function, name, example, http)
+    def verb(self, name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+        """Register a function as a command of this group; its first argument is the invocation."""
+        return lambda function: _add(self, function, name, example)
 
 
-def command(name: str, *, example: str, http: bool = True) -> Callable[[Callable[..., Any]], click.Command]:
+def command(name: str, *, example: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Register a function as a top-level command. Its first argument is the invocation."""
-    return lambda function: _add(None, function, name, example, http)
+    return lambda function: _add(None, function, name, example)
 
 
-def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str, http: bool) -> click.Command:
+def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, example: str) -> click.Command:
     @functools.wraps(function)
     def call(
         *,
@@ -99,7 +100,7 @@ def _add(noun: CommandGroup | None, function: Callable[..., Any], name: str, exa
     ) -> Any:
         service: dict[str, str | None] = click.get_current_context().find_root().obj or {}
         flags = {"database_url": database_url, "data": data, **service}
-        return function(Invocation(flags, output, timeout, quiet, http=http), **values)
+        return function(Invocation(flags, output, timeout, quiet), **values)
 
     call.__click_params__ = [*_shared(), *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
     make = click.command if noun is None else noun.command
@@ -172,18 +173,9 @@ def needs_database() -> click.UsageError:
 class Invocation:
     """The context of a command: its database or HTTP service, its time limit and its output."""
 
-    def __init__(
-        self,
-        flags: dict[str, str | None],
-        output: str | None,
-        timeout: timedelta | None,
-        quiet: bool,
-        *,
-        http: bool = True,
-    ) -> None:
+    def __init__(self, flags: dict[str, str | None], output: str | None, timeout: timedelta | None, quiet: bool) -> None:
         self._flags = flags
         self._timeout = timeout
-        self._has_http_form = http
         self.quiet = quiet
         self.out = Output(output)
 
@@ -199,8 +191,6 @@ class Invocation:
             raise click.UsageError(f"specify either --url or {database}")
         if database is not None or self._settings.url is None:
             return None
-        if not self._has_http_form:
-            raise needs_database()
         return self._settings.url
 
     @functools.cached_property
@@ -229,16 +219,20 @@ class Invocation:
         if not self.quiet:
             say(text)
 
-    def run(self, work: Callable[[Client], Awaitable[T]], *, untouched: bool = False) -> T:
-        """Run `work` with an open client, within --timeout.
+    def run(self, work: Callable[[Messaging], Awaitable[T]], *, untouched: bool = False) -> T:
+        """Run `work` with an open client of the HTTP service or the database, within --timeout.
 
         Committed messages get their offsets first, unless the command needs to see them `untouched`.
         """
         if self.service is not None:
-            with_client = functools.partial(_with_http_client, self.service, self._settings.token, work)
-        else:
-            with_client = functools.partial(_with_client, self.url, self.source, work, untouched)
-        return self.run_alone(with_client)
+            return self.run_alone(functools.partial(_with_http_client, self.service, self._settings.token, work))
+        return self.run_alone(functools.partial(_with_client, self.url, self.source, work, untouched))
+
+    def run_on_database(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `work` with an open client of the database, within --timeout. It does what the HTTP service cannot."""
+        if self.service is not None:
+            raise needs_database()
+        return self.run_alone(functools.partial(_with_client, self.url, self.source, work, False))
 
     def run_alone(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`, which opens its own connections, within --timeout."""
@@ -294,7 +288,7 @@ async def _with_client(url: str, source: str | None, work: Callable[[Client], Aw
             return await work(mq)
 
 
-async def sequence(mq: Client) -> None:
+async def sequence(mq: Messaging) -> None:
     """Assign offsets to committed messages, so that a command shows them even if no service is running."""
     import psycopg
 
@@ -307,12 +301,11 @@ async def sequence(mq: Client) -> None:
                 await calls.sequence_before_reading(conn)
 
 
-async def _with_http_client(url: str, token: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+async def _with_http_client(url: str, token: str | None, work: Callable[[Messaging], Awaitable[T]]) -> T:
     try:
         from trunkline.http_client import HttpClient
     except ModuleNotFoundError as exc:
         raise SettingsError("the HTTP client is not installed", hint="pip install 'trunkline[http]'") from exc
 
     async with HttpClient(url, token) as http:
-        # HttpClient has the methods that commands use, with the same signatures; tests/cli/test_url.py compares them
-        return await work(cast("Client", http))
+        return await work(http)

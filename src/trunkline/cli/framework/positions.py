@@ -11,7 +11,7 @@ from trunkline.errors import TrunklineError
 from trunkline.settings import parse_duration
 
 if TYPE_CHECKING:
-    from trunkline import Client
+    from trunkline.messaging import Messaging
 
 
 class Position(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
@@ -58,7 +58,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-async def resolve(mq: Client, topic: str, place: str | int | datetime) -> dict[int, int]:
+async def resolve(mq: Messaging, topic: str, place: str | int | datetime) -> dict[int, int]:
     """Resolve a position to an offset per partition."""
     offsets = {}
     for row in await mq.topics.stats(topic):

@@ -18,8 +18,8 @@ from trunkline.codec import duration, encode_message
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import from_psycopg
-from trunkline.runtime.sync.publisher import PerBody, new_messages, send
-from trunkline.types import Duration, Headers, NewMessage, Published, Result
+from trunkline.runtime.sync.publisher import new_messages, send
+from trunkline.types import Duration, Headers, NewMessage, PerBody, Published, Result
 
 
 class Bound:

@@ -27,10 +27,10 @@ from trunkline.codec import duration, place
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidValue, SettingsError
-from trunkline.runtime.sync.publisher import PerBody, new_messages
+from trunkline.runtime.sync.publisher import new_messages
 from trunkline.runtime.sync.session import Session
 from trunkline.settings import Settings
-from trunkline.types import Duration, Explanation, Headers, NewMessage, Place, Published, Range, Result, Stats
+from trunkline.types import Duration, Explanation, Headers, NewMessage, PerBody, Place, Published, Range, Result, Stats
 
 T = TypeVar("T")
 _LEASE = timedelta(seconds=30)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,14 +16,12 @@ from trunkline.db.binary_copy import fits
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import InvalidType, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
-from trunkline.types import Headers, NewMessage, Published
+from trunkline.types import Headers, NewMessage, PerBody, Published
 
 if TYPE_CHECKING:
     from trunkline.runtime.sync.session import Session
 
 B = TypeVar("B")
-PerBody = str | Callable[[Any], str | None] | None
-"""One value for all messages, or a function that returns the value for a body."""
 
 MAX_MESSAGES = 1000
 MAX_BYTES = 8 * 1024 * 1024

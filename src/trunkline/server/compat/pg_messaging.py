@@ -316,7 +316,7 @@ async def claim(request: Call) -> Answer:
         await request.mq.queues.ensure(queue)
     if query["wait"]:
         await request.bytes()
-    taken = await request.engine.lines.claim(request, queue, limit=1, lease=None, labels=None, wait=query["wait"])
+    taken = await request.engine.lines.claim(request, queue, limit=1, wait=query["wait"])
     if not taken:
         return answer(ClaimedJob(None))
     row = taken[0]

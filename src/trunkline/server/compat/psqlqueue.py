@@ -623,7 +623,7 @@ async def consume(request: Call, queue: FromPath[str]) -> Answer:
     labels = [query["label"]] if query["label"] else None
     if query["wait"]:
         await request.bytes()
-    taken = await request.engine.lines.claim(request, queue, limit=limit, lease=None, labels=labels, wait=query["wait"])
+    taken = await request.engine.lines.claim(request, queue, limit=limit, labels=labels, wait=query["wait"])
     receipts = _receipts(request)
     for delivery in taken:
         receipts.remember(queue, delivery.id, delivery.receipt)

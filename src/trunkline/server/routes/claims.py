@@ -12,20 +12,21 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.codec import duration
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import QueueNotFound
 from trunkline.server import parsing
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer
-from trunkline.server.claiming import settle
+from trunkline.server.claiming import CONSUMER, settle
+from trunkline.server.fields import span
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeliveryView, delivery_view
 from trunkline.types import Result
 
 TAG = "claims"
-Lease = Annotated[float, Meta(ge=1, le=43_200)]
+Lease = Annotated[float, Meta(ge=0, le=1_000_000, description="1 second to 12 hours.")]
+Consumer = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Claim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +36,8 @@ class Claim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lease_seconds: Lease | None = None
     """Defaults to the queue's lease."""
     labels: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=100)] | None = None
+    consumer: Consumer | None = None
+    """The consumer's name in the delivery history; `http` by default."""
     wait: Annotated[float, Meta(ge=0, le=30)] = 0.0
     """Seconds to wait if no message is ready."""
 
@@ -64,8 +67,9 @@ async def claim(request: Call, queue: FromPath[str]) -> Answer:
         request,
         queue,
         limit=body.limit,
-        lease=None if body.lease_seconds is None else f"{body.lease_seconds:.3f}s",
+        lease=span(body.lease_seconds),
         labels=body.labels,
+        consumer=body.consumer or CONSUMER,
         wait=min(body.wait, request.engine.config.max_wait),
     )
     return answer(Claimed([delivery_view(queue, delivery) for delivery in taken]))
@@ -140,8 +144,7 @@ def _on_connection(call: Call, function: Callable[[Connection, Sequence[str]], A
 
 
 def _nack(call: Call, body: Retry) -> Verb:
-    delay = None if body.delay_seconds is None else duration(f"{body.delay_seconds:.3f}s")
-    return _on_connection(call, partial(calls.nack, delay=delay, error=body.error))
+    return _on_connection(call, partial(calls.nack, delay=span(body.delay_seconds), error=body.error))
 
 
 def _bury(call: Call, body: SettleError) -> Verb:

@@ -307,7 +307,7 @@ async def heartbeat(request: Call, topic: FromPath[str], group: FromPath[str]) -
     """Renew the member's lease on its partitions. Returns how many it holds."""
     request.query()
     body = await request.read(Member)
-    lease = f"{body.lease_seconds:.3f}s"
+    lease = timedelta(seconds=body.lease_seconds)
     return answer(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
 
 

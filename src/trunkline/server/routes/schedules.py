@@ -153,6 +153,7 @@ class Runs(msgspec.Struct, frozen=True):
             Param(name="cron", required=True, words="Cron expression."),
             Param(name="timezone", default="UTC", words="Time zone of the expression."),
             Param(name="limit", kind=int, default=5, low=1, high=100, words="Number of times."),
+            Param(name="after", kind=datetime, words="Only times after this one; now by default."),
         ),
         answers={200: Runs},
     ),
@@ -162,7 +163,9 @@ async def next_runs(request: Call) -> Answer:
     query = request.query()
     if len(query["cron"]) > 200:
         raise invalid("cron: must have at most 200 characters.")
-    runs = await request.mq.schedules.next_runs(query["cron"], timezone=query["timezone"], limit=query["limit"])
+    runs = await request.mq.schedules.next_runs(
+        query["cron"], timezone=query["timezone"], limit=query["limit"], after=query["after"]
+    )
     return answer(Runs(runs))
 
 

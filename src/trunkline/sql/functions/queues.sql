@@ -96,8 +96,11 @@ begin
     q.ordered := p_ordered;
     q.history := nullif(p_history, '0');
     perform trunkline._check_queue(q);
-    insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered, history)
-    values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered, q.history)
+    q.created_at := clock_timestamp();
+    insert into trunkline.queues (name, inbox_id, lease, max_attempts, backoff_base, backoff_factor, backoff_cap, backoff_jitter, ttl, delivery_delay, ordered, history,
+                                  created_at, updated_at)
+    values (p_name, t.topic_id, p_lease, p_max_attempts, p_backoff_base, p_backoff_factor, p_backoff_cap, p_backoff_jitter, p_ttl, p_delivery_delay, p_ordered, q.history,
+            q.created_at, q.created_at)
     returning * into q;
     -- No other subscription can have this name.
     insert into trunkline.subscriptions (kind, name, topic_id, queue_id) values ('queue', '@inbox', t.topic_id, q.queue_id) returning * into s;
