@@ -15,8 +15,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Write bytecode even if the environment disables it: the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 CLASSES := .cache/trunkline/.classes
-# Quick tests: they use the library in process and need no other programs.
-COVERED := tests/unit tests/client
+# Quick tests of the library, without one that kills processes and limits their time.
+COVERED := tests/unit tests/client --ignore tests/client/test_exactly_once.py
 CHECKS := check-types check-security check-audit check-lint check-generated docs
 # Material for MkDocs announces its successor at each start.
 export NO_MKDOCS_2_WARNING := 1
@@ -70,6 +70,7 @@ check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/sql_text.py
+	$(BIN)/python tools/widths.py
 	$(BIN)/python tools/private_access.py
 	$(BIN)/lint-imports --cache-dir .cache/import_linter
 

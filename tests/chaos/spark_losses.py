@@ -88,8 +88,8 @@ class Run:
         return self.result
 
     def _publish(self) -> None:
-        """More than two batches, so that there is always something to read."""
-        for _ in range(5):
+        """More than a batch, so that there is always something to read."""
+        for _ in range(3):
             numbers = range(self._sent, self._sent + self._rows // 2)
             self._conn.execute(
                 "select count(*) from trunkline.publish_many('source', %s, p_keys => %s)",
