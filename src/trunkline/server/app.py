@@ -47,6 +47,7 @@ _MAX_TARGET = 8192
 _MAX_DRAIN = 65536
 _MAX_DRAIN_TOO_LARGE = 1024**3
 """Bytes to discard of a body that is too large, so that clients that write before they read get the response."""
+_MAX_DRAIN_CHUNKED = 64 * 1024 * 1024
 _MAX_DISCARD = 8 * 1024 * 1024
 _DISCARD_SECONDS = 30.0
 _DISCARD_IDLE_SECONDS = 0.5
@@ -281,7 +282,8 @@ async def _drained(scope: Any, receive: Receive, limit: int) -> bool:
         if name == b"transfer-encoding":
             if limit <= _MAX_DRAIN:
                 return False
-            length = limit
+            # of unknown length, and perhaps without an end
+            length = limit = _MAX_DRAIN_CHUNKED
         if name == b"content-length":
             length = int(value)
     if length == 0:
