@@ -28,6 +28,8 @@ FUNCTION_FILES = (
     "delayed.sql",
     "pass.sql",
     "dead.sql",
+    "dead_groups.sql",
+    "runs.sql",
     "upkeep.sql",
     "history.sql",
     "explain.sql",

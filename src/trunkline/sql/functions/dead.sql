@@ -71,11 +71,24 @@ language plpgsql
 as $$
 declare
     t       trunkline.topics := trunkline._topic('inbox', coalesce(p_to, p_queue));
-    v_count int;
+    v_taken trunkline.dead_letters[];
 begin
     perform trunkline._pin_topic(t);
-    with taken as materialized (select * from trunkline._take_dead_letters(p_queue, p_ids, p_limit)),
-    many as (
+    v_taken := array(select x from trunkline._take_dead_letters(p_queue, p_ids, p_limit) x order by x.dead_id);
+    perform trunkline._redrive_taken(t, v_taken);
+    return cardinality(v_taken);
+end
+$$;
+
+-- Appends the messages of dead letters that this transaction has deleted to a queue's own log, in the order of
+-- the array, and notes their earlier positions. p_run_id: the run that does it; its messages are numbered from
+-- p_run_no + 1.
+create or replace function trunkline._redrive_taken(t trunkline.topics, p_taken trunkline.dead_letters[], p_run_id bigint default null, p_run_no bigint default null) returns void
+language plpgsql
+as $$
+begin
+    perform trunkline._pin_topic(t);
+    with many as (
         select array_agg(payload order by dead_id) as payloads, array_agg(id order by dead_id) as ids, array_agg(key order by dead_id) as keys,
                array_agg(routing_key order by dead_id) as routing_keys, array_agg(label order by dead_id) as labels,
                array_agg(headers order by dead_id) as headers, array_agg(content_type order by dead_id) as content_types,
@@ -84,14 +97,13 @@ begin
                case when t.priorities is not null then array_agg(least(case when topic = '' then partition else 0 end, t.priorities - 1) order by dead_id) end as priorities,
                array_agg(row(created_at, coalesce(nullif(topic, ''), (select r.topic from trunkline.redriven r where r.id = taken.id and r.topic is not null order by r.at desc limit 1))
                          )::trunkline.origin order by dead_id) as origins
-        from taken),
+        from unnest(p_taken) taken),
     places as (
-        insert into trunkline.redriven (id, topic_id, at, cursor_id, topic, partition, log_offset, dead_at, reason, error)
-        select id, t.topic_id, trunkline.clock(), cursor_id, nullif(topic, ''), partition, log_offset, dead_at, reason, error from taken)
-    select count(p.*) into v_count
-    from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities, origins) p
-    where payloads is not null;
-    return v_count;
+        insert into trunkline.redriven (id, topic_id, at, cursor_id, topic, partition, log_offset, dead_at, reason, error, run_id, run_no)
+        select id, t.topic_id, trunkline.clock(), cursor_id, nullif(topic, ''), partition, log_offset, dead_at, reason, error, p_run_id, p_run_no + row_number() over (order by dead_id)
+        from unnest(p_taken))
+    select count(p.*) from many cross join lateral trunkline._append(t, payloads, ids, keys, routing_keys, labels, headers, content_types, occurred_ats, priorities, origins) p
+    where payloads is not null into p_run_no;
 end
 $$;
 

@@ -37,3 +37,12 @@ begin
     end loop;
 end
 $do$;
+
+-- It returns another column now.
+do $do$
+begin
+    if exists (select from pg_proc where oid = to_regprocedure('trunkline.dead_letter_errors(interval)') and not 'masked' = any (proargnames)) then
+        drop function trunkline.dead_letter_errors(interval);
+    end if;
+end
+$do$;
