@@ -81,6 +81,7 @@ alter table trunkline.redriven
     add column run_no bigint;
 create unique index on trunkline.redriven (run_id, run_no) where run_id is not null;
 create sequence trunkline.upkeep_runs minvalue 0 start 0;
+create sequence trunkline.upkeep_took_runs minvalue 0 start 0;
 
 -- What an administrative action was applied to and what it changed, as part of the entry's hash. Null in entries that an
 -- earlier release wrote.
