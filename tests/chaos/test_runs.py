@@ -141,7 +141,9 @@ BUGS = {
         ("duplicate", "lost", "conservation"),
     ),
     "locked dead letters forgotten": Bug(
-        (Change("_step_dead", "and not trunkline._left_for_run(r, 0)", ""),), beside_locked_letters, ("duplicate", "lost", "conservation")
+        (Change("_step_dead", "and not trunkline._left_for_run(r, 0)", ""),),
+        beside_locked_letters,
+        ("duplicate", "lost", "conservation"),
     ),
     "messages appended again by each step": Bug(
         (
@@ -168,7 +170,9 @@ def test_planted_bug_is_seen(name: str, db: str, clock: Clock, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("script", [dies_again, beside_locked_letters, two_upkeeps], ids=lambda script: script.__name__)
-def test_without_a_bug_each_letter_is_redriven_once(script: Callable[[World], Run], db: str, clock: Clock, tmp_path: Path) -> None:
+def test_without_a_bug_each_letter_is_redriven_once(
+    script: Callable[[World], Run], db: str, clock: Clock, tmp_path: Path
+) -> None:
     world = World(db, tmp_path, QUEUE, clock.advance)
     assert script(world).state == "done"
     report = world.verdict()

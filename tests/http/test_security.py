@@ -179,6 +179,8 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         "endpoint": "mine",
         "message": "0" * 32,
         "offset": "1",
+        "run": "1",
+        "fingerprint": "f",
     }
     count = 0
     for api in APIS:

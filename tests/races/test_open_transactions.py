@@ -143,7 +143,7 @@ CALLS = {
     "pause_schedule": "pause_schedule('s')",
     "peek_queue": "peek_queue('q')",
     "plan_archive": "plan_archive('t', p_open => true)",
-    "preview_run": "preview_run('replay', '{{\"queue\": \"q\", \"from\": \"2020-01-01\"}}')",
+    "preview_run": 'preview_run(\'replay\', \'{{"queue": "q", "from": "2020-01-01"}}\')',
     "poll": "poll('{{q}}', '{{t}}', '{{g}}', '{{m}}', '{{t}}')",
     "publish": "publish('t', '1', p_key => 'k')",
     "publish_bytes": "publish_bytes('t', '1', p_idempotency_key => 'k')",
@@ -179,7 +179,7 @@ CALLS = {
     "take_permits": "take_permits({endpoint}, 1)",
     "take_probe": "take_probe({endpoint})",
     "take_tokens": "take_tokens('l', 1)",
-    "start_run": "start_run('redrive', '{{\"queue\": \"dead\", \"all\": true}}', 1)",
+    "start_run": 'start_run(\'redrive\', \'{{"queue": "dead", "all": true}}\', 1)',
     "resume_run": "resume_run({run})",
     "test_endpoint": "test_endpoint('e')",
     "return_test": "return_test(1, gen_random_uuid())",
@@ -223,8 +223,8 @@ VARIANTS = (
     "purge_queue('returned')",
     "seek('t', 'victim', '2020-01-01')",
     "redrive('dead')",
-    "start_run('replay', '{{\"queue\": \"returned\", \"from\": \"2020-01-01\"}}', 0)",
-    "start_run('purge_queue', '{{\"queue\": \"returned\"}}', 4)",
+    'start_run(\'replay\', \'{{"queue": "returned", "from": "2020-01-01"}}\', 0)',
+    "start_run('purge_queue', '{{\"queue\": \"returned\"}}', 0)",
 )
 # Tables whose partitions are emptied in turn.
 ROTATED = (
@@ -294,7 +294,8 @@ class World:
             "many": MANY,
             "run": value(
                 conn,
-                """select trunkline.start_run('purge_dead_letters', '{"queue": "dead", "all": true}', 1, '{"grace": 86400}')""",
+                """select trunkline.start_run('purge_dead_letters',
+                                              '{"queue": "dead", "all": true}', 1, '{"grace": 86400}')""",
             ),
         }
 

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Connection
 from tests.sql.test_runs import bury
 from tests.sql.verbs import call, claim, enqueue, settle_all, value
+from trunkline.sql import catalog
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,6 @@ def test_masks(shared_conn: Connection, error: str, masked: str) -> None:
 
 def test_the_migration_has_the_functions_of_the_file(shared_conn: Connection) -> None:
     """The stored fingerprints of an upgraded database were made by the migration."""
-    from trunkline.sql import catalog
-
     [made] = [file.text for file in catalog.migrations() if file.number == 28]
     [kept] = [file.text for file in catalog.functions() if file.name == "dead_groups.sql"]
     for name in ("_masked", "_fingerprint"):
@@ -67,9 +66,10 @@ def test_what_is_not_grouped_is_counted(conn: Connection) -> None:
     call(conn, "create_queue", "a")
     bury(conn, "a", 1, "old")
     conn.execute(
-        "insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, payload, content_type, created_at, attempts, error, reason, dead_at)"
-        " select queue_id, id, topic, partition, -i, cursor_id, payload, content_type, created_at, attempts, 'new ' || i, reason, dead_at"
-        " from trunkline.dead_letters, generate_series(1, 100000) i"
+        "insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, payload, content_type,"
+        " created_at, attempts, error, reason, dead_at)"
+        " select queue_id, id, topic, partition, -i, cursor_id, payload, content_type,"
+        " created_at, attempts, 'new ' || i, reason, dead_at from trunkline.dead_letters, generate_series(1, 100000) i"
     )
     new, older = call(conn, "dead_groups", "a")
     assert (new.error, new.messages, new.rest) == ("new <n>", 100000, None)
@@ -85,7 +85,10 @@ def test_spread(conn: Connection) -> None:
     settle_all(conn, "bury", claim(conn, "a", 1, p_consumer="worker-2"), p_error="bad 2")
     [group] = call(conn, "dead_groups", "a")
     spread = call(conn, "dead_spread", "a", group.fingerprint, 1)
-    assert [(row.value, row.messages, row.others) for row in spread if row.dimension == "key"] == [("x", 3, False), (None, 2, True)]
+    assert [(row.value, row.messages, row.others) for row in spread if row.dimension == "key"] == [
+        ("x", 3, False),
+        (None, 2, True),
+    ]
     assert [(row.value, row.messages) for row in spread if row.dimension == "consumer"] == [("worker-1", 4), (None, 1)]
     assert [(row.value, row.messages) for row in spread if row.dimension == "error"] == [("bad 1", 4), (None, 1)]
     assert [row.messages for row in spread if row.dimension == "hour"] == [5]

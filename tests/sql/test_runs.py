@@ -245,7 +245,9 @@ def test_the_rule_stops_at_a_second_failure_in_the_middle(mail: Connection, cloc
         steps(mail)
         for delivery in claim_all(mail, "mail"):
             bad = json.loads(delivery.payload) >= 150
-            settle_all(mail, "bury" if bad else "ack", [delivery], p_error="second") if bad else settle_all(mail, "ack", [delivery])
+            settle_all(mail, "bury" if bad else "ack", [delivery], p_error="second") if bad else settle_all(
+                mail, "ack", [delivery]
+            )
         clock.advance(timedelta(seconds=1.5))
         if run(mail, id).state == "stopped":
             break

@@ -11,9 +11,9 @@ import msgspec
 
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
-from trunkline.http_client.transport import quoted
+from trunkline.http_client.transport import given, quoted
 from trunkline.messaging import NewQueueSettings, QueueSettings
-from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
+from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Queue, QueueStats, Waiting
 
 _STEP = 1000
 
@@ -132,6 +132,14 @@ class _DeadLetters(msgspec.Struct):
     data: list[DeadRow]
 
 
+class _Groups(msgspec.Struct):
+    data: list[DeadGroup]
+
+
+class _Shares(msgspec.Struct):
+    data: list[DeadShare]
+
+
 class HttpDeadLetters(Noun):
     """`client.dead`"""
 
@@ -146,6 +154,21 @@ class HttpDeadLetters(Noun):
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
         """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         return (await self._transport.ask("GET", f"{_queue(queue)}/dead-letters/{id}", kind=DeadRow)).letter()
+
+    async def groups(
+        self, queue: str | None = None, *, since: Duration | None = None, limit: int = 100
+    ) -> builtins.list[DeadGroup]:
+        """Group the dead letters of a queue, or of all, by label and masked error, the largest group first.
+
+        The rows add up to all dead letters: those with `rest` count what is in no group.
+        """
+        query = given(queue=queue, since=seconds(since), limit=limit)
+        return (await self._transport.ask("GET", "/v1/dead-groups", query=query, kind=_Groups)).data
+
+    async def spread(self, queue: str, fingerprint: str, *, limit: int = 10) -> builtins.list[DeadShare]:
+        """Return the most frequent consumers, keys, topics, hours, attempts and errors of a group."""
+        path = f"{_queue(queue)}/dead-groups/{quoted(fingerprint)}"
+        return (await self._transport.ask("GET", path, query={"limit": limit}, kind=_Shares)).data
 
     async def redrive(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from trunkline.cli.framework import confirm
-from trunkline.cli.framework.command import CommandGroup, Count, Invocation, stacked
+from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
@@ -98,6 +99,40 @@ def list_(invocation: Invocation, queue: str, **chosen: Any) -> None:
         return [letter async for letter in selection.find(mq, queue)]
 
     invocation.out.many(invocation.run(work), _DEAD)
+
+
+_GROUPS = (
+    Column("queue", "queue"),
+    Column("label", "label"),
+    Column("error", lambda row: row.error or {"groups": "(further groups)", "older": "(older, not grouped)"}[row.rest]),
+    Column("messages", "messages", right=True),
+    Column("first", "first_at", whole=True),
+    Column("last", "last_at", whole=True),
+    Column("fingerprint", "fingerprint", whole=True),
+)
+_SHARES = (
+    Column("dimension", "dimension"),
+    Column("value", lambda row: "(others)" if row.others else row.value),
+    Column("messages", "messages", right=True),
+)
+
+
+@command.verb("groups", example="trunkline dead groups --since 1d")
+@click.argument("queue", required=False)
+@click.option("--since", type=Duration(), help="Only dead letters of the last hours or days, for example 6h.")
+@click.option("--limit", type=Count(1, 1000), default=100, show_default=True, help="Maximum number of groups.")
+def groups(invocation: Invocation, queue: str | None, since: timedelta | None, limit: int) -> None:
+    """Group dead letters with the same error. Ids, times and numbers in it do not count."""
+    invocation.out.many(invocation.run(lambda mq: mq.dead.groups(queue, since=since, limit=limit)), _GROUPS)
+
+
+@command.verb("spread", example="trunkline dead spread mail 9a1c5e0b7d2f4a68")
+@click.argument("queue")
+@click.argument("fingerprint")
+@click.option("--limit", type=Count(1, 100), default=5, show_default=True, help="Maximum number of values of each kind.")
+def spread(invocation: Invocation, queue: str, fingerprint: str, limit: int) -> None:
+    """Show which consumers, keys, topics and hours the dead letters of a group come from."""
+    invocation.out.many(invocation.run(lambda mq: mq.dead.spread(queue, fingerprint, limit=limit)), _SHARES)
 
 
 @command.verb("show", example="trunkline dead show mail 019a8d2e-7c1b-7000-8000-000000000000")
