@@ -190,6 +190,7 @@ CALLS = {
     "topic_stats": "topic_stats()",
     "unbind_queue": "unbind_queue('bound')",
     "unsubscribe": "unsubscribe('q', 'single2')",
+    "undo_run": "undo_run({seek})",
     "upkeep_stats": "upkeep_stats()",
 }
 # Not called by users in their transactions, with the reason.
@@ -292,6 +293,11 @@ class World:
             "endpoint": value(conn, "select endpoint_id from trunkline.endpoints where name = 'e'"),
             "topic": value(conn, "select topic_id from trunkline.topics where name = 't' and kind = 'topic'"),
             "many": MANY,
+            "seek": value(
+                conn,
+                "select max(r.run_id) from trunkline.seek('t', 'victim', 'earliest') s, lateral (select s.partition) x,"
+                " lateral (select max(run_id) as run_id from trunkline.runs) r",
+            ),
             "run": value(
                 conn,
                 """select trunkline.start_run('purge_dead_letters',

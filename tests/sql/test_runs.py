@@ -16,8 +16,11 @@ from tests.sql.verbs import (
     call,
     claim,
     claim_all,
+    commit,
     contents,
     enqueue,
+    fetch,
+    publish,
     queue_stats,
     refused,
     rows,
@@ -25,6 +28,11 @@ from tests.sql.verbs import (
     settle_all,
     value,
 )
+
+# the positions of all groups
+POSITIONS = """
+    select c.partition, (trunkline._position(c)).committed from trunkline.cursors c
+    where c.subscription_id is not null and c.queue_id is null order by 1"""
 
 
 def bury(conn: Connection, queue: str, n: int, error: str = "broken", **named: Any) -> list[Any]:
@@ -308,6 +316,37 @@ def test_retry_of_jobs_withdraws_their_cancel_requests(mail: Connection) -> None
     assert rows(mail, "select from trunkline.job_cancels") == []
     assert [d.id for d in call(mail, "list_dead_letters", "mail")] == [other]
     assert [d.id for d in claim(mail, "mail")] == [job]
+
+
+def test_undo_of_a_seek_restores_the_exact_positions(conn: Connection) -> None:
+    call(conn, "create_topic", "t", 2)
+    call(conn, "create_group", "t", "g")
+    publish(conn, "t", *range(10), p_key="a")
+    batch = fetch(conn, "t")
+    commit(conn, "t", batch, upto=4)
+    before = {row.partition: row.committed for row in rows(conn, POSITIONS)}
+    assert set(before.values()) == {0, 4}
+    call(conn, "seek", "t", "g", "latest")
+    [seek] = call(conn, "list_runs")
+    assert (seek.kind, seek.state, seek.selector) == ("seek", "done", {"topic": "t", "group": "g", "to": "latest"})
+    publish(conn, "t", 10, p_key="a")
+    commit(conn, "t", fetch(conn, "t", member="other"))
+    assert value(conn, "select trunkline.undo_run(%s)", seek.run_id) == 2
+    assert {row.partition: row.committed for row in rows(conn, POSITIONS)} == before
+    assert run(conn, seek.run_id).state == "undone"
+    with refused("TL021", "it is undone"):
+        call(conn, "undo_run", seek.run_id)
+    # the undo is a seek itself
+    [undo, _] = call(conn, "list_runs")
+    call(conn, "undo_run", undo.run_id)
+    assert set(value(conn, "select array_agg(committed) from (" + POSITIONS + ") x")) == {0, 11}
+
+
+def test_only_a_seek_can_be_undone(mail: Connection) -> None:
+    bury(mail, "mail", 1)
+    id = start(mail, "redrive", {"queue": "mail", "all": True})
+    with refused("TL023", "it is a redrive"):
+        call(mail, "undo_run", id)
 
 
 def test_a_step_that_fails_changes_nothing_and_stops_its_run_only(mail: Connection) -> None:

@@ -57,6 +57,11 @@ class Runs(Noun):
         async with self._writing() as conn:
             await calls.abort_run(conn, run_id, reason=reason)
 
+    async def undo(self, run_id: int) -> None:
+        """Move a group back to the exact positions that it had before a seek. Raises `NotSupported` for other runs."""
+        async with self._writing() as conn:
+            await calls.undo_run(conn, run_id)
+
     async def list(
         self, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
     ) -> builtins.list[Run]:

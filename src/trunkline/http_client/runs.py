@@ -44,6 +44,10 @@ class HttpRuns(Noun):
         """End a run early. Messages that it has not processed stay as they are."""
         await self._transport.ask("POST", f"/v1/runs/{run_id}/abort", {"reason": reason})
 
+    async def undo(self, run_id: int) -> None:
+        """Move a group back to the exact positions that it had before a seek. Raises `NotSupported` for other runs."""
+        await self._transport.ask("POST", f"/v1/runs/{run_id}/undo")
+
     async def list(
         self, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
     ) -> builtins.list[Run]:

@@ -21,7 +21,7 @@ _STATES = click.Choice(["waiting", "canary", "running", "paused", "stopped", "do
 _RUNS = (
     Column("run", "run_id", right=True),
     Column("kind", "kind"),
-    Column("queue", lambda row: row.selector.get("queue")),
+    Column("queue or topic", lambda row: row.selector.get("queue") or row.selector.get("topic")),
     Column("state", "state"),
     Column("done", lambda row: f"{row.done:,} of {row.total:,}", right=True),
     Column("failed", "failed", right=True),
@@ -138,3 +138,11 @@ def abort(invocation: Invocation, run: int, reason: str | None) -> None:
     """End a run early. Messages that it has not processed stay as they are."""
     invocation.run(lambda mq: mq.runs.abort(run, reason=reason))
     invocation.say(f"run {run} is aborted")
+
+
+@command.verb("undo", example="trunkline run list\ntrunkline run undo 8")
+@click.argument("run", type=Count(1))
+def undo(invocation: Invocation, run: int) -> None:
+    """Move a group back to the positions that it had before a seek."""
+    invocation.run(lambda mq: mq.runs.undo(run))
+    invocation.say(f"run {run} is undone")

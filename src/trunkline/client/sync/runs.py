@@ -58,6 +58,11 @@ class Runs(Noun):
         with self._writing() as conn:
             calls.abort_run(conn, run_id, reason=reason)
 
+    def undo(self, run_id: int) -> None:
+        """Move a group back to the exact positions that it had before a seek. Raises `NotSupported` for other runs."""
+        with self._writing() as conn:
+            calls.undo_run(conn, run_id)
+
     def list(
         self, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
     ) -> builtins.list[Run]:

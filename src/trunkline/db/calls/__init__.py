@@ -67,6 +67,7 @@ from trunkline.db.calls.runs import (
     preview_run,
     resume_run,
     start_run,
+    undo_run,
 )
 from trunkline.db.calls.schedules import (
     create_schedule,
@@ -163,6 +164,7 @@ __all__ = [
     "topic_number",
     "topic_stats",
     "transaction_number",
+    "undo_run",
     "unsubscribe",
     "upkeep",
 ]

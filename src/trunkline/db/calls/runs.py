@@ -61,6 +61,10 @@ async def abort_run(conn: Connection, run_id: int, *, reason: str | None = None)
     await fetch_rows(conn, "select trunkline.abort_run(%b::bigint, %b::text)", (run_id, reason))
 
 
+async def undo_run(conn: Connection, run_id: int) -> int:
+    return int(await fetch_value(conn, "select trunkline.undo_run(%b::bigint)", (run_id,)))
+
+
 async def list_runs(
     conn: Connection, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
 ) -> list[Run]:

@@ -50,8 +50,8 @@ class DeadShares(msgspec.Struct, frozen=True):
 
 
 def _queue(selector: dict[str, Any]) -> str:
-    """Return the queue that a selector names. The database refuses a selector without one."""
-    return str(selector.get("queue", ""))
+    """Return the queue that a selector names, or the topic of a seek. The database refuses a selector without one."""
+    return str(selector.get("queue") or selector.get("topic", ""))
 
 
 def _caller(request: Call) -> Caller | None:
@@ -61,7 +61,7 @@ def _caller(request: Call) -> Caller | None:
 
 
 async def _allow(request: Call, body: RunRequest) -> None:
-    await request.allow(_queue(body.selector))
+    await request.allow(_queue(body.selector), detail=msgspec.to_builtins(body))
     target = body.options.get("to") if isinstance(body, NewRun) else None
     if isinstance(target, str):
         request.engine.access.check(request.scope, request.doc.scope, target)
@@ -131,7 +131,7 @@ async def list_runs(request: Call) -> Answer:
 
 async def _run(request: Call, run: int) -> Run:
     found = await request.mq.runs.get(run)
-    await request.allow(_queue(found.selector), hide=True)
+    await request.allow(_queue(found.selector), hide=True, detail={"run": run, "kind": found.kind, "state": found.state})
     return found
 
 
@@ -181,6 +181,15 @@ async def abort_run(request: Call, run: FromPath[int]) -> Answer:
     return nothing()
 
 
+@route("POST", "/runs/{run:int}/undo", Doc(**_CHANGE))
+async def undo_run(request: Call, run: FromPath[int]) -> Answer:
+    """Move a group back to the positions that it had before a seek. Other runs cannot be undone."""
+    request.query()
+    await _run(request, run)
+    await request.mq.runs.undo(run)
+    return nothing()
+
+
 @route(
     "GET",
     "/dead-groups",
@@ -223,4 +232,4 @@ async def dead_spread(request: Call, queue: FromPath[str], fingerprint: FromPath
     return answer(DeadShares(await request.mq.dead.spread(queue, fingerprint, limit=query["limit"])))
 
 
-ROUTES = [preview_run, start_run, list_runs, get_run, pause_run, resume_run, abort_run, dead_groups, dead_spread]
+ROUTES = [preview_run, start_run, list_runs, get_run, pause_run, resume_run, abort_run, undo_run, dead_groups, dead_spread]

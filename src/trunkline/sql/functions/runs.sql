@@ -295,6 +295,26 @@ begin
 end
 $$;
 
+-- Moves a group back to the exact positions that it had before a seek, also if it has committed since, and
+-- returns the number of partitions. Waits like seek, and fails with TL006 if retention has removed a position.
+-- Raises TL023 for other runs: what they have processed is not reverted. Raises TL021 if it was undone.
+create or replace function trunkline.undo_run(p_run_id bigint) returns int
+language plpgsql
+as $$
+declare
+    r trunkline.runs := trunkline._run(p_run_id, true);
+begin
+    if r.kind <> 'seek' then
+        perform trunkline._fail('TL023', format('cannot undo run %s: it is a %s', p_run_id, r.kind), 'Only a seek can be undone. Abort the run to keep the rest as it is.');
+    elsif r.state <> 'done' then
+        perform trunkline._fail('TL021', format('cannot undo run %s: it is %s', p_run_id, r.state), 'The undo is in the list itself: undo it to get back to the seek.');
+    end if;
+    perform trunkline._seek(r.selector ->> 'topic', r.selector ->> 'group', null, null, r.before);
+    perform trunkline._set_run_state(p_run_id, 'undone', 'undone');
+    return r.total;
+end
+$$;
+
 -- Returns how many messages of a run became dead letters again, and the most of them in any p_window
 -- consecutive messages with a number above p_from. Reads the newest p_limit dead letters of the target queue.
 create or replace function trunkline._run_failures(r trunkline.runs, p_window int, p_from bigint, p_limit int, out failed bigint, out worst bigint)

@@ -68,6 +68,7 @@ from trunkline.db.sync.calls.runs import (
     preview_run,
     resume_run,
     start_run,
+    undo_run,
 )
 from trunkline.db.sync.calls.schedules import (
     create_schedule,
@@ -164,6 +165,7 @@ __all__ = [
     "topic_number",
     "topic_stats",
     "transaction_number",
+    "undo_run",
     "unsubscribe",
     "upkeep",
 ]

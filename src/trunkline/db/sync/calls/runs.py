@@ -62,6 +62,10 @@ def abort_run(conn: Connection, run_id: int, *, reason: str | None = None) -> No
     fetch_rows(conn, "select trunkline.abort_run(%b::bigint, %b::text)", (run_id, reason))
 
 
+def undo_run(conn: Connection, run_id: int) -> int:
+    return int(fetch_value(conn, "select trunkline.undo_run(%b::bigint)", (run_id,)))
+
+
 def list_runs(
     conn: Connection, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
 ) -> list[Run]:
