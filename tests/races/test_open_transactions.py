@@ -179,6 +179,7 @@ CALLS = {
     "take_permits": "take_permits({endpoint}, 1)",
     "take_probe": "take_probe({endpoint})",
     "take_tokens": "take_tokens('l', 1)",
+    "redrive_edited": "redrive_edited('dead', '{dead}', '2')",
     "start_run": 'start_run(\'redrive\', \'{{"queue": "dead", "all": true}}\', 1)',
     "resume_run": "resume_run({run})",
     "test_endpoint": "test_endpoint('e')",
@@ -280,6 +281,7 @@ class World:
         [delivery] = claim(conn, "q", 1)
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
+        call(conn, "seek", "t", "victim", "earliest")
         self.facts = {
             "receipt": delivery.receipt,
             "ordered": claim(conn, "ordered", 2)[0].receipt,
@@ -293,11 +295,7 @@ class World:
             "endpoint": value(conn, "select endpoint_id from trunkline.endpoints where name = 'e'"),
             "topic": value(conn, "select topic_id from trunkline.topics where name = 't' and kind = 'topic'"),
             "many": MANY,
-            "seek": value(
-                conn,
-                "select max(r.run_id) from trunkline.seek('t', 'victim', 'earliest') s, lateral (select s.partition) x,"
-                " lateral (select max(run_id) as run_id from trunkline.runs) r",
-            ),
+            "seek": value(conn, "select max(run_id) from trunkline.runs where kind = 'seek'"),
             "run": value(
                 conn,
                 """select trunkline.start_run('purge_dead_letters',

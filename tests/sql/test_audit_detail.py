@@ -24,7 +24,8 @@ def test_details_are_part_of_the_chain(conn: Connection) -> None:
 def test_entries_of_earlier_releases_keep_their_hash(conn: Connection) -> None:
     old = value(
         conn,
-        "select sha256(convert_to(jsonb_build_array(1, extract(epoch from timestamptz '2026-01-01'), 'a', null, 'b', 'c')::text, 'UTF8'))",
+        "select sha256(convert_to(jsonb_build_array("
+        "1, extract(epoch from timestamptz '2026-01-01'), 'a', null, 'b', 'c')::text, 'UTF8'))",
     )
     new = value(conn, "select trunkline._audit_hash(null, 1, '2026-01-01', 'a', null, 'b', 'c', null)")
     assert bytes(old) == bytes(new)

@@ -47,6 +47,7 @@ FUNCTION_FILES = (
     "jobs.sql",
     "addresses.sql",
     "push.sql",
+    "events.sql",
     "roles.sql",
     "pin.sql",
 )

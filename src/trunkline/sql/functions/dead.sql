@@ -80,6 +80,35 @@ begin
 end
 $$;
 
+-- Moves the newest dead letter with this id back to its queue with another payload, and with other headers and
+-- another content type unless they are null. Returns the id, which it keeps like all other fields. Attempts
+-- start again from 1. The log and the delivery history keep the message as it was. Raises TL014 if the queue
+-- has no such dead letter or another session is moving it, and TL003 if the payload is too large.
+create or replace function trunkline.redrive_edited(p_queue text, p_id uuid, p_payload bytea, p_headers jsonb default null, p_content_type text default null) returns uuid
+language plpgsql
+as $$
+declare
+    t trunkline.topics := trunkline._topic('inbox', p_queue);
+    q trunkline.queues := trunkline._queue(p_queue);
+    d trunkline.dead_letters;
+begin
+    perform trunkline._commit_durably();
+    perform trunkline._pin_topic(t);
+    delete from trunkline.dead_letters x
+    where x.dead_id = (select y.dead_id from trunkline.dead_letters y where y.queue_id = q.queue_id and y.id = p_id order by y.dead_id desc limit 1 for update skip locked)
+    returning * into d;
+    if d.dead_id is null then
+        perform trunkline._fail('TL014', format('queue "%s" has no dead letter %s', p_queue, p_id), 'List the dead letters with trunkline.list_dead_letters.');
+    end if;
+    d.payload := p_payload;
+    d.headers := coalesce(p_headers, d.headers);
+    d.content_type := coalesce(p_content_type, d.content_type);
+    perform trunkline._refuse_message(0, d.payload, d.key, d.routing_key, d.label, d.headers, d.content_type, t.max_payload);
+    perform trunkline._redrive_taken(t, array[d]);
+    return d.id;
+end
+$$;
+
 -- Appends the messages of dead letters that this transaction has deleted to a queue's own log, in the order of
 -- the array, and notes their earlier positions. p_run_id: the run that does it; its messages are numbered from
 -- p_run_no + 1.

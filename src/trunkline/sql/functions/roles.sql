@@ -23,7 +23,7 @@ as $$
         sequence,run_pass,log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,
-        redrive,purge_dead_letters,start_run,pause_run,resume_run,abort_run,undo_run,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
+        redrive,redrive_edited,purge_dead_letters,start_run,pause_run,resume_run,abort_run,undo_run,create_schedule,ensure_schedule,pause_schedule,resume_schedule,delete_schedule,run_schedule,
         create_endpoint,alter_endpoint,delete_endpoint,pause_endpoint,resume_endpoint,disable_endpoint,test_endpoint,rotate_secret,endpoint_secrets,
         bind_queue,unbind_queue,replay,dispatch_plan,leave_dispatch,take_permits,settle_attempts,open_breaker,take_probe,close_breaker,hold_endpoint,bar_dispatcher,return_test,lift_bar,
         require_archive,ensure_archive,move_archive,lock_archive,plan_archive,add_archive_files,keep_plan,forget_pipeline,assign_writer,

@@ -86,3 +86,19 @@ create sequence trunkline.upkeep_took_runs minvalue 0 start 0;
 -- What an administrative action was applied to and what it changed, as part of the entry's hash. Null in entries that an
 -- earlier release wrote.
 alter table trunkline.audit add column detail jsonb;
+
+-- System events (functions/events.sql). position: the newest row of the source that events were published for.
+create table trunkline.event_sources (
+    source   text   primary key,
+    position bigint not null
+);
+-- The state of an endpoint or schedule that the newest event has reported; deleted with the endpoint or schedule.
+create table trunkline.event_states (
+    kind    text not null,
+    subject text not null,
+    state   text not null,
+    primary key (kind, subject)
+);
+create sequence trunkline.upkeep_events minvalue 0 start 0;
+create sequence trunkline.upkeep_took_events minvalue 0 start 0;
+insert into trunkline.settings values ('events', 'on');
