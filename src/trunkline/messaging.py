@@ -201,6 +201,9 @@ class DeadLettersApi(Protocol):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int: ...
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None: ...
     async def purge(
         self,
         queue: str,

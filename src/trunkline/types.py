@@ -145,7 +145,7 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadShare(msgspec.Struct, frozen=True, kw_only=True):
-    """How many dead letters of a group have one value of a dimension. `others`: all values that are not listed."""
+    """The number of dead letters of a group with one value of a dimension. `others`: all values that are not listed."""
 
     dimension: str
     value: str | None
@@ -154,7 +154,7 @@ class DeadShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would do now. `complete` is false if there are more messages than `messages`."""
+    """The messages that a run would process now. `complete` is false if there are more messages than `messages`."""
 
     messages: int
     complete: bool

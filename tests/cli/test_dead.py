@@ -56,6 +56,14 @@ def test_purge(cli: Cli, letters: list[str]) -> None:
     assert cli("dead", "purge", "q", "--yes").json["purged"] == 1
 
 
+def test_edit(cli: Cli, letters: list[str]) -> None:
+    cli("dead", "edit", "q", letters[0], "--body", '{"n": 5}', "-H", "by=me")
+    [row] = cli("queue", "claim", "q").json
+    assert (row["body"], row["headers"]) == ({"n": 5}, {"by": "me"})
+    cli("dead", "edit", "q", letters[0], "--body", "1", code=3)
+    cli("dead", "edit", "q", letters[1], "--body", "{", code=2)
+
+
 def test_groups_and_runs(cli: Cli, letters: list[str], conn: Connection) -> None:
     groups = cli("dead", "groups", "q").json
     assert [(row["error"], row["messages"]) for row in groups] == [("ConnectTimeout: smtp", 2), ("no such mailbox", 2)]

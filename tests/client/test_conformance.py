@@ -341,6 +341,19 @@ async def test_dead_letters(mq: Messaging, name: str) -> None:
         await mq.dead.get(name, letters[0].id)
 
 
+async def test_an_edited_redrive(mq: Messaging, name: str) -> None:
+    await mq.queues.create(name)
+    await mq.enqueue(name, {"n": 7}, key="k")
+    for delivery in await mq.claim(name):
+        await delivery.bury("typo")
+    (letter,) = await mq.dead.list(name)
+    await mq.dead.redrive_edited(name, letter.id, {"n": 0}, headers={"edited": True})
+    with pytest.raises(errors.DeadLetterNotFound):
+        await mq.dead.redrive_edited(name, letter.id, {"n": 0})
+    (edited,) = await mq.claim(name)
+    assert (edited.body, edited.headers, edited.key, edited.attempt) == ({"n": 0}, {"edited": True}, "k", 1)
+
+
 async def test_groups_and_runs(mq: Messaging, name: str, module_db: str) -> None:
     await mq.queues.create(name)
     await mq.enqueue_many(name, [{"n": n} for n in range(5)])

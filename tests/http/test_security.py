@@ -31,6 +31,7 @@ Bearer = Callable[..., dict[str, str]]
 _BY_RECEIPT = [f"/v1/receipts/{verb}" for verb in ("ack", "nack", "bury", "release", "extend")]
 # routes that check a name in the body
 _NATIVE_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/queues/{queue:str}/dead-letters/{message:uuid}/redrive": {"payload": 1},
     "/v1/runs": {"kind": "redrive", "selector": {"queue": "mine", "all": True}, "expected": 0},
     "/v1/runs/preview": {"kind": "redrive", "selector": {"queue": "mine", "all": True}},
     "/v1/queues": {"name": "mine"},

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from trunkline.client.noun import Noun
-from trunkline.codec import duration
+from trunkline.codec import duration, encode, headers_json
 from trunkline.db import calls
-from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration
+from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Headers
 
 T = TypeVar("T")
 _STEP = 1000
@@ -80,6 +80,18 @@ class DeadLetters(Noun):
         if total:
             self._session().wakeup.published("inbox", to or queue)
         return total
+
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None:
+        """Move one dead letter back to its queue with another body, and with other headers unless they are None.
+
+        It keeps its id, key and label; attempts start again from 1. Raises `DeadLetterNotFound`.
+        """
+        payload, kind = encode(body, content_type)
+        async with self._writing() as conn:
+            await calls.redrive_edited(conn, queue, id, payload, headers=headers_json(headers), content_type=kind)
+        self._session().wakeup.published("inbox", queue)
 
     async def purge(
         self,

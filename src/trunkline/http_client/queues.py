@@ -9,11 +9,13 @@ from uuid import UUID
 
 import msgspec
 
+from trunkline.codec import encode
+from trunkline.errors import InvalidArgument
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
 from trunkline.http_client.transport import given, quoted
 from trunkline.messaging import NewQueueSettings, QueueSettings
-from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Queue, QueueStats, Waiting
+from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Headers, Queue, QueueStats, Waiting
 
 _STEP = 1000
 
@@ -184,6 +186,19 @@ class HttpDeadLetters(Noun):
         Attempts start again from 1. `to` moves the messages to another queue. Returns the number of messages moved.
         """
         return await self._in_steps(queue, "redrive", "redriven", ids, limit, on_progress, to=to)
+
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None:
+        """Move one dead letter back to its queue with another JSON body, and with other headers unless they are None.
+
+        It keeps its id, key and label; attempts start again from 1. Raises `DeadLetterNotFound`.
+        """
+        payload, kind = encode(body, content_type)
+        if not kind.endswith("json"):
+            raise InvalidArgument(f"over HTTP an edited body must be JSON, got {kind}", hint="Use the database client.")
+        request = {"payload": msgspec.Raw(payload), "headers": headers, "content_type": content_type}
+        await self._transport.ask("POST", f"{_queue(queue)}/dead-letters/{id}/redrive", request)
 
     async def purge(
         self,

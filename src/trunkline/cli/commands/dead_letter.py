@@ -13,6 +13,7 @@ import msgspec
 
 from trunkline.cli.framework import confirm
 from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, stacked
+from trunkline.cli.framework.input import check_body, parse_headers
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten, to_json, write_line
 from trunkline.types import DeadLetter
 
@@ -156,6 +157,19 @@ def redrive(invocation: Invocation, queue: str, to: str | None, dry_run: bool, *
         return await _in_steps(mq, queue, selection, done, lambda **which: mq.dead.redrive(queue, to=to, **which))
 
     _act(invocation, queue, selection, "redrive", dry_run, work)
+
+
+@command.verb("edit", example='trunkline dead edit mail 019a8d2e-7c1b-7000-8000-000000000000 --body \'{"to": "ann"}\'')
+@click.argument("queue")
+@click.argument("id", type=click.UUID)
+@click.option("--body", required=True, help="JSON.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Replace all headers; may be repeated.")
+def edit(invocation: Invocation, queue: str, id: UUID, body: str, headers: tuple[str, ...]) -> None:
+    """Redrive one dead letter with another body."""
+    content = msgspec.json.decode(check_body(body.encode(errors="surrogateescape"), "application/json"))
+    named = parse_headers(headers)
+    invocation.run(lambda mq: mq.dead.redrive_edited(queue, id, content, headers=named))
+    invocation.say(f"dead letter {id} was redriven with the new body")
 
 
 @command.verb("purge", example="trunkline dead purge mail --reason buried --dry-run")

@@ -73,7 +73,7 @@ def preview(invocation: Invocation, kind: str, queue: str, **chosen: Any) -> Non
 )
 @_selection
 @click.option("--to", metavar="QUEUE", help="Move to another queue.")
-@click.option("--canary", type=Count(1, 1000), help="Redrive so many messages first and wait until they are settled.")
+@click.option("--canary", type=Count(1, 1000), help="Redrive this many messages first, and wait until they are settled.")
 @click.option("--canary-timeout", type=Count(1, 86400), help="Seconds to wait for the canary (300).")
 @click.option("--rate", type=float, help="Messages per second.")
 @click.option("--stop-share", type=float, help="Stop if more than this share of the canary or the window fails again.")

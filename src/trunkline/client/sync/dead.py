@@ -9,9 +9,9 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from trunkline.client.sync.noun import Noun
-from trunkline.codec import duration
+from trunkline.codec import duration, encode, headers_json
 from trunkline.db.sync import calls
-from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration
+from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Headers
 
 T = TypeVar("T")
 _STEP = 1000
@@ -77,6 +77,18 @@ class DeadLetters(Noun):
         if total:
             self._session().wakeup.published("inbox", to or queue)
         return total
+
+    def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None:
+        """Move one dead letter back to its queue with another body, and with other headers unless they are None.
+
+        It keeps its id, key and label; attempts start again from 1. Raises `DeadLetterNotFound`.
+        """
+        payload, kind = encode(body, content_type)
+        with self._writing() as conn:
+            calls.redrive_edited(conn, queue, id, payload, headers=headers_json(headers), content_type=kind)
+        self._session().wakeup.published("inbox", queue)
 
     def purge(
         self,

@@ -42,7 +42,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     object: str | None
     detail: dict[str, Any] | None = None
-    """What the action was applied to, and the values that it replaced."""
+    """The target of the action, and the values that it replaced."""
 
 
 def digest(secret: str) -> bytes:

@@ -192,12 +192,13 @@ $$;
 
 -- Starts a run and returns its number. p_expected: the number of messages that preview_run returned. Raises
 -- TL025 if it has changed by more than 10 % since, and TL001 for an empty selector. Nothing happens before
--- this transaction has committed and upkeep runs. p_by: who started it (default: the role of the session).
+-- this transaction has committed and upkeep runs. p_by: the name of the starter (default: the role of the
+-- session).
 --
 -- Kinds: redrive, retry_jobs (a redrive of jobs that also withdraws their cancel requests),
 -- purge_dead_letters, replay, purge_queue. Selectors: see preview_run.
 -- Options: grace, seconds to wait (default 0; purges 10); rate, messages per second (default: 1,000 per step);
--- to, another queue; canary, so many messages first (0 to 1,000, default 0), then the run waits until they
+-- to, another queue; canary, the number of messages to redrive first (0 to 1,000, default 0), then the run waits until they
 -- are settled, at most canary_timeout seconds (default 300); stop_share, stops the run if more than this share
 -- of stop_window consecutive messages (default 200), or of the canary, are dead letters again.
 create or replace function trunkline.start_run(p_kind text, p_selector jsonb, p_expected bigint, p_options jsonb default '{}', p_by text default null) returns bigint
@@ -328,7 +329,7 @@ as $$
         cross join lateral (select y.run_no from trunkline.redriven y where y.id = d.id and y.run_id = r.run_id offset 0) m) x
 $$;
 
--- Returns what became of a message that a run has redriven: 'dead', 'acked', 'failing' (at least one attempt
+-- Returns the outcome of a message that a run has redriven: 'dead', 'acked', 'failing' (at least one attempt
 -- has ended, and it was not acked) or 'open'. The caller has called _begin_read.
 create or replace function trunkline._run_outcome(r trunkline.runs, p_id uuid) returns text
 language plpgsql

@@ -12,7 +12,13 @@ S608 and B608). Values from callers are always parameters.
 
 from __future__ import annotations
 
-from trunkline.db.sync.calls.dead_letters import get_dead_letter, list_dead_letters, purge_dead_letters, redrive
+from trunkline.db.sync.calls.dead_letters import (
+    get_dead_letter,
+    list_dead_letters,
+    purge_dead_letters,
+    redrive,
+    redrive_edited,
+)
 from trunkline.db.sync.calls.groups import (
     claim_range,
     commit,
@@ -154,6 +160,7 @@ __all__ = [
     "read",
     "readers",
     "redrive",
+    "redrive_edited",
     "release",
     "resume_run",
     "run_schedule",
