@@ -22,10 +22,6 @@ alter table trunkline.dead_letters
     add column consumer    text,
     add column fingerprint text not null generated always as (trunkline._fingerprint(label, coalesce(error, reason))) stored;
 create index on trunkline.dead_letters (queue_id, fingerprint, dead_id);
--- Groups are counted from these alone.
-create index on trunkline.dead_letters (queue_id, dead_id) include (fingerprint, dead_at);
-create index on trunkline.dead_letters (dead_id) include (queue_id, fingerprint, dead_at);
-drop index trunkline.dead_letters_queue_id_dead_id_idx;
 
 -- Bulk actions that the database executes step by step (functions/runs.sql). Few rows; one is changed once per step.
 create table trunkline.runs (
