@@ -70,7 +70,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     console: bool = True
     """Serve the web console at /console."""
     console_url: str | None = None
-    """Address of the server as browsers see it behind a proxy, such as https://ops.example/queue. Links begin with its path."""
+    """Address of the server as browsers see it behind a proxy, such as https://ops.example/queue: links begin with its
+    path."""
     tls: bool = False
     """The server has a certificate, so cookies are sent over TLS only."""
     access_log: bool = False

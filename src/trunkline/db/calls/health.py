@@ -64,7 +64,10 @@ async def read_schema(conn: Connection) -> None:
 
 async def is_durable(conn: Connection) -> bool:
     """Return whether a crash of the server cannot lose what was committed."""
-    query = "select bool_and(setting <> 'off') from pg_catalog.pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit')"
+    query = (
+        "select bool_and(setting <> 'off') from pg_catalog.pg_settings"
+        " where name in ('fsync', 'full_page_writes', 'synchronous_commit')"
+    )
     return bool((await fetch_rows(conn, query))[0][0])
 
 

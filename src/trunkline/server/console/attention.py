@@ -52,24 +52,43 @@ def _of_stats(stats: Stats) -> Iterator[Row]:
             entry[0], entry[1] = entry[0] + group.lag, max(entry[1], group.lag_seconds)
     for (topic, name), (lag, seconds) in behind.items():
         yield Row(
-            kind="delay", name=name, of=f"group on {topic}", headline="No member reads.",
-            detail=f"{shapes.plural(int(lag), 'message')} behind.", due=f"behind {shapes.duration(seconds)}",
-            path=("groups", topic, name), object=topic,
-        )  # fmt: skip
+            kind="delay",
+            name=name,
+            of=f"group on {topic}",
+            headline="No member reads.",
+            detail=f"{shapes.plural(int(lag), 'message')} behind.",
+            due=f"behind {shapes.duration(seconds)}",
+            path=("groups", topic, name),
+            object=topic,
+        )
     for queue in stats.queues:
         if queue.dead:
             yield Row(
-                kind="loss", name=shapes.plural(queue.dead, "dead letter"), of=f"in {queue.queue}", headline="Not delivered again",
-                detail="unless they are redriven.", due="", path=("dead", queue.queue), object=queue.queue,
-            )  # fmt: skip
+                kind="loss",
+                name=shapes.plural(queue.dead, "dead letter"),
+                of=f"in {queue.queue}",
+                headline="Not delivered again",
+                detail="unless they are redriven.",
+                due="",
+                path=("dead", queue.queue),
+                object=queue.queue,
+            )
         if queue.ready and queue.oldest_age > _LONG_WAIT:
             paused = queue.paused
             yield Row(
-                kind="info" if paused else "delay", name=queue.queue, of="queue",
-                headline="The queue is paused." if paused else "Consumers do not keep up." if queue.leased else "No consumer claims.",
-                detail=f"{shapes.plural(queue.ready, 'message')} ready.", due=f"oldest {shapes.duration(queue.oldest_age)}",
-                path=("queues", queue.queue), object=queue.queue,
-            )  # fmt: skip
+                kind="info" if paused else "delay",
+                name=queue.queue,
+                of="queue",
+                headline="The queue is paused."
+                if paused
+                else "Consumers do not keep up."
+                if queue.leased
+                else "No consumer claims.",
+                detail=f"{shapes.plural(queue.ready, 'message')} ready.",
+                due=f"oldest {shapes.duration(queue.oldest_age)}",
+                path=("queues", queue.queue),
+                object=queue.queue,
+            )
 
 
 def _endpoints(endpoints: Iterable[EndpointStats]) -> Iterator[Row]:
@@ -78,10 +97,15 @@ def _endpoints(endpoints: Iterable[EndpointStats]) -> Iterator[Row]:
             continue
         state = endpoint.breaker if endpoint.state == "enabled" else endpoint.state
         yield Row(
-            kind="info" if endpoint.state == "paused" else "delay", name=endpoint.endpoint, of="endpoint",
-            headline=f"{shapes.state(state)[1]}.", detail=f"Sends for {', '.join(endpoint.queues) or 'no queue'}.", due="",
-            path=("endpoints", endpoint.endpoint), object=endpoint.endpoint,
-        )  # fmt: skip
+            kind="info" if endpoint.state == "paused" else "delay",
+            name=endpoint.endpoint,
+            of="endpoint",
+            headline=f"{shapes.state(state)[1]}.",
+            detail=f"Sends for {', '.join(endpoint.queues) or 'no queue'}.",
+            due="",
+            path=("endpoints", endpoint.endpoint),
+            object=endpoint.endpoint,
+        )
 
 
 def _pipelines(pipelines: Iterable[PipelineLag]) -> Iterator[Row]:
@@ -89,10 +113,15 @@ def _pipelines(pipelines: Iterable[PipelineLag]) -> Iterator[Row]:
         if pipeline.state == "failed" or (pipeline.state == "running" and pipeline.age > _SILENT):
             failed = pipeline.state == "failed"
             yield Row(
-                kind="delay", name=pipeline.name, of="pipeline", headline="Failed." if failed else "Does not report.",
+                kind="delay",
+                name=pipeline.name,
+                of="pipeline",
+                headline="Failed." if failed else "Does not report.",
                 detail="" if pipeline.lag is None else f"{shapes.plural(pipeline.lag, 'message')} to read.",
-                due=f"since {shapes.duration(pipeline.age)}", path=("pipelines", pipeline.name), object=None,
-            )  # fmt: skip
+                due=f"since {shapes.duration(pipeline.age)}",
+                path=("pipelines", pipeline.name),
+                object=None,
+            )
 
 
 def _upkeep(tasks: list[UpkeepTask]) -> Iterator[Row]:
@@ -100,11 +129,23 @@ def _upkeep(tasks: list[UpkeepTask]) -> Iterator[Row]:
     ages = [task.age for task in tasks if task.age is not None]
     if tasks and not ages:
         yield Row(
-            kind="loss", name="upkeep", of="system", headline="Upkeep never ran.", detail="Run trunkline up, or call trunkline.upkeep().",
-            due="", path=("system",), object=None,
-        )  # fmt: skip
+            kind="loss",
+            name="upkeep",
+            of="system",
+            headline="Upkeep never ran.",
+            detail="Run trunkline up, or call trunkline.upkeep().",
+            due="",
+            path=("system",),
+            object=None,
+        )
     for task in bad:
         yield Row(
-            kind="delay", name=task.task, of="upkeep task", headline=f"{shapes.state(task.state)[1]}.", detail="",
-            due="" if task.age is None else f"last run {shapes.duration(task.age)} ago", path=("system",), object=None,
-        )  # fmt: skip
+            kind="delay",
+            name=task.task,
+            of="upkeep task",
+            headline=f"{shapes.state(task.state)[1]}.",
+            detail="",
+            due="" if task.age is None else f"last run {shapes.duration(task.age)} ago",
+            path=("system",),
+            object=None,
+        )

@@ -124,7 +124,8 @@ def chart(
         )
     out.append(
         Markup(
-            '<svg x="0" y="0" width="100%" height="{0}" viewBox="0 0 1000 {0}" preserveAspectRatio="none" overflow="visible">'
+            '<svg x="0" y="0" width="100%" height="{0}" viewBox="0 0 1000 {0}" preserveAspectRatio="none"'
+            ' overflow="visible">'
         ).format(height)
     )
     for line in lines:
@@ -145,7 +146,8 @@ def chart(
         y = round(height - limit.at / top * height) + 0.5
         out.append(
             Markup(
-                '<line class="{0}" x1="0" x2="100%" y1="{1}" y2="{1}"/><text class="halo {2}" x="100%" y="{3}" text-anchor="end">{4}</text>'
+                '<line class="{0}" x1="0" x2="100%" y1="{1}" y2="{1}"/>'
+                '<text class="halo {2}" x="100%" y="{3}" text-anchor="end">{4}</text>'
             ).format("limit" if limit.hard else "soft", _g(y), "badt" if limit.hard else "warnt", _g(y - 5), limit.label)
         )
     for event in events:

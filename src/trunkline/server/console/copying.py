@@ -55,7 +55,7 @@ def python(*lines: str) -> str:
 
 def call(function: str, *arguments: Any) -> str:
     """Return a call of a function that returns rows."""
-    return f"select * from trunkline.{function}({', '.join(sql_text(value) for value in arguments)});"
+    return f"select * from trunkline.{function}({', '.join(sql_text(value) for value in arguments)});"  # noqa: S608  quoted
 
 
 def pytest_fixture(queue: str, payload: bytes, headers: Mapping[str, Any] | None = None) -> str:

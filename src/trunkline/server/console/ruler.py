@@ -6,6 +6,7 @@ scales: the archive, the live log (linear) and the head (square root).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -70,7 +71,7 @@ class Scale:
     def x(self, distance: float) -> float:
         distance = max(0.0, distance)
         if distance <= self.head:
-            return _RIGHT - (distance / self.head) ** 0.5 * (_RIGHT - _HEAD)
+            return _RIGHT - math.sqrt(distance / self.head) * (_RIGHT - _HEAD)
         if self.span <= self.head or distance > self.span:
             return self.start
         return _HEAD - (distance - self.head) / (self.span - self.head) * (_HEAD - self.start)
@@ -154,7 +155,7 @@ def _zones(scale: Scale, bottom: int, tick: Callable[[float], str]) -> list[Mark
                 Markup(
                     '<line class="grid" x1="{0}%" x2="{0}%" y1="35" y2="39"/>'
                     '<text class="{1}" x="{0}%" y="31" text-anchor="middle">{2}</text>'
-                ).format(f"{scale.x(distance):.2f}", look, "now" if distance == 0 else f"−{tick(distance)}")
+                ).format(f"{scale.x(distance):.2f}", look, "now" if distance == 0 else f"-{tick(distance)}")
             )
     out.append(Markup('<line class="base" x1="{}%" x2="{}%" y1="39.5" y2="39.5"/>').format(f"{_LEFT:g}", f"{_RIGHT:g}"))
     return out

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 _MILLION = 1_000_000
 _UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _SPANS = ((86400, "d"), (3600, "h"), (60, "m"))
-NOTHING = "–"
+NOTHING = "\u2013"
 
 
 def number(value: float | None) -> str:
@@ -118,7 +118,7 @@ def moment(at: datetime | None, zone: tzinfo, now: datetime, *, day: bool = Fals
 
 def time_element(at: datetime | None, zone: tzinfo, now: datetime, *, day: bool = False) -> Markup:
     if at is None:
-        return Markup(f'<span class="faint">{NOTHING}</span>')
+        return Markup('<span class="faint">{}</span>').format(NOTHING)
     full = at.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(full, moment(at, zone, now, day=day))
 

@@ -7,8 +7,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import UTC, datetime, tzinfo
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, quote, urlencode
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -214,11 +213,14 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
     return Answer(text.encode(), status, HTML, {**POLICY, **(headers or {})})
 
 
-Page = Callable[[View], Awaitable[Answer]]
+Page = Callable[[View], Awaitable[Any]]
 
 
 def page(path: str, *, scope: Scope = "view", object: str | None = SOME) -> Callable[[Page], HTTPRouteHandler]:
-    """Declare a page below /console. `object`: the path parameter that names the topic or queue; SOME: it shows what matches."""
+    """Declare a page below /console.
+
+    `object`: the path parameter that names the topic or queue; SOME: the page shows what matches.
+    """
     return _declare("GET", path, scope, object, lambda function: function)
 
 
@@ -230,7 +232,8 @@ def action(path: str, *, scope: Scope, object: str | None = None, audit: bool = 
             await check_origin(view)
             if audit:
                 await view.request.audit(", ".join(str(value) for value in view.path.values()) or path)
-            return await function(view)
+            done: Answer = await function(view)
+            return done
 
         return checked
 
@@ -245,10 +248,12 @@ def _declare(
     def make(function: Page) -> HTTPRouteHandler:
         work = around(function)
 
-        async def handle(request: Call) -> Answer:
+        async def handle(request: Call) -> Any:
             return await work(View(request))
 
         handle.__module__, handle.__qualname__, handle.__doc__ = function.__module__, function.__qualname__, function.__doc__
+        # Litestar chooses by the annotation how to send the result
+        handle.__annotations__ = {"request": Call, "return": get_type_hints(function).get("return", Answer)}
         return route(method, f"{ROOT}{path}".rstrip("/"), declared)(handle)
 
     return make
@@ -297,6 +302,15 @@ class Panel:
         return read.value
 
 
+class Box(NamedTuple):
+    """What the frame of a panel needs: its element id, its address, and the live keys that make it stale."""
+
+    id: str
+    url: str
+    stale: str
+    late: list[str]
+
+
 PanelWork = Callable[[Panel], Awaitable[Values]]
 
 
@@ -319,10 +333,11 @@ class Panels:
             name = work.__name__
             self._work[name] = (work, " ".join(keys))
 
-            @wraps(work)
             async def fragment(view: View) -> Answer:
                 return html(await self._render(view, self._template, name))
 
+            fragment.__module__, fragment.__qualname__, fragment.__doc__ = work.__module__, name, work.__doc__
+            fragment.__annotations__ = {"return": Answer}
             declare = page(f"{self._path}/~/{name}", scope=self._scope, object=self._object)
             self.routes.append(declare(fragment))
             return work
@@ -339,12 +354,12 @@ class Panels:
         panel = Panel(view)
         address = "".join(f"/{quote(str(part), safe='@:')}" for part in self._parts(view))
         query = urlencode(view.query)
-        box: Values = {
-            "id": f"panel-{name}",
-            "url": f"{view.base}{address}/~/{name}" + (f"?{query}" if query else ""),
-            "keys": keys.format(**view.path),
-            "late": panel.late,
-        }
+        box = Box(
+            id=f"panel-{name}",
+            url=f"{view.base}{address}/~/{name}" + (f"?{query}" if query else ""),
+            stale=keys.format(**view.path),
+            late=panel.late,
+        )
         try:
             values = await work(panel)
             return view.console.pages.render_block(template, name, view.values(box=box, **values))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from litestar.response import Stream
@@ -29,7 +28,7 @@ def _event(number: int, dirty: list[str]) -> bytes:
 
 
 @page("/live")
-async def live(view: View) -> Any:
+async def live(view: View) -> Stream:
     """Stream the keys of stale fragments. Each browser holds one stream, whatever the number of its tabs."""
     since = _since(view)
 

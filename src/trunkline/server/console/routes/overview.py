@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
+from trunkline.db.calls.health import Minute
 from trunkline.server.call import Answer
 from trunkline.server.console import attention, charts, copying, shapes
 from trunkline.server.console.reads import overview as reads
@@ -14,6 +17,7 @@ from trunkline.types import GroupStats
 _TEMPLATE = "overview.html"
 _WORST = 6
 _RANGES = {"15m": timedelta(minutes=15), "1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(hours=24)}
+Write = Callable[[float | None], str]
 _STEPS = 90
 """Points of a chart, about."""
 panels = Panels("/", _TEMPLATE)
@@ -27,7 +31,7 @@ def _range(view: View) -> tuple[str, timedelta, timedelta]:
     return name, since, timedelta(minutes=max(1, math.ceil(since.total_seconds() / 60 / _STEPS)))
 
 
-async def _minutes(panel: Panel) -> list[reads.Minute]:
+async def _minutes(panel: Panel) -> list[Minute]:
     name, since, step = _range(panel.view)
     rows = await panel.read("Charts", ("minutes", name), lambda conn: reads.minutes(conn, since, step))
     return rows or []
@@ -77,33 +81,40 @@ async def flow(panel: Panel) -> Values:
         return {"charts_shown": []}
     rows = await _minutes(panel)
     _, since, _ = _range(view)
-    span = {"since": view.now - since, "until": view.now, "zone": view.zone}
+    span: dict[str, Any] = {"since": view.now - since, "until": view.now, "zone": view.zone}
     last = rows[-1] if rows else None
 
-    def milliseconds(seconds: float | None) -> float | None:
-        return None if seconds is None else seconds * 1000
+    def line(
+        label: str, field: str, write: Write, look: str = "c-ink", *, factor: float = 1, area: bool = False
+    ) -> charts.Line:
+        known = [getattr(row, field) for row in rows]
+        values = [None if value is None else value * factor for value in known]
+        return charts.Line(label=label, values=values, look=look, now=write(getattr(last, field)) if last else "", area=area)
 
     throughput = charts.chart(
-        "Throughput", "messages per second",
-        [
-            charts.Line(label="Published", values=[row.published for row in rows], now=shapes.rate(last.published) if last else "", area=True),
-            charts.Line(label="Acked", values=[row.acked for row in rows], look="c-acked", now=shapes.rate(last.acked) if last else ""),
-        ],
-        tick=shapes.rate, **span,
-    )  # fmt: skip
+        "Throughput",
+        "messages per second",
+        [line("Published", "published", shapes.rate, area=True), line("Acked", "acked", shapes.rate, "c-acked")],
+        tick=shapes.rate,
+        **span,
+    )
     ready = charts.chart(
-        "Ready", "messages, all queues",
-        [charts.Line(label="Now", values=[row.ready for row in rows], look="c-ready", now=shapes.number(last.ready) if last else "", area=True)],
-        tick=shapes.number, **span,
-    )  # fmt: skip
+        "Ready",
+        "messages, all queues",
+        [line("Now", "ready", shapes.number, "c-ready", area=True)],
+        tick=shapes.number,
+        **span,
+    )
     wait = charts.chart(
-        "Wait before delivery", "milliseconds",
+        "Wait before delivery",
+        "milliseconds",
         [
-            charts.Line(label="p50", values=[milliseconds(row.wait_p50) for row in rows], look="c-faint", now=shapes.duration(last.wait_p50) if last else ""),
-            charts.Line(label="p99", values=[milliseconds(row.wait_p99) for row in rows], look="c-ready", now=shapes.duration(last.wait_p99) if last else ""),
+            line("p50", "wait_p50", shapes.duration, "c-faint", factor=1000),
+            line("p99", "wait_p99", shapes.duration, "c-ready", factor=1000),
         ],
-        tick=lambda value: f"{shapes.number(value)} ms", **span,
-    )  # fmt: skip
+        tick=lambda value: f"{shapes.number(value)} ms",
+        **span,
+    )
     return {"charts_shown": [throughput, ready, wait]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from trunkline.db.pool import Connection
 from trunkline.errors import TopicNotFound
 from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, ruler, shapes
@@ -159,7 +160,7 @@ async def topic_detail(view: View) -> Answer:
     )
 
 
-async def _found(conn: reads.Connection, name: str) -> reads.Detail | None:
+async def _found(conn: Connection, name: str) -> reads.Detail | None:
     try:
         return await reads.detail(conn, name)
     except TopicNotFound:
