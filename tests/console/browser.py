@@ -90,7 +90,9 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
         page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
-        page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.send(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        )
         page.send("Emulation.setScriptExecutionDisabled", value=not scripts)
         return page
 
@@ -167,7 +169,11 @@ class Page:
         text = "" if control or len(key) > 1 else key
         for kind in ("keyDown", "keyUp"):
             self.send(
-                "Input.dispatchKeyEvent", type=kind, key=key, modifiers=2 if control else 0, **({"text": text} if text else {})
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                modifiers=2 if control else 0,
+                **({"text": text} if text else {}),
             )
 
     def text(self, selector: str = "body") -> str:

@@ -164,7 +164,9 @@ def chart(
         out.append(Markup('<text class="halo" x="0" y="{}">{}</text>').format(_g(y + (11 if y < 10 else -4)), tick(value)))
     out += _times(since, until, zone, height)
     if not known:
-        out.append(Markup('<text class="mid" x="50%" y="{}" text-anchor="middle">No values yet</text>').format(height // 2))
+        out.append(
+            Markup('<text class="mid" x="50%" y="{}" text-anchor="middle">No values yet</text>').format(height * 3 // 4)
+        )
     return Markup("").join([*out, Markup("</svg></figure>")])
 
 
