@@ -36,8 +36,10 @@ class Browser:
         self._home = tempfile.mkdtemp(prefix="trunkline-chromium-")
         read_end, self._write = os.pipe()
         self._read, write_end = os.pipe()
+        # chromium reads commands from file 3 and writes to file 4
+        pipes = f'exec "$0" "$@" 3<&{read_end} 4>&{write_end}'
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{read_end} 4>&{write_end}', PROGRAM, *_SWITCHES, f"--user-data-dir={self._home}"],
+            ["/bin/sh", "-c", pipes, PROGRAM, *_SWITCHES, f"--user-data-dir={self._home}"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(read_end, write_end), start_new_session=True,
         )  # fmt: skip

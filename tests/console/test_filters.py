@@ -32,7 +32,8 @@ def test_terms_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["key:cust-7", 'error~"a\\"b"', "-state:dead", 'key:"a b"', "at:2026-11-16T03:12Z..", '"state:dead"', "body.a:1..2"]
+    "text",
+    ["key:cust-7", 'error~"a\\"b"', "-state:dead", 'key:"a b"', "at:2026-11-16T03:12Z..", '"state:dead"', "body.a:1..2"],
 )
 def test_a_filter_is_written_as_it_was_read(text: str) -> None:
     assert str(parse(text)) == text

@@ -32,7 +32,9 @@ def test_numbers(value: float, text: str) -> None:
     assert shapes.number(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.01, "<0.1"), (12.24, "12.2"), (18_400, "18.4 k"), (None, "\u2013")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.01, "<0.1"), (12.24, "12.2"), (18_400, "18.4 k"), (None, "\u2013")]
+)
 def test_rates(value: float | None, text: str) -> None:
     assert shapes.rate(value) == text
 
@@ -57,10 +59,11 @@ def test_an_unknown_state_is_plain_text() -> None:
 
 
 def test_charts_are_well_formed_with_hostile_labels() -> None:
-    bad = '<script>"&\''
+    bad = "<script>\"&'"
     line = charts.Line(label=bad, values=[1, None, float("nan"), 3, 2], now=bad, area=True)
+    times = [NOW - timedelta(minutes=20 * n) for n in (4, 3, 2, 1, 0)]
     drawn = charts.chart(
-        bad, bad, [line], since=NOW - timedelta(hours=2), until=NOW, tick=lambda value: f"{bad}{value}",
+        bad, bad, [line], times, since=NOW - timedelta(hours=2), until=NOW, tick=lambda value: f"{bad}{value}",
         limits=[charts.Limit(at=5, label=bad)], events=[charts.Event(at=NOW - timedelta(hours=1), label=bad)],
     )  # fmt: skip
     ElementTree.fromstring(drawn)
@@ -71,12 +74,18 @@ def test_charts_are_well_formed_with_hostile_labels() -> None:
 
 
 def test_the_ruler_orders_positions() -> None:
-    lanes = [ruler.Lane(name="p0", span=10_000, segments=4), ruler.Lane(name="p1", span=8_000, archived=True, archived_to=5_000)]
+    lanes = [
+        ruler.Lane(name="p0", span=10_000, segments=4),
+        ruler.Lane(name="p1", span=8_000, archived=True, archived_to=5_000),
+    ]
     scale = ruler.Scale(lanes)
     places = [scale.x(distance) for distance in (20_000, 10_000, 9_000, 500, 100, 1, 0)]
     assert places == sorted(places)
     assert places[-1] > places[-2]
-    pins = [ruler.Pin(name="<b>", kind="group", at=[3, None], label="3 s"), ruler.Pin(name="x", kind="spark", at=[None, None])]
+    pins = [
+        ruler.Pin(name="<b>", kind="group", at=[3, None], label="3 s"),
+        ruler.Pin(name="x", kind="spark", at=[None, None]),
+    ]
     drawn = ruler.ruler("<t>", lanes, pins, [ruler.Mark(at=9_000, label="<m>")], tick=shapes.number)
     ElementTree.fromstring(drawn)
     assert "<b>" not in drawn

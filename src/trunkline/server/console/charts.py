@@ -55,11 +55,13 @@ def _runs(values: Sequence[Number]) -> list[list[tuple[int, float]]]:
     return [run for run in runs if run]
 
 
-def _points(run: list[tuple[int, float]], n: int, top: float, low: float, *, width: float, height: float, pad: float) -> str:
+def _points(
+    run: list[tuple[int, float]], places: Sequence[float], top: float, low: float, *, height: float, pad: float
+) -> str:
+    """Return the points of a line. `places`: the x of each value."""
     span = (top - low) or 1
     return " ".join(
-        f"{_g(place / max(1, n - 1) * width)},{_g(pad + height - (min(value, top) - low) / span * height)}"
-        for place, value in run
+        f"{_g(places[place])},{_g(pad + height - (min(value, top) - low) / span * height)}" for place, value in run
     )
 
 
@@ -74,9 +76,9 @@ def sparkline(values: Sequence[Number], *, look: str = "c-ink", cell: bool = Fal
         return head + Markup("</svg>")
     low, top = min(known), max(known)
     low = 0.0 if low < top * 0.6 else low * 0.9
-    body = Markup("")
+    body, places = Markup(""), [place * 100 / max(1, len(values) - 1) for place in range(len(values))]
     for run in _runs(values):
-        points = _points(run, len(values), top or 1, low, width=100, height=18, pad=2)
+        points = _points(run, places, top or 1, low, height=18, pad=2)
         first, last = points.partition(",")[0], points.rpartition(" ")[2].partition(",")[0]
         body += Markup('<path class="ar" d="M{},22 L{} L{},22z"/><polyline class="ln" points="{}"/>').format(
             first, points, last, points
@@ -96,6 +98,7 @@ def chart(
     title: str,
     unit: str,
     lines: Sequence[Line],
+    times: Sequence[datetime],
     *,
     since: datetime,
     until: datetime,
@@ -106,7 +109,10 @@ def chart(
     height: int = 132,
     summary: str = "",
 ) -> Markup:
-    """A chart over time, with at most three lines. The y axis starts at 0; `tick` writes its values."""
+    """A chart over time, with at most three lines. The y axis starts at 0; `tick` writes its values.
+
+    `times`: the time of each value of the lines.
+    """
     known = [value for line in lines for value in line.values if value is not None and math.isfinite(value)]
     top = nice(max([*known, *(limit.at for limit in limits)], default=0))
     told = summary or f"{title}: " + ", ".join(f"{line.label} {line.now}" for line in lines if line.now)
@@ -128,9 +134,10 @@ def chart(
             ' overflow="visible">'
         ).format(height)
     )
+    places = [min(1000.0, max(0.0, _percent(at, since, until) * 10)) for at in times]
     for line in lines:
         for run in _runs(line.values):
-            points = _points(run, len(line.values), top, 0, width=1000, height=height, pad=0)
+            points = _points(run, places, top, 0, height=height, pad=0)
             first, last = points.partition(",")[0], points.rpartition(" ")[2].partition(",")[0]
             if line.area:
                 out.append(

@@ -13,7 +13,7 @@ import msgspec
 
 from trunkline import Client
 from trunkline.db.pool import Connection
-from trunkline.errors import TrunklineError
+from trunkline.errors import NotFound, TrunklineError
 from trunkline.server.limits import Limits, limited
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Reads:
         self._kept: dict[Hashable, _Kept] = {}
 
     async def read(self, key: Hashable, work: Work[T], *, seconds: float = 1.0, fresh: float = FRESH_SECONDS) -> Read[T]:
-        """Run `work` on a connection with a time limit, or share a recent result. Never raises for the database.
+        """Run `work` on a connection with a time limit, or share a recent result. Raises only `NotFound`.
 
         `key` names the read and its arguments, but not the caller: what a caller may see is decided afterwards.
         """
@@ -72,6 +72,8 @@ class Reads:
             await asyncio.shield(kept.task)
         except TimeoutError:
             return Read(kept.value, kept.at, "timed out")
+        except NotFound:
+            raise
         except TrunklineError as exc:
             if exc.code == "timeout":
                 return Read(kept.value, kept.at, "timed out")

@@ -48,7 +48,15 @@ def rate(value: float | None) -> str:
         return NOTHING
     if value >= 1000:
         return _scaled(value)
-    return "0" if value == 0 else f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.1 else "<0.1"
+    return (
+        "0"
+        if value == 0
+        else f"{value:.0f}"
+        if value >= 100 or value == int(value)
+        else f"{value:.1f}"
+        if value >= 0.1
+        else "<0.1"
+    )
 
 
 def duration(value: timedelta | float | None) -> str:

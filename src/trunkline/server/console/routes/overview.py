@@ -82,7 +82,7 @@ async def flow(panel: Panel) -> Values:
     rows = await _minutes(panel)
     _, since, _ = _range(view)
     span: dict[str, Any] = {"since": view.now - since, "until": view.now, "zone": view.zone}
-    last = rows[-1] if rows else None
+    last, times = rows[-1] if rows else None, [row.at for row in rows]
 
     def line(
         label: str, field: str, write: Write, look: str = "c-ink", *, factor: float = 1, area: bool = False
@@ -95,6 +95,7 @@ async def flow(panel: Panel) -> Values:
         "Throughput",
         "messages per second",
         [line("Published", "published", shapes.rate, area=True), line("Acked", "acked", shapes.rate, "c-acked")],
+        times,
         tick=shapes.rate,
         **span,
     )
@@ -102,17 +103,19 @@ async def flow(panel: Panel) -> Values:
         "Ready",
         "messages, all queues",
         [line("Now", "ready", shapes.number, "c-ready", area=True)],
+        times,
         tick=shapes.number,
         **span,
     )
     wait = charts.chart(
         "Wait before delivery",
-        "milliseconds",
+        "until claimed",
         [
-            line("p50", "wait_p50", shapes.duration, "c-faint", factor=1000),
-            line("p99", "wait_p99", shapes.duration, "c-ready", factor=1000),
+            line("p50", "wait_p50", shapes.duration, "c-faint"),
+            line("p99", "wait_p99", shapes.duration, "c-ready"),
         ],
-        tick=lambda value: f"{shapes.number(value)} ms",
+        times,
+        tick=shapes.duration,
         **span,
     )
     return {"charts_shown": [throughput, ready, wait]}

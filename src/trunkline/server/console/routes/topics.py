@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from trunkline.db.pool import Connection
-from trunkline.errors import TopicNotFound
 from trunkline.server.call import Answer
 from trunkline.server.console import charts, copying, ruler, shapes
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import topics as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
-from trunkline.server.problems import Problem
 from trunkline.types import TopicStats
 
 _LIST, _DETAIL = "topics.html", "topic.html"
@@ -131,7 +128,14 @@ async def flow(panel: Panel) -> Values:
     last = next((rate for _, rate in reversed(rows) if rate is not None), None)
     line = charts.Line(label="Published", values=[rate for _, rate in rows], now=shapes.rate(last), area=True)
     figure = charts.chart(
-        "Published", "messages per second", [line], since=view.now - since, until=view.now, zone=view.zone, tick=shapes.rate
+        "Published",
+        "messages per second",
+        [line],
+        [at for at, _ in rows],
+        since=view.now - since,
+        until=view.now,
+        zone=view.zone,
+        tick=shapes.rate,
     )
     return {"figure": figure}
 
@@ -146,9 +150,7 @@ async def topic_list(view: View) -> Answer:
 async def topic_detail(view: View) -> Answer:
     """One topic: its offsets, readers and settings."""
     name = str(view.path["topic"])
-    read = await view.console.reads.read(("topic", name), lambda conn: _found(conn, name))
-    if read.value is None and read.late is None:
-        raise Problem(404, "topic_not_found", f'topic "{name}" does not exist', hint="It may have been deleted.")
+    read = await view.console.reads.read(("topic", name), lambda conn: reads.detail(conn, name))
     return await view.page(
         _DETAIL,
         one,
@@ -158,13 +160,6 @@ async def topic_detail(view: View) -> Answer:
         detail=read.value,
         copies=copying.topic(name),
     )
-
-
-async def _found(conn: Connection, name: str) -> reads.Detail | None:
-    try:
-        return await reads.detail(conn, name)
-    except TopicNotFound:
-        return None
 
 
 ROUTES = [topic_list, *listing.routes, topic_detail, *one.routes]
