@@ -36,10 +36,10 @@ class Browser:
         self._home = tempfile.mkdtemp(prefix="trunkline-chromium-")
         read_end, self._write = os.pipe()
         self._read, write_end = os.pipe()
-        # chromium reads commands from file 3 and writes to file 4
+        # chromium reads commands from file 3 and writes to file 4; dash knows files up to 9 only
         pipes = f'exec "$0" "$@" 3<&{read_end} 4>&{write_end}'
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", pipes, PROGRAM, *_SWITCHES, f"--user-data-dir={self._home}"],
+            ["/bin/bash", "-c", pipes, PROGRAM, *_SWITCHES, f"--user-data-dir={self._home}"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(read_end, write_end), start_new_session=True,
         )  # fmt: skip
@@ -141,6 +141,8 @@ class Page:
         before = self._loads
         yield
         self._until(lambda: self._loads > before, "the page to load")
+        # the address may redirect, and scripts may be off
+        self._until(lambda: self.run("document.readyState") == "complete", "the page to be complete")
 
     def run(self, script: str) -> Any:
         """Return the value of an expression; of a promise, its result."""

@@ -70,11 +70,9 @@ def test_every_page_without_scripts(browser: Browser, server: HttpServer) -> Non
 
 
 def ready(page: Page) -> str:
-    return str(
-        page.run(
-            "[...document.querySelectorAll('#panel-queues tbody tr')].find(r => r.innerText.startsWith('mine')).cells[1].innerText"
-        )
-    )
+    """Return the number of ready messages that the overview shows."""
+    row = "[...document.querySelectorAll('#panel-queues tbody tr')].find((row) => row.innerText.startsWith('mine'))"
+    return str(page.run(f"{row}.cells[1].innerText"))
 
 
 def test_a_change_arrives_without_a_reload(browser: Browser, server: HttpServer, module_db: str) -> None:
@@ -136,10 +134,10 @@ def test_finding_and_looks(browser: Browser, server: HttpServer) -> None:
     page.go(f"{server.url}/console")
     with page.loading():
         page.click("button[name=theme][value=dark]")
-    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(15, 16, 18)"
+    page.until("getComputedStyle(document.body).backgroundColor === 'rgb(15, 16, 18)'")
     with page.loading():
         page.click("button[name=rows]")
-    assert page.run("document.documentElement.dataset.rows") == "compact"
+    page.until("document.documentElement.dataset.rows === 'compact'")
     with page.loading():
         page.click("button[name=zone][value=local]")
     assert page.run("location.pathname") == "/console"

@@ -20,10 +20,12 @@ from trunkline.server.console.pages import STATIC
 VENDORED = {"htmx-4.0.1.min.js": "a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130"}
 """Files of others, as npm has them."""
 HOSTILE = [
-    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "';alert(1)//", "{{ 7 * 7 }}", "{% raw %}", "javascript:alert(1)",
-    "</textarea><svg/onload=alert(1)>", "\u202eevil", "&lt;b&gt;", "${7*7}", "<!--", "]]>", "\\u003cscript\\u003e", "%3Cscript%3E",
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "';alert(1)//", "{{ 7 * 7 }}", "{% raw %}",
+    "javascript:alert(1)",
+    "</textarea><svg/onload=alert(1)>", "\u202eevil", "&lt;b&gt;", "${7*7}", "<!--", "]]>",
+    "\\u003cscript\\u003e", "%3Cscript%3E",
 ]  # fmt: skip
-_VOID = set(["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"])
+_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 
 class Checker(HTMLParser):
