@@ -18,6 +18,10 @@ _ROW = 16
 Format = Literal["json", "text", "binary"]
 
 
+class _NotJson(ValueError):
+    """What Python accepts as JSON but JSON does not have."""
+
+
 class Number(str):
     """A number as it was written, such as 1e400 or 9007199254740993."""
 
@@ -107,7 +111,7 @@ def _tree(text: str) -> Node | None:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise _NotJson(f"{name} is not JSON")
 
 
 class _Pairs(list[tuple[str, Any]]):

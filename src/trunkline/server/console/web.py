@@ -39,7 +39,8 @@ _MOST_FIELDS = 1000
 POLICY = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
+    # no-referrer would make browsers send `Origin: null` with our own forms
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
 

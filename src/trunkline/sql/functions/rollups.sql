@@ -355,6 +355,7 @@ $$;
 create or replace function trunkline._total_rollups(p_since interval, p_step interval)
 returns table (at timestamptz, published_per_second float8, acked_per_second float8, wait_p50 float8, wait_p99 float8, ready bigint, dead bigint)
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_from timestamptz;
@@ -384,6 +385,7 @@ $$;
 create or replace function trunkline._topic_rates(p_since interval, p_step interval)
 returns table (topic text, at timestamptz, published_per_second float8)
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_from timestamptz;
