@@ -196,7 +196,7 @@ class View:
         from trunkline.server.console.reads import foot
 
         read = await self.console.reads.read(foot.FOOT, foot.read, fresh=10.0)
-        return {"database": read.value, "late": read.late}
+        return {"database": None if read.late else read.value}
 
     def redirect(self, address: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Answer with 303, which browsers follow with GET."""
