@@ -44,7 +44,7 @@ HOW: Mapping[str, How] = {
     "body": "reads each message",
     "text": "reads each message",
 }
-"""The known fields, and how each is answered."""
+"""The known fields, and how each is evaluated."""
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def how(self) -> How:
-        """How the term is answered: only an equal key is arithmetic, for example, not a pattern of keys."""
+        """The way in which the term is evaluated: only an equal key is arithmetic, for example, not a pattern of keys."""
         how = HOW[self.field]
         if how == "arithmetic" and self.field == "key" and (self.test != "is" or self.negated):
             return "reads each message"

@@ -271,7 +271,7 @@ class Access:
             self._start_reading()
 
     async def _refresh_if_possible(self) -> None:
-        """Refresh, or go on with the last list: without a database there is nothing to show, and nothing was revoked."""
+        """Refresh, or continue with the last list: without a database there is nothing to show, and nothing was revoked."""
         try:
             async with asyncio.timeout(_CONSOLE_SECONDS):
                 await self._refresh()

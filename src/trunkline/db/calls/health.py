@@ -72,7 +72,7 @@ async def is_durable(conn: Connection) -> bool:
 
 
 class Minute(NamedTuple):
-    """What happened in one minute: messages per second published and settled, waits in seconds, dead letters in all."""
+    """Totals of one minute: messages per second published and settled, waits in seconds, dead letters in all."""
 
     at: datetime
     published: float | None

@@ -1,4 +1,4 @@
-"""What needs attention, from what the statistics say now. What is lost first comes first.
+"""Rows for what needs attention, from the present statistics. What is lost first comes first.
 
 A function of the database will decide this for all programs; until then these rules do, with the same rows.
 """
@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     name: str
     of: str
-    """What it is: "queue", "group on orders"."""
+    """The sort of thing: "queue", "group on orders"."""
     headline: str
     detail: str
     due: str

@@ -1,4 +1,4 @@
-"""Where the live updates come from: the state of each subject, compared every two seconds. Add a source to SOURCES."""
+"""Sources of the live updates: the state of each subject, compared every two seconds. Add a source to SOURCES."""
 
 from __future__ import annotations
 

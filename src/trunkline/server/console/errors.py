@@ -29,7 +29,7 @@ def is_page(scope: Any) -> bool:
 
 
 def problem_page(request: Any, problem: Problem) -> Response[bytes]:
-    """Return a problem as a page. Who is not signed in goes to the form, and comes back to this address."""
+    """Return a problem as a page. A caller without a session goes to the form, and comes back to this address."""
     view = View(request)
     if request.engine.console is None:
         return Response(problem.body(), status_code=problem.status, headers={**_SAFE, **problem.headers})

@@ -1,4 +1,4 @@
-"""Tells browsers which fragments are stale. One watcher per process, which runs only while somebody listens."""
+"""Tells browsers which fragments are stale. One watcher per process, which runs only while a browser listens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Source = Callable[["Reads"], Awaitable[Mapping[str, Hashable] | None]]
 """Returns the present state of each key, such as {"queue:mail": (3, 1)}; None if it could not be read."""
 _EVERY_SECONDS = 2.0
 _POLLED_SECONDS = 15.0
-"""The watcher goes on for this long after the last poll."""
+"""The watcher continues for this long after the last poll."""
 
 
 def name_of(key: str) -> str | None:

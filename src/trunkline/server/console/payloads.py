@@ -19,7 +19,7 @@ Format = Literal["json", "text", "binary"]
 
 
 class _NotJson(ValueError):
-    """What Python accepts as JSON but JSON does not have."""
+    """A value that Python accepts as JSON but JSON does not have."""
 
 
 class Number(str):
@@ -29,7 +29,7 @@ class Number(str):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """A node of the tree. Scalars have no children; `text` is what is shown of them, `look` their class."""
+    """A node of the tree. Scalars have no children; `text` is shown of them, `look` their class."""
 
     name: str = ""
     text: str = ""
@@ -119,7 +119,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class _Budget:
-    """How many nodes may still be shown."""
+    """The number of nodes that may still be shown."""
 
     def __init__(self) -> None:
         self.left = _MOST_NODES

@@ -32,7 +32,7 @@ class Read(msgspec.Struct, Generic[T], frozen=True):
     value: T | None
     at: datetime | None
     late: str | None = None
-    """Why the value is old or missing: "timed out", "failed" or "the database does not respond"."""
+    """The reason why the value is old or missing: "timed out", "failed" or "the database does not respond"."""
 
 
 class _Kept:

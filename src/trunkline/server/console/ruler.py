@@ -1,4 +1,4 @@
-"""The offset ruler: partitions as lanes, readers as pins. What is archived, live and new, and where each reader stands.
+"""The offset ruler: partitions as rows, readers as pins. What is archived, live and new, and where each reader stands.
 
 Positions are distances from the head, in messages or in seconds; the measure says which. Three zones have their own
 scales: the archive, the live log (linear) and the head (square root).
@@ -41,7 +41,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader: its distance from the head in each lane (None: it does not read that one)."""
+    """A reader: its distance from the head in each partition (None: it does not read that one)."""
 
     name: str
     kind: Kind

@@ -46,7 +46,7 @@ POLICY = {
 
 
 class View:
-    """One request for a page, panel or action: who asks, for what, and how the answer is to look."""
+    """One request for a page, panel or action: the caller, what is wanted, and how it is to look."""
 
     def __init__(self, request: Call) -> None:
         self.request = request
@@ -79,7 +79,7 @@ class View:
 
     @property
     def open(self) -> bool:
-        """True if everybody on this machine has all rights."""
+        """True if all programs on this machine have all rights."""
         return self.request.engine.access.open
 
     @property
@@ -192,7 +192,7 @@ class View:
         return self.render(template, panels=shown, foot=foot, **values)
 
     async def console_foot(self) -> Values:
-        """What the foot of the navigation says about the database."""
+        """Return what the foot of the navigation says about the database."""
         from trunkline.server.console.reads import foot
 
         read = await self.console.reads.read(foot.FOOT, foot.read, fresh=10.0)
@@ -304,7 +304,7 @@ class Panel:
 
 
 class Box(NamedTuple):
-    """What the frame of a panel needs: its element id, its address, and the live keys that make it stale."""
+    """The values that the frame of a panel needs: its element id, its address, and the live keys that make it stale."""
 
     id: str
     url: str

@@ -1,1 +1,1 @@
-"""What the pages read from the database: one module per page, the only place that asks."""
+"""Reads of the pages from the database: one module per page, the only place that asks."""

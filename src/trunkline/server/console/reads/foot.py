@@ -1,4 +1,4 @@
-"""What the foot of the navigation shows."""
+"""Reads for the foot of the navigation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the overview reads."""
+"""Reads of the overview."""
 
 from __future__ import annotations
 

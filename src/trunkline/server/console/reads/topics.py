@@ -1,4 +1,4 @@
-"""What the pages of topics read. A map of segments and positions by time will replace `detail` when the database has one."""
+"""Reads of the pages of topics. A map of segments and positions by time will replace `detail` when the database has one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _YEAR = 365 * 86400
 
 
 def _own_path(view: View, address: str | None) -> str:
-    """Return an address of this console, so that nobody can send visitors elsewhere through us."""
+    """Return an address of this console, so that no link can send visitors elsewhere through us."""
     if (
         address
         and (address == view.base or address.startswith((f"{view.base}/", f"{view.base}?")))

@@ -153,7 +153,7 @@ async def groups(panel: Panel) -> Values:
 
 @page("/")
 async def overview(view: View) -> Answer:
-    """What needs attention, and how much flows."""
+    """The overview page."""
     name, *_ = _range(view)
     return await view.page(
         _TEMPLATE,
