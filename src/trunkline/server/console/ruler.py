@@ -128,7 +128,8 @@ def _told(name: str, lanes: Sequence[Lane], pins: Sequence[Pin], tick: Callable[
     readers = "; ".join(
         f"{pin.kind} {pin.name} {pin.label or tick(max((at or 0 for at in pin.at), default=0))}" for pin in pins
     )
-    return f"Offset ruler of topic {name}, {len(lanes)} partitions. {readers}".strip()
+    count = len(lanes)
+    return f"Offset ruler of topic {name}, {count} partitions. {readers}".strip()
 
 
 def _zones(scale: Scale, bottom: int, tick: Callable[[float], str]) -> list[Markup]:
