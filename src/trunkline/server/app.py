@@ -31,9 +31,11 @@ from trunkline.server.routes import (
     endpoints,
     events,
     groups,
+    inspection,
     messages,
     queues,
     schedules,
+    search,
     subscriptions,
     system,
     topics,
@@ -70,6 +72,8 @@ def create_app(config: Config) -> ASGIApp:
             *dead.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
         ],
     )
     app = Litestar(

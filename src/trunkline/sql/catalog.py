@@ -31,6 +31,7 @@ FUNCTION_FILES = (
     "upkeep.sql",
     "history.sql",
     "explain.sql",
+    "explain_waiting.sql",
     "poll.sql",
     "stats.sql",
     "schedules.sql",
