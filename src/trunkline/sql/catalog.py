@@ -36,6 +36,7 @@ FUNCTION_FILES = (
     "stats.sql",
     "schedules.sql",
     "rollups.sql",
+    "series.sql",
     "topic_map.sql",
     "search.sql",
     "attention.sql",

@@ -227,13 +227,13 @@ $$;
 -- p_partitions: null is all, or with a key the one that has it; messages with the key that were published
 -- before partitions were added may be in another. p_next: `next` of an earlier call, instead of a range.
 -- p_backwards: the newest first, in turn from each partition.
--- Stops because of the first of: 'end', 'limit' (p_limit matches, 1 to 1,000), 'rows' (p_rows messages read),
+-- Stops because of the first of: 'end', 'limit' (p_limit matches, 1 to 1,000), 'rows' (p_scan messages read),
 -- 'bytes' (8 MiB of matches) or 'time' (p_budget, 10 ms to 1 minute). The budget is checked between pages of
 -- up to 2,000 messages. One expression can take longer than that on a long payload: limit the time of the
 -- statement too.
 create or replace function trunkline.search_log(
     p_name text, p_selection jsonb default '{}', p_partitions int[] default null, p_from text default 'earliest', p_to text default 'latest', p_limit int default 50,
-    p_backwards boolean default true, p_rows bigint default 1000000, p_budget interval default '5 seconds', p_next jsonb default null, p_kind text default 'topic')
+    p_backwards boolean default true, p_scan bigint default 1000000, p_budget interval default '5 seconds', p_next jsonb default null, p_kind text default 'topic')
 returns table (partition int, log_offset bigint, id uuid, key text, routing_key text, label text, headers jsonb, payload bytea, content_type text, occurred_at timestamptz,
                created_at timestamptz, scanned bigint, matched bigint, stopped text, next jsonb, seconds float8)
 language plpgsql
@@ -261,7 +261,7 @@ declare
     i         int := 0;
 begin
     perform trunkline._check_range('limit', p_limit, 1, 1000);
-    perform trunkline._check_range('rows', p_rows, 1, 1000000000);
+    perform trunkline._check_range('scan', p_scan, 1, 1000000000);
     perform trunkline._need_duration('budget', p_budget, '10 milliseconds', '1 minute');
     select array_agg(r.partition), array_agg(r.first_offset), array_agg(r.last_offset) into v_parts, v_from, v_to
       from trunkline._search_ranges(t, s, p_partitions, p_from, p_to) r;
@@ -270,10 +270,13 @@ begin
             perform trunkline._fail('TL001', 'next must be what an earlier search has returned', 'Pass it unchanged, or leave it out.');
         end if;
         for n in 1 .. coalesce(cardinality(v_parts), 0) loop
-            if p_backwards then
-                v_to[n] := coalesce(least(v_to[n], (p_next ->> v_parts[n]::text)::bigint), 0);
+            if not p_next ? v_parts[n]::text then
+                -- nothing is left in this partition
+                v_to[n] := v_from[n] - 1;
+            elsif p_backwards then
+                v_to[n] := least(v_to[n], (p_next ->> v_parts[n]::text)::bigint);
             else
-                v_from[n] := coalesce(greatest(v_from[n], (p_next ->> v_parts[n]::text)::bigint), v_to[n] + 1);
+                v_from[n] := greatest(v_from[n], (p_next ->> v_parts[n]::text)::bigint);
             end if;
         end loop;
     end if;
@@ -288,11 +291,12 @@ begin
             end if;
         end loop;
         exit when v_stopped is not null;
-        v_stopped := case when v_matched >= p_limit then 'limit' when v_bytes >= 8388608 then 'bytes' when v_scanned >= p_rows then 'rows'
-                          when clock_timestamp() - v_began >= p_budget then 'time' end;
+        v_stopped := case when v_matched >= p_limit then 'limit' when v_bytes >= 8388608 then 'bytes' when v_scanned >= p_scan then 'rows'
+                          -- at least one page, so that repeated calls end
+                          when v_scanned > 0 and clock_timestamp() - v_began >= p_budget then 'time' end;
         exit when v_stopped is not null;
         v_page_at := clock_timestamp();
-        v_size := least(v_size, p_rows - v_scanned);
+        v_size := least(v_size, p_scan - v_scanned);
         if p_backwards then
             v_last := v_to[i];
             v_first := greatest(v_from[i], v_last - v_size + 1);
