@@ -119,9 +119,7 @@ def test_a_range_of_times(conn: Connection, clock: Clock) -> None:
         publish(conn, "t", n)
         sequence(conn)
         clock.advance(60)
-    matches, _ = search(
-        conn, "t", p_from=str(started + timedelta(seconds=50)), p_to=str(started + timedelta(seconds=170))
-    )
+    matches, _ = search(conn, "t", p_from=str(started + timedelta(seconds=50)), p_to=str(started + timedelta(seconds=170)))
     assert bodies(matches) == [2, 1]
 
 
@@ -194,7 +192,14 @@ def test_bad_selections(conn: Connection, selection: Any, words: str) -> None:
 
 def test_bad_arguments(conn: Connection) -> None:
     call(conn, "create_topic", "t")
-    for named in ({"p_limit": 0}, {"p_limit": 1001}, {"p_scan": 0}, {"p_next": '{"x": 1}'}, {"p_kind": "x"}, {"p_partitions": [1]}):
+    for named in (
+        {"p_limit": 0},
+        {"p_limit": 1001},
+        {"p_scan": 0},
+        {"p_next": '{"x": 1}'},
+        {"p_kind": "x"},
+        {"p_partitions": [1]},
+    ):
         with refused("TL001"):
             call(conn, "search_log", "t", **named)
     with refused("TL005"):
