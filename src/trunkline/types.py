@@ -359,7 +359,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionDeadline(msgspec.Struct, frozen=True, kw_only=True):
-    """When a reader loses messages of a partition by hard retention. `lost_at` is None if that is not known yet."""
+    """The time at which hard retention removes what a reader needs next. `lost_at`: None if that is not known yet."""
 
     topic: str
     partition: int
@@ -409,7 +409,7 @@ class MapArchive(msgspec.Struct, frozen=True):
 
 
 class MapKeeps(msgspec.Struct, frozen=True):
-    """When retention may remove the offsets up to `last_offset`, and when hard retention does."""
+    """The times at which retention may remove the offsets up to `last_offset`, and at which hard retention does."""
 
     last_offset: int
     until: datetime
@@ -448,7 +448,7 @@ class Selection(TypedDict, total=False):
 
 
 class SearchRange(msgspec.Struct, frozen=True):
-    """What a search reads at most in one partition."""
+    """The offsets that a search reads at most in one partition."""
 
     partition: int
     first_offset: int

@@ -105,7 +105,7 @@ def test_labels_have_lines_that_add_up_to_their_queue(conn: Connection, clock: C
     assert [
         row[0]
         for row in conn.execute(
-            "select acked + dead from trunkline.rollups where kind = 'label' and at = (select max(at) from trunkline.rollups where kind = 'label') order by 1"
+            "select acked + dead from trunkline.rollups where kind = 'label' order by at desc, 1 limit 2"
         ).fetchall()
     ] == [10, 10]
     assert found["q/bad"][-1].failed_per_second == 0, "an idle minute ends the line at zero"
@@ -128,10 +128,11 @@ def test_endpoints_have_lines_while_they_are_used(conn: Connection, clock: Clock
     enqueue(conn, "q", *range(4))
     clock.advance(60)
     conn.execute(
-        "insert into trunkline.attempts (slot, endpoint_id, queue_id, id, attempt, started_at, seconds, status, outcome, dispatcher)"
+        "insert into trunkline.attempts"
+        " (slot, endpoint_id, queue_id, id, attempt, started_at, seconds, status, outcome, dispatcher)"
         " select 0, e.endpoint_id, q.queue_id, gen_random_uuid(), 1, trunkline.clock() - interval '20 seconds', n, 200,"
-        " case when n < 4 then 'acked' else 'nacked' end, 'd' from trunkline.endpoints e, trunkline.queues q, generate_series(1, 4) n"
-        " where e.name = 'e'"
+        " case when n < 4 then 'acked' else 'nacked' end, 'd'"
+        " from trunkline.endpoints e, trunkline.queues q, generate_series(1, 4) n where e.name = 'e'"
     )
     roll_up(conn)
     [row] = rows(conn, "select head, acked, returned, work_max from trunkline.rollups where kind = 'endpoint'")
@@ -221,7 +222,8 @@ def test_when_a_reader_loses_messages(conn: Connection, clock: Clock) -> None:
     assert (row.topic, row.reader, row.next_offset, row.unread) == ("t", "g", 1, 40)
     sealed = value(
         conn,
-        "select min(s.sealed_at) from trunkline.segments s join trunkline.logs l using (log) join trunkline.topics t using (topic_id) where t.name = 't'",
+        "select min(s.sealed_at) from trunkline.segments s join trunkline.logs l using (log)"
+        " join trunkline.topics t using (topic_id) where t.name = 't'",
     )
     assert (row.lost_at - sealed).total_seconds() == 86_400
     call(conn, "require_archive", "t")

@@ -1,4 +1,4 @@
-"""What the system does now: series of rates, what needs attention, and when readers lose messages."""
+"""Inspection: series of rates, what needs attention, and when readers lose messages."""
 
 from __future__ import annotations
 

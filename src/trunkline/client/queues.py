@@ -255,9 +255,9 @@ class Queues(Noun):
         after: dict[str, int] | None = None,
         type: Any = None,
     ) -> Search[Any]:
-        """Search messages that were sent to a queue directly, whether or not they were consumed. The newest first, or forwards.
+        """Search messages that were sent to a queue directly, whether or not they were consumed.
 
-        Stops after `limit` matches (at most 1,000), `max_rows` messages read, or `budget` (at most one minute). To
+        The newest first, or forwards. Stops after `limit` matches (at most 1,000), `max_rows` messages read, or `budget` (at most one minute). To
         continue, pass `next` of the result as `after`. `end` is inclusive if it is an offset.
         """
         async with self._session().reading(queue=queue) as conn:

@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/trunkline/client/inspection.py; change that file, not this one.
-"""What the system does now: series of rates, what needs attention, and when readers lose messages."""
+"""Inspection: series of rates, what needs attention, and when readers lose messages."""
 
 from __future__ import annotations
 

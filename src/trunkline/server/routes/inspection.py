@@ -1,4 +1,4 @@
-"""What the system does now: series of rates, attention, the map of a topic, members, deadlines."""
+"""Inspection: series of rates, attention, the map of a topic, members, deadlines."""
 
 from __future__ import annotations
 

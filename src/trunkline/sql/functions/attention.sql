@@ -105,7 +105,7 @@ as $$
            'Run the archive pipeline.'
     from trunkline.archives a join trunkline.topics t using (topic_id) join trunkline.logs l using (topic_id)
     cross join lateral (select g.sealed_at from trunkline.segments g
-                        where g.log = l.log and g.sealed_at < trunkline.clock() - t.retention - trunkline._attention_setting('idle')
+                        where g.log = l.log and g.sealed_at < (select trunkline.clock() - trunkline._attention_setting('idle')) - t.retention
                           and g.last_offset > trunkline._archived_upto(l.topic_id, l.partition) and g.last_offset >= l.base_offset order by g.segment limit 1) s
     where a.required group by t.name
 $$;
@@ -147,7 +147,7 @@ begin
             continue;
         end if;
         v_p99 := (select percentile_cont(0.5) within group (order by z.wait_p99)
-                  from (select y.wait_p99 from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id and y.wait_p99 is not null order by y.at desc offset 10 limit 200) z);
+                  from (select y.wait_p99 from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id and y.wait_p99 is not null order by y.at desc offset 10 limit 60) z);
         if v_late > coalesce(5 * v_p99, 0) then
             return next row('slow', 'queue_waits', 'queue', q.name, v_now - v_late * interval '1 second', null, q.ready,
                             format('the next message of queue %s has waited for %s%s', q.name, trunkline._age_text(v_late),
@@ -218,17 +218,22 @@ $$;
 
 -- New dead letters.
 create or replace function trunkline._attention_dead_letters() returns setof trunkline.attention_row
-language sql
+language plpgsql
 as $$
+declare
+    -- a variable bounds an index range; the clock is read once
+    v_from timestamptz := trunkline.clock() - trunkline._attention_setting('recent') - interval '11 minutes';
+begin
+    return query
     select 'note', 'dead_letters', 'queue', q.name, w.at, null::timestamptz, r.dead - w.dead,
            format('%s new dead letters of queue %s in %s%s', r.dead - w.dead, q.name, trunkline._age_text(extract(epoch from r.at - w.at)), coalesce(': ' || left(d.error, 200), '')),
            'Look at the errors, then redrive or purge the dead letters.'
     from trunkline.queues q
     cross join lateral (select y.at, y.dead from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id order by y.at desc limit 1) r
-    cross join lateral (select y.at, y.dead from trunkline.rollups y
-                        where y.kind = 'queue' and y.subject = q.queue_id and y.at >= trunkline.clock() - trunkline._attention_setting('recent') - interval '11 minutes' order by y.at limit 1) w
+    cross join lateral (select y.at, y.dead from trunkline.rollups y where y.kind = 'queue' and y.subject = q.queue_id and y.at >= v_from order by y.at limit 1) w
     left join lateral (select x.error from trunkline.dead_letters x where x.queue_id = q.queue_id order by x.dead_id desc limit 1) d on true
-    where r.dead > w.dead
+    where r.dead > w.dead;
+end
 $$;
 
 -- Schedules that were paused by an error, and schedules that are late.
@@ -269,7 +274,7 @@ as $$
                   trunkline._age_text(extract(epoch from clock_timestamp() - a.xact_start))), 'End it, unless it is expected. Queues and topics do not slow down.'
     from pg_catalog.pg_stat_activity a
     where num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid() and a.datname = current_database()
-      and a.xact_start < clock_timestamp() - trunkline._attention_setting('transaction')
+      and a.xact_start < (select clock_timestamp() - trunkline._attention_setting('transaction'))
     union all
     select 'note', 'old_transaction', 'prepared transaction', x.gid, x.prepared, null, null,
            format('prepared transaction %s of %s is %s old', x.gid, x.owner, trunkline._age_text(extract(epoch from clock_timestamp() - x.prepared))), 'Commit it or roll it back.'

@@ -8,7 +8,7 @@ language sql stable
 as $$
     select trunkline._per_second(n.total, w.total, extract(epoch from n.at - w.at)::float8)
     from (select x.at, case p_kind when 'group' then x.acked else x.delivered end as total from trunkline.rollups x
-          where x.kind = p_kind and x.subject = p_subject and x.at > trunkline.clock() - interval '5 minutes' order by x.at desc limit 1) n
+          where x.kind = p_kind and x.subject = p_subject and x.at > (select trunkline.clock() - interval '5 minutes') order by x.at desc limit 1) n
     cross join lateral (select y.at, case p_kind when 'group' then y.acked else y.delivered end as total from trunkline.rollups y
                         where y.kind = p_kind and y.subject = p_subject and y.at < n.at and y.at > n.at - interval '15 minutes'
                         order by abs(extract(epoch from n.at - y.at) - 300) limit 1) w
@@ -29,7 +29,7 @@ as $$
 $$;
 
 -- Returns why no worker starts a job of this kind: none is alive, none knows the kind, or a limit is reached.
--- Null for messages that are no jobs, and if there is no such reason.
+-- Null for messages that are not jobs, and if there is no such reason.
 create or replace function trunkline._not_started(p_queue text, p_label text, out cause text, out reason text)
 language plpgsql stable
 as $$
