@@ -8,7 +8,7 @@ import httpx
 import psycopg
 import pytest
 
-from tests.http.servers import problem, serving
+from tests.http.servers import serving
 
 
 @pytest.fixture
@@ -22,6 +22,11 @@ def topic(http: httpx.Client, name: str) -> str:
 def found(response: httpx.Response) -> Any:
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def refused(response: httpx.Response, status: int) -> None:
+    assert response.status_code == status, response.text
+    assert response.json()["detail"]
 
 
 def test_search_pages_and_says_what_it_did(http: httpx.Client, topic: str) -> None:
@@ -45,7 +50,7 @@ def test_the_price_of_a_search(http: httpx.Client, topic: str) -> None:
     everything = found(http.post(f"{path}/estimate"))["partitions"]
     assert sum(row["messages"] for row in everything) == 30
     [one] = found(http.post(f"{path}/estimate", json={"selection": {"key": "k1"}}))["partitions"]
-    assert found(http.post(path, json={"selection": {"key": "k1"}}))["scanned"] == one["messages"] < 30
+    assert found(http.post(path, json={"selection": {"key": "k1"}}))["scanned"] == one["messages"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_the_price_of_a_search(http: httpx.Client, topic: str) -> None:
     ],
 )  # fmt: skip
 def test_bad_searches(http: httpx.Client, topic: str, body: Any) -> None:
-    problem(http.post(f"/v1/topics/{topic}/search", json=body), 400)
+    refused(http.post(f"/v1/topics/{topic}/search", json=body), 400)
 
 
 def test_an_expression_without_end_is_ended(http: httpx.Client, name: str) -> None:
@@ -77,7 +82,7 @@ def test_a_queue_is_searched_and_read_without_a_claim(http: httpx.Client, name: 
     page = found(http.get(f"/v1/queues/{name}/log?limit=3"))
     assert ([row["payload"] for row in page["data"]], page["next"]) == ([0, 1, 2], 4)
     assert found(http.get(f"/v1/queues/{name}/stats"))["ready"] == 5
-    problem(http.get("/v1/queues/unknown/log"), 404)
+    refused(http.get("/v1/queues/unknown/log"), 404)
 
 
 def test_maps_members_series_and_names(http: httpx.Client, topic: str) -> None:
@@ -87,11 +92,11 @@ def test_maps_members_series_and_names(http: httpx.Client, topic: str) -> None:
     assert {reader["name"] for row in partitions for reader in row["readers"]} == {"g"}
     [member] = found(http.get(f"/v1/topics/{topic}/groups/g/members"))["data"]
     assert (member["member"], len(member["partitions"])) == ("m", 1)
-    problem(http.get(f"/v1/topics/{topic}/groups/unknown/members"), 404)
+    refused(http.get(f"/v1/topics/{topic}/groups/unknown/members"), 404)
     assert found(http.get(f"/v1/deadlines?topic={topic}"))["data"] == []
     assert isinstance(found(http.get("/v1/series?kind=topic&name=" + topic))["data"], list)
-    problem(http.get("/v1/series"), 400)
-    problem(http.get("/v1/series?kind=queue&step_seconds=1"), 400)
+    refused(http.get("/v1/series"), 400)
+    refused(http.get("/v1/series?kind=queue&step_seconds=1"), 400)
     assert [row["name"] for row in found(http.get(f"/v1/topics?name={topic[:-1]}*"))["data"]] == [topic]
     assert found(http.get("/v1/queues?name=no.such.queue"))["data"] == []
     assert found(http.get("/v1/queue-stats?name=no.such.queue"))["data"] == []

@@ -258,8 +258,9 @@ class Queues(Noun):
     ) -> Search[Any]:
         """Search messages that were sent to a queue directly, whether or not they were consumed.
 
-        The newest first, or forwards. Stops after `limit` matches (at most 1,000), `max_rows` messages read, or `budget` (at most one minute). To
-        continue, pass `next` of the result as `after`. `end` is inclusive if it is an offset.
+        The newest first, or forwards. Stops after `limit` matches (at most 1,000), `max_rows` messages read, or
+        `budget` (at most one minute). To continue, pass `next` of the result as `after`. `end` is inclusive if it is an
+        offset.
         """
         with self._session().reading(queue=queue) as conn:
             return inspection.search_log(

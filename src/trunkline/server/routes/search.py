@@ -9,6 +9,8 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.client.queues import Queues
+from trunkline.client.topics import Topics
 from trunkline.server.budget import fitting
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Offset
@@ -26,7 +28,7 @@ Place = Annotated[str, Meta(min_length=1, max_length=100)]
 Partitions = Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=64)]
 
 
-class SelectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SelectionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which messages to return. All given fields must match; without fields, all do."""
 
     key: Text | None = None
@@ -87,22 +89,29 @@ def _selection(body: SelectionBody) -> Selection:
     return found
 
 
-async def _estimate(request: Call, noun: Any, name: str) -> Answer:
+def _noun(request: Call, kind: Literal["topic", "queue"]) -> Topics | Queues:
+    return request.mq.topics if kind == "topic" else request.mq.queues
+
+
+async def _estimate(request: Call, kind: Literal["topic", "queue"], name: str) -> Answer:
     request.query()
     body = await request.read(SearchRangeBody, optional=True)
-    ranges = await noun.estimate_search(
+    ranges = await _noun(request, kind).estimate_search(
         name, _selection(body.selection), partitions=body.partitions, start=body.start, end=body.end
     )
     return answer(Estimate(ranges))
 
 
-async def _search(request: Call, noun: Any, name: str) -> Answer:
+async def _search(request: Call, kind: Literal["topic", "queue"], name: str) -> Answer:
     request.query()
     body = await request.read(SearchBody, optional=True)
+    # offsets are assigned before: the search is a transaction
+    async with request.mq.session.reading(**{kind: name}):
+        pass
     # the database ends a statement that one expression on one payload keeps busy
     limits = Limits(resource=("search", name), reads=True, seconds=body.budget_seconds + _GRACE_SECONDS, in_database=True)
     with limited(limits):
-        found = await noun.search(
+        found = await _noun(request, kind).search(
             name,
             _selection(body.selection),
             partitions=body.partitions,
@@ -141,25 +150,25 @@ _SEARCH: dict[str, Any] = {
 @route("POST", "/topics/{topic:str}/search/estimate", Doc(**_ESTIMATE, object="topic"))
 async def estimate_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Estimate a search: which offsets it would read at most, and about how many bytes."""
-    return await _estimate(request, request.mq.topics, topic)
+    return await _estimate(request, "topic", topic)
 
 
 @route("POST", "/topics/{topic:str}/search", Doc(**_SEARCH, object="topic"))
 async def search_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Search messages of a topic, consumed or not. Has no effect on any reader."""
-    return await _search(request, request.mq.topics, topic)
+    return await _search(request, "topic", topic)
 
 
 @route("POST", "/queues/{queue:str}/search/estimate", Doc(**_ESTIMATE, object="queue"))
 async def estimate_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Estimate a search: which offsets it would read at most, and about how many bytes."""
-    return await _estimate(request, request.mq.queues, queue)
+    return await _estimate(request, "queue", queue)
 
 
 @route("POST", "/queues/{queue:str}/search", Doc(**_SEARCH, object="queue"))
 async def search_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Search messages that were sent to a queue directly, consumed or not."""
-    return await _search(request, request.mq.queues, queue)
+    return await _search(request, "queue", queue)
 
 
 class LogPage(msgspec.Struct, frozen=True):
