@@ -33,9 +33,11 @@ from trunkline.server.routes import (
     endpoints,
     events,
     groups,
+    inspection,
     messages,
     queues,
     schedules,
+    search,
     subscriptions,
     system,
     topics,
@@ -72,6 +74,8 @@ def create_app(config: Config) -> ASGIApp:
             *dead.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
         ],
     )
     app = Litestar(
