@@ -28,6 +28,8 @@ FUNCTION_FILES = (
     "delayed.sql",
     "pass.sql",
     "dead.sql",
+    "dead_groups.sql",
+    "runs.sql",
     "upkeep.sql",
     "history.sql",
     "explain.sql",
@@ -50,6 +52,7 @@ FUNCTION_FILES = (
     "jobs.sql",
     "addresses.sql",
     "push.sql",
+    "events.sql",
     "roles.sql",
     "pin.sql",
 )
