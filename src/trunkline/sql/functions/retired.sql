@@ -38,6 +38,21 @@ begin
 end
 $do$;
 
+-- The result of these has other columns now, or they have other parameters.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select oid from pg_proc
+        where pronamespace = 'trunkline'::regnamespace
+          and (proname = 'topic_rollups' and not coalesce(proargnames && array['bytes'], false) or proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(proargnames && array['p_names'], false))
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;
+
 drop function if exists trunkline._record_audit(text, text, text, text),
     trunkline._audit_hash(bytea, bigint, timestamptz, text, text, text, text);
 
