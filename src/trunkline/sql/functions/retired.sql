@@ -37,3 +37,20 @@ begin
     end loop;
 end
 $do$;
+drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
+    trunkline._create_token(text, text, bytea, text[], timestamptz);
+
+-- These return more columns now.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid from pg_proc p
+        where p.pronamespace = 'trunkline'::regnamespace
+          and (p.proname = 'upkeep_stats' and not 'took_seconds' = any (p.proargnames) or p.proname = 'list_workers' and not 'schemas' = any (p.proargnames))
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;

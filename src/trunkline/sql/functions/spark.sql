@@ -690,6 +690,43 @@ begin
         detail = p.detail || excluded.detail,
         started_at = case when p.state <> 'running' and excluded.state = 'running' then v_now else p.started_at end,
         updated_at = v_now, ended_at = excluded.ended_at;
+    insert into trunkline.pipeline_progress (slot, name, at, state, batch, rows, rows_per_second, lag, error, detail)
+    select w.slot, p_name, v_now, p_state, p_batch, p_rows, p_rows_per_second, p_lag, p_error, coalesce(p_detail, '{}')
+    from trunkline.windows w where w.name = 'pipeline_progress';
+end
+$$;
+
+-- Returns the reports of a pipeline, the newest first, each as it was made: null for what it left out. Kept for
+-- the setting progress_kept (7 days). For more rows, pass the last report_no as p_before. p_limit is 1 to
+-- 10,000.
+create or replace function trunkline.list_progress(p_name text, p_before bigint default null, p_limit int default 100)
+returns table (report_no bigint, at timestamptz, state text, batch bigint, rows bigint, rows_per_second float8, lag bigint, error text, detail jsonb)
+language plpgsql
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    begin
+        return query
+        select p.no, p.at, p.state || '', p.batch, p.rows, p.rows_per_second, p.lag, p.error || '', p.detail || '{}'
+        from trunkline.pipeline_progress p where p.name = p_name and (p_before is null or p.no < p_before) order by p.no desc limit p_limit;
+        perform trunkline._end_read();
+    exception when sqlstate 'TLX00' then
+        null;
+    end;
+end
+$$;
+
+-- Returns the versions that a Spark writer has published, the newest first. Upkeep removes all but the newest
+-- after a day. For more rows, pass the last version as p_before. p_limit is 1 to 10,000.
+create or replace function trunkline.list_commits(p_writer text, p_before bigint default null, p_limit int default 100)
+returns table (version bigint, rows bigint, at timestamptz)
+language plpgsql stable
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 10000);
+    return query
+    select c.version, c.rows, c.at from trunkline.sink_commits c
+    where c.writer = p_writer and (p_before is null or c.version < p_before) order by c.version desc limit p_limit;
 end
 $$;
 
