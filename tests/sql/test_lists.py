@@ -225,7 +225,9 @@ def test_fires_of_a_schedule(conn: Connection, clock: Clock) -> None:
 def test_a_schedule_that_fails_has_a_row(conn: Connection) -> None:
     call(conn, "create_topic", "t")
     call(conn, "create_schedule", "s", "* * * * *", "t")
-    conn.execute("update trunkline.schedules set next_at = trunkline.clock() - interval '1 second', label = repeat('x', 100000)")
+    conn.execute(
+        "update trunkline.schedules set next_at = trunkline.clock() - interval '1 second', label = repeat('x', 100000)"
+    )
     conn.execute("set client_min_messages = error")
     conn.execute("select trunkline.run_upkeep('schedules')")
     [row] = call(conn, "list_fires", "s")
@@ -236,10 +238,16 @@ def test_a_schedule_that_fails_has_a_row(conn: Connection) -> None:
 def test_attempts_by_outcome_status_and_time(conn: Connection) -> None:
     call(conn, "create_endpoint", "e", "https://example.com/")
     number = value(conn, "select endpoint_id from trunkline.endpoints")
-    for status, outcome, age in ((200, "acked", 1), (503, "nacked", 2), (404, "buried", 3), (None, "nacked", 4), (500, "nacked", 4000)):
+    for status, outcome, age in (
+        (200, "acked", 1),
+        (503, "nacked", 2),
+        (404, "buried", 3),
+        (None, "nacked", 4),
+        (500, "nacked", 4000),
+    ):
         conn.execute(
-            "select trunkline.settle_attempts('d', array[%s::int], array[null::int], array[null::text], array[trunkline.new_id()], '{1}',"
-            " array[%s::float8], '{0.1}', array[%s::int], array[%s::text], array[null::interval], array['why'::text], array['body'::text])",
+            "select trunkline.settle_attempts('d', array[%s::int], array[null::int], array[null::text],"
+            " array[trunkline.new_id()], '{1}', array[%s::float8], '{0.1}', array[%s::int], array[%s::text], array[null::interval], '{why}', '{body}')",
             (number, age, status, outcome),
         )
 
@@ -366,11 +374,18 @@ def test_the_use_of_a_token_is_written_at_most_once_a_minute(conn: Connection, c
 
 
 def test_audit_newest_first_with_filters(conn: Connection) -> None:
-    for actor, action, object_ in (("a", "POST /v1/queues", "q1"), ("b", "DELETE /v1/queues/{queue}", "q1"), ("a", "PATCH x", "q2")):
+    for actor, action, object_ in (
+        ("a", "POST /v1/queues", "q1"),
+        ("b", "DELETE /v1/queues/{queue}", "q1"),
+        ("a", "PATCH x", "q2"),
+    ):
         conn.execute("select trunkline._record_audit(%s, null, %s, %s)", (actor, action, object_))
 
     def found(*given: object) -> list[Any]:
-        query = "select audit_id from trunkline._find_audit(%s::text, %s::text, %s::text, %s::timestamptz, %s::timestamptz, %s::bigint, 10)"
+        query = (
+            "select audit_id from trunkline._find_audit(%s::text, %s::text, %s::text, %s::timestamptz, %s::timestamptz,"
+            " %s::bigint, 10)"
+        )
         return [row.audit_id for row in rows(conn, query, *given)]
 
     assert found(None, None, None, None, None, None) == [3, 2, 1]

@@ -28,14 +28,19 @@ from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
 from trunkline.server.routes import (
     claims,
     dead,
+    delayed,
     endpoints,
     events,
     groups,
+    jobs,
     messages,
+    operations,
+    pipelines,
     queues,
     schedules,
     subscriptions,
     system,
+    tokens,
     topics,
 )
 
@@ -70,6 +75,11 @@ def create_app(config: Config) -> ASGIApp:
             *dead.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *delayed.ROUTES,
+            *jobs.ROUTES,
+            *pipelines.ROUTES,
+            *operations.ROUTES,
+            *tokens.ROUTES,
         ],
     )
     app = Litestar(

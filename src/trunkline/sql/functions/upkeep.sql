@@ -934,7 +934,7 @@ declare
     v_done  int;
     v_wait  text := current_setting('lock_timeout');
     v_began timestamptz;
-    v_took  regclass := to_regclass(format('trunkline.upkeep_took_%s', p_task));
+    v_took  regclass;
 begin
     if not exists (select from trunkline._upkeep_tasks() t where t.task = p_task) then
         perform trunkline._fail('TL001', format('upkeep task %s does not exist', trunkline._quoted(p_task)),
@@ -953,6 +953,7 @@ begin
         perform set_config('lock_timeout', '2s', true);
     end if;
     v_began := clock_timestamp();
+    v_took := to_regclass(format('trunkline.upkeep_took_%s', p_task));
     execute format('select trunkline._upkeep_%s()', p_task) into v_done;
     -- The time that the task took, if it did something: most runs find nothing to do.
     if v_took is not null and v_done > 0 then
