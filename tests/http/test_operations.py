@@ -81,9 +81,7 @@ def test_pages_of_jobs(http: httpx.Client, name: str) -> None:
 
 
 def test_workers_and_limits(http: httpx.Client, sql: psycopg.Connection[Any]) -> None:
-    sql.execute(
-        """select trunkline.register_worker('w', '{"version": "1"}', '{"mail": {"type": "object"}}')"""
-    )
+    sql.execute("""select trunkline.register_worker('w', '{"version": "1"}', '{"mail": {"type": "object"}}')""")
     sql.execute("select trunkline.ensure_limit('db', 2)")
     sql.execute("select trunkline.hold_slots('w', '{db}', '{3}', '1 minute')")
     [worker] = http.get("/v1/workers").json()["data"]

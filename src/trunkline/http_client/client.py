@@ -12,8 +12,8 @@ import msgspec
 
 from trunkline.errors import InvalidValue, NotFound, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
-from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
+from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds

@@ -69,7 +69,9 @@ _RAN = {
 @command.verb("list", example="trunkline job list mail --state dead")
 @click.argument("queue", required=False)
 @click.option(
-    "--state", type=click.Choice(["running", "waiting", "delayed", "blocked", "dead", "done"]), help="Only jobs in this state."
+    "--state",
+    type=click.Choice(["running", "waiting", "delayed", "blocked", "dead", "done"]),
+    help="Only jobs in this state.",
 )
 @click.option("--kind", help="Only jobs of this kind.")
 @click.option("--limit", type=Count(1, 10_000), default=100, show_default=True, help="Maximum number of jobs.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invoc
 from trunkline.cli.framework.output import Column, progress, shorten
 from trunkline.cli.framework.positions import Position
 from trunkline.errors import InvalidArgument, NotFound, NotInstalled
+
+if TYPE_CHECKING:
+    from trunkline import Client
 
 command = CommandGroup("pipeline", help="Run and list Spark pipelines.")
 
@@ -85,8 +88,10 @@ def list_(invocation: Invocation, state: str | None) -> None:
 
     A query without a name is listed by its id; set `queryName` to name it.
     """
+    from trunkline.db.calls.pipelines import merge_queries
+
     rows = _all(invocation)
-    invocation.out.many([each for each in with_queries(rows) if state in (None, each.state)], _PIPELINES)
+    invocation.out.many([each for each in merge_queries(rows) if state in (None, each.state)], _PIPELINES)
 
 
 def _all(invocation: Invocation, name: str | None = None) -> list[Any]:

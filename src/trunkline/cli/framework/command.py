@@ -19,6 +19,7 @@ from trunkline.settings import Settings, parse_duration
 
 if TYPE_CHECKING:
     from trunkline import Client
+    from trunkline.http_client import HttpClient
     from trunkline.messaging import Messaging
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from litestar.params import FromPath
 
 from trunkline.db.calls import pipelines
 from trunkline.db.calls.archive import ArchiveStats
-from trunkline.db.calls.list_records import SinkVersion, Progress
+from trunkline.db.calls.list_records import Progress, SinkVersion
 from trunkline.db.calls.spark import Pipeline
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.params import LIMIT, OFFSET, Param
