@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
-import msgspec
 import psycopg
 
 from trunkline.db.calls import doctor as calls
 from trunkline.db.calls.doctor import Connection
+from trunkline.db.calls.list_records import Finding, Level
 from trunkline.sql.migrate import installed_version, latest_version
 
-Level = Literal["ok", "warn", "fail"]
 _OLDEST_SERVER = 150000
 _LONG_TRANSACTION = timedelta(minutes=1)
 _IDLE_TRANSACTION = timedelta(seconds=30)
@@ -32,15 +30,6 @@ _UPKEEP_SILENCE = 30.0
 _UPKEEP_FAILS = timedelta(minutes=1)
 """Duration after which a failing task fails the check. Brief failures, such as on a lock, are normal."""
 _ROLES = ("trunkline_consumer", "trunkline_owner", "trunkline_publisher", "trunkline_reader")
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """A finding and its fix. Only `fail` makes the command fail."""
-
-    check: str
-    level: Level
-    message: str
-    hint: str | None = None
 
 
 def examine(url: str) -> list[Finding]:

@@ -247,7 +247,8 @@ def test_attempts_by_outcome_status_and_time(conn: Connection) -> None:
     ):
         conn.execute(
             "select trunkline.settle_attempts('d', array[%s::int], array[null::int], array[null::text],"
-           @@
+            " array[trunkline.new_id()], '{1}', array[%s::float8], '{0.1}', array[%s::int], array[%s::text],"
+            " array[null::interval], '{why}', '{body}')",
             (number, age, status, outcome),
         )
 

@@ -9,9 +9,8 @@ from uuid import UUID
 import msgspec
 
 from trunkline.db.calls.job_records import JobRow, JobView, LimitRow, WorkerRow
-from trunkline.db.calls.list_records import Progress
+from trunkline.db.calls.list_records import Finding, Progress
 from trunkline.db.calls.spark import Pipeline
-from trunkline.doctor import Finding
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import payload_bytes, seconds
 from trunkline.http_client.transport import PAGE, quoted

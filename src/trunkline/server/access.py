@@ -115,7 +115,7 @@ class Access:
         self._failures: dict[str, tuple[float, float]] = {}
         self._audited: dict[str, float] = {}
         self._noted: dict[str, float] = {}
-        """When the use of a token was written last."""
+        """The time at which the use of a token was last written."""
         self._unnoted: set[str] = set()
         self._noting: asyncio.Task[None] | None = None
         self._watches: dict[asyncio.Future[Problem], Credential | None] = {}

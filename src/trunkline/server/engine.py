@@ -51,7 +51,7 @@ class Engine:
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
         self.examining = asyncio.Lock()
-        """Held by the checks of the database: they run one at a time, on a connection of their own."""
+        """Held by the checks of the database: they run one at a time, on a separate connection."""
         self.under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishing = 0

@@ -22,7 +22,8 @@ _FINDINGS = (
 @click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 def command(invocation: Invocation, strict: bool) -> int:
     """Check durability and performance risks. Makes no changes. Exits with 5 if a check fails."""
-    from trunkline.doctor import Finding, examine
+    from trunkline.db.calls.list_records import Finding
+    from trunkline.doctor import examine
 
     findings = [Finding("program", "ok", f"trunkline {__version__}")]
     if invocation.service is not None:

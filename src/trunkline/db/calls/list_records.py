@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
+
+Level = Literal["ok", "warn", "fail"]
 
 
 class DelayedRow(msgspec.Struct, frozen=True):
@@ -40,7 +42,7 @@ class ConsumerRow(msgspec.Struct, frozen=True):
 
 
 class Fire(msgspec.Struct, frozen=True):
-    """What happened at a time of a schedule: on_time, late, caught_up, skipped, manual or failed."""
+    """The outcome of a time of a schedule: on_time, late, caught_up, skipped, manual or failed."""
 
     fire_no: int
     outcome: str
@@ -140,3 +142,12 @@ class Alert(msgspec.Struct, frozen=True):
     detail: dict[str, Any]
     done_at: datetime | None
     done_by: str | None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A finding and its fix. Only `fail` makes the command fail."""
+
+    check: str
+    level: Level
+    message: str
+    hint: str | None = None

@@ -10,8 +10,8 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.db.calls import system
-from trunkline.db.calls.list_records import Alert, SegmentRow, SessionRow, SizeRow, UpkeepTask
-from trunkline.doctor import Finding, examine
+from trunkline.db.calls.list_records import Alert, Finding, SegmentRow, SessionRow, SizeRow, UpkeepTask
+from trunkline.doctor import examine
 from trunkline.server.call import Answer, Call, answer
 from trunkline.server.params import Param
 from trunkline.server.problems import invalid

@@ -304,7 +304,7 @@ $$;
 -- Done jobs are listed newest first, as long as both the log and the delivery history keep them. Of the
 -- messages that were not delivered yet, lists only direct messages of the queue; messages of subscribed
 -- topics are listed from their first delivery on. With p_kind it reads at most 10,000 messages of a queue and
--- state in one call, and goes on with the next queue or state if there are fewer jobs of that kind in them.
+-- state in one call, and continues with the next queue or state if there are fewer jobs of that kind in them.
 create or replace function trunkline.list_jobs(p_queue text default null, p_state text default null, p_limit int default 100, p_kind text default null, p_after text default null)
 returns table (id uuid, queue text, kind text, state text, attempt int, due_at timestamptz, worker text, error text, created_at timestamptz, ended_at timestamptz,
                "position" text)
@@ -356,7 +356,7 @@ end
 $$;
 
 -- Withdraws a cancel request. Returns withdrawn, or the state of the job if there is none: its request was
--- carried out, or it never had one. A worker that has read the request stops the job all the same. Raises
+-- carried out, or it never had one. A worker that has read the request stops the job anyway. Raises
 -- TL018 if there is no such job.
 create or replace function trunkline.uncancel_job(p_id uuid) returns text
 language plpgsql
