@@ -14,7 +14,7 @@ ROWS = 50_000
 PAGES = {
     "list_delayed('q', p_limit => 20)": 400,
     "list_delayed('q', p_after => 'r/1/1', p_limit => 20)": 400,
-    "list_delayed('q', p_after => 'l/1/1/1', p_limit => 20)": 400,
+    "list_delayed('q', p_after => 'l/1/1', p_limit => 20)": 400,
     "list_delayed('q', p_after => 'd/1/1', p_limit => 20)": 400,
     "list_delayed(p_topic => 't', p_limit => 20)": 400,
     "list_jobs('q', 'waiting', 20)": 5000,

@@ -59,11 +59,11 @@ begin
         limit p_limit;
     else
         return query
-        select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, format('l/%s/%s/%s', trunkline._micros(d.due), d.source_id, d.log_offset)
+        select d.source_id, d.log_offset, d.attempt, d.why, d.error, d.due_at, format('l/%s/%s', trunkline._micros(d.due), d.no)
         from trunkline.later d
         where d.queue_id = q.queue_id and d.kind = 'r' and d.due >= greatest((p.before).walked, trunkline._from_micros(k_1)) and d.due > (p.before).walked
-          and (d.due, d.source_id, d.log_offset) > (trunkline._from_micros(k_1), k_2, k_3) and not trunkline._is_purged(q, d.purge_no, p)
-        order by d.due, d.source_id, d.log_offset limit p_limit;
+          and (d.due, d.no) > (trunkline._from_micros(k_1), k_2) and not trunkline._is_purged(q, d.purge_no, p)
+        order by d.due, d.no limit p_limit;
     end if;
 end
 $$;

@@ -59,6 +59,11 @@ insert into trunkline.settings values ('fires_kept', '30 days'), ('events_kept',
 -- Failed attempts only, so that a successful delivery has no more index entries than before.
 create index on trunkline.attempts (endpoint_id, started_at) where outcome <> 'acked';
 create index on trunkline.job_waiting (queue, waiting_id);
+-- With the number: many messages can be due at the same time, and a page must not read all of them.
+drop index trunkline.later_queue_id_due_idx;
+create index on trunkline.later (queue_id, due, no);
+drop index trunkline.delayed_topic_id_due_at_idx;
+create index on trunkline.delayed (topic_id, due_at, no);
 
 -- What a worker wanted when its share was last written; null: written by an older program.
 alter table trunkline.job_slots add column wanted int;
