@@ -293,9 +293,13 @@ def test_events_of_an_endpoint(conn: Connection) -> None:
     assert [row.event for row in call(conn, "list_endpoint_events", "e", events[2].event_no)] == names[3:]
 
 
-def test_progress_and_commits(conn: Connection) -> None:
+def test_progress_and_commits(conn: Connection, clock: Clock) -> None:
     for batch in range(3):
         call(conn, "report_pipeline", "p", "copy", p_batch=batch, p_rows=batch * 10, p_detail='{"durations": {"write": 5}}')
+        # neither an empty report nor one within five seconds is kept
+        call(conn, "report_pipeline", "p", "copy", p_rows=1000)
+        clock.advance(6)
+        call(conn, "report_pipeline", "p", "copy")
     found = call(conn, "list_progress", "p")
     assert [row.batch for row in found] == [2, 1, 0]
     assert found[0].detail == {"durations": {"write": 5}}

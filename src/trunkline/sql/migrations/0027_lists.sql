@@ -69,6 +69,8 @@ create index on trunkline.delayed (topic_id, due_at, no);
 alter table trunkline.job_slots add column wanted int;
 -- The JSON schema of the arguments of each kind, written when the worker starts.
 alter table trunkline.job_workers add column schemas jsonb;
+-- The time of its newest row in pipeline_progress.
+alter table trunkline.pipelines add column progress_at timestamptz;
 alter table trunkline.alerts
     add column done_at timestamptz,
     add column done_by text;
