@@ -45,7 +45,7 @@ def examine(url: str) -> list[Finding]:
             name = check.__name__.replace("_", " ")
             try:
                 findings += check(conn)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedColumn):
                 # the schema has another version, which the schema check reports
                 findings.append(Finding(name, "warn", "not supported by this version of the schema"))
             except psycopg.errors.InsufficientPrivilege as exc:

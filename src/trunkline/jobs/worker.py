@@ -418,8 +418,11 @@ class Worker:
             "done": sum(lane.done for lane in self._lanes),
             "failed": sum(lane.failed for lane in self._lanes),
         }
+        schemas = None if self._registered else self._schemas()
+        # after a failure they are sent again: the row may be gone
+        self._registered = False
         async with self.session.connection(writing=True) as conn:
-            await jobs.register_worker(conn, self.name, info, None if self._registered else self._schemas())
+            await jobs.register_worker(conn, self.name, info, schemas)
         self._registered = True
 
     def _schemas(self) -> dict[str, Any]:
