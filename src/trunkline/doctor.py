@@ -271,7 +271,12 @@ def alerts(conn: Connection) -> Iterator[Finding]:
     rows = calls.recent_alerts(conn)
     for kind, count, last in rows:
         message = f"{count} x {kind} in the last day, last at {last:%Y-%m-%d %H:%M:%S%z}"
-        yield Finding("alerts", "warn", message, "Read them with trunkline.list_alerts(), and close them with trunkline.close_alert(ID).")
+        yield Finding(
+            "alerts",
+            "warn",
+            message,
+            "Read them with trunkline.list_alerts(), and close them with trunkline.close_alert(ID).",
+        )
     if not rows:
         yield Finding("alerts", "ok", "none in the last day")
 
