@@ -38,15 +38,20 @@ begin
 end
 $do$;
 
+drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
+    trunkline._create_token(text, text, bytea, text[], timestamptz);
+
 -- The result of these has other columns now, or they have other parameters.
 do $do$
 declare
     f regprocedure;
 begin
     for f in
-        select oid from pg_proc
-        where pronamespace = 'trunkline'::regnamespace
-          and (proname = 'topic_rollups' and not coalesce(proargnames && array['bytes'], false) or proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(proargnames && array['p_names'], false))
+        select p.oid from pg_proc p
+        where p.pronamespace = 'trunkline'::regnamespace
+          and (p.proname = 'topic_rollups' and not coalesce(p.proargnames && array['bytes'], false)
+            or p.proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(p.proargnames && array['p_names'], false)
+            or p.proname = 'upkeep_stats' and not 'took_seconds' = any (p.proargnames) or p.proname = 'list_workers' and not 'schemas' = any (p.proargnames))
     loop
         execute format('drop function %s', f);
     end loop;
