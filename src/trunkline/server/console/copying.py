@@ -132,6 +132,23 @@ def dead_groups(queue: str | None) -> Copies:
     ]
 
 
+def dead_group(queue: str, fingerprint: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/queues/{quote(queue)}/dead-groups/{quote(fingerprint, safe='')}")),
+        ("SQL", call("dead_spread", queue, fingerprint)),
+        ("Python", python(f"print(await mq.dead.spread({queue!r}, {fingerprint!r}))")),
+    ]
+
+
+def dead_letter(queue: str, id: str, payload: bytes | None, headers: Mapping[str, Any] | None) -> Copies:
+    copies = [
+        ("curl", curl("GET", f"/v1/queues/{quote(queue)}/dead-letters/{id}")),
+        ("trunkline", command("dead", "show", queue, id)),
+        ("SQL", call("get_dead_letter", queue, id)),
+    ]
+    return [*copies, ("pytest", pytest_fixture(queue, payload, headers))] if payload is not None else copies
+
+
 def run(kind: str, selector: Mapping[str, Any], expected: int, options: Mapping[str, Any]) -> Copies:
     """A run that is about to be started."""
     body = {"kind": kind, "selector": selector, "expected": expected, "options": options}
