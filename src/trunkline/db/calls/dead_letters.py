@@ -43,7 +43,13 @@ async def list_dead_letters(
 
 
 async def list_dead_group(
-    conn: Connection, queue: str, fingerprint: str, *, before: int | None = None, limit: int = 100, max_bytes: int | None = None
+    conn: Connection,
+    queue: str,
+    fingerprint: str,
+    *,
+    before: int | None = None,
+    limit: int = 100,
+    max_bytes: int | None = None,
 ) -> list[DeadLetter[Any]]:
     """Return dead letters with one label and masked error, the newest first."""
     function, args = "_list_dead_group(%b, %b, %b::bigint, %b::int)", (queue, fingerprint, before, limit)

@@ -64,9 +64,7 @@ async def list_deliveries(
     return [DeliveryRun(*row) for row in await fetch_rows(conn, query, (queue, since, limit))]
 
 
-async def list_archive(
-    conn: Connection, queue: str | None = None, *, since: timedelta, limit: int = 100
-) -> list[Completed]:
+async def list_archive(conn: Connection, queue: str | None = None, *, since: timedelta, limit: int = 100) -> list[Completed]:
     """Return acked messages without their payloads."""
     query = (
         "select id, created_at, processed_at, attempts, consumer, topic, key, label, octet_length(payload)"

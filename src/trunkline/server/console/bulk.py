@@ -91,7 +91,9 @@ def _number(name: str, text: str) -> float:
 def words(run: Run) -> str:
     """Return in words what a run selects."""
     chosen = run.selector
-    parts = [f"{name} {chosen[name]}" for name in ("fingerprint", "label", "key", "topic", "reason", "error") if name in chosen]
+    parts = [
+        f"{name} {chosen[name]}" for name in ("fingerprint", "label", "key", "topic", "reason", "error") if name in chosen
+    ]
     if "ids" in chosen:
         parts.append(shapes.plural(len(chosen["ids"]), "chosen message"))
     parts += [f"{name} {chosen[name]}" for name in ("since", "until", "from", "to") if name in chosen]

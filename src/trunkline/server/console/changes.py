@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 
 from trunkline.server.console.live import Source
 from trunkline.server.console.reading import Reads
-from trunkline.server.console.reads import overview
+from trunkline.server.console.reads import overview, runs
 
 
 async def _stats(reads: Reads) -> Mapping[str, Hashable] | None:
@@ -25,4 +25,12 @@ async def _stats(reads: Reads) -> Mapping[str, Hashable] | None:
     return found
 
 
-SOURCES: list[Source] = [_stats]
+async def _runs(reads: Reads) -> Mapping[str, Hashable] | None:
+    """Runs that have not ended."""
+    read = await reads.read(runs.ACTIVE, runs.active)
+    if read.value is None or read.late:
+        return None
+    return {f"run:{run.run_id}": (run.state, run.done, run.failed) for run in read.value}
+
+
+SOURCES: list[Source] = [_stats, _runs]

@@ -161,9 +161,7 @@ def run(kind: str, selector: Mapping[str, Any], expected: int, options: Mapping[
         ),
         (
             "Python",
-            python(
-                f"await mq.runs.start({kind!r}, {dict(selector)!r}, expected={expected}, options={dict(options)!r})"
-            ),
+            python(f"await mq.runs.start({kind!r}, {dict(selector)!r}, expected={expected}, options={dict(options)!r})"),
         ),
     ]
 

@@ -18,7 +18,8 @@ def parse_plain(text: str, fields: Iterable[str]) -> Selector:
     for term in selector.terms:
         if term.test == "matches":
             raise InvalidValue(
-                f"this list takes no expressions such as {term.text[:50]!r}", hint="Write a part of the text: error:*timeout*."
+                f"this list takes no expressions such as {term.text[:50]!r}",
+                hint="Write a part of the text: error:*timeout*.",
             )
     return selector
 

@@ -73,7 +73,9 @@ async def _queue_groups(panel: Panel) -> Values:
     if panel.view.query.get("show") != "messages":
         return await _groups(panel, queue)
     after = _number(panel.view.query.get("after", "")) or 0
-    found = await panel.read("Dead letters", ("letters", queue, after), lambda conn: reads.letters(conn, queue, after, _PAGE))
+    found = await panel.read(
+        "Dead letters", ("letters", queue, after), lambda conn: reads.letters(conn, queue, after, _PAGE)
+    )
     more = panel.view.with_query(after=found[-1].dead_id) if found and len(found) == _PAGE else None
     return {"letters": found or [], "known": found is not None, "more": more, "queue": queue, "rest": 0, "total": None}
 

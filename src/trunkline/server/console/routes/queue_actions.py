@@ -55,7 +55,9 @@ async def _form(view: View, fields: dict[str, str], error: str | None, status: i
 @page("/queues/{queue:str}/enqueue", object="queue")
 async def enqueue_form(view: View) -> Answer:
     """The form for a new message."""
-    await view.console.reads.read(("queue", str(view.path["queue"])), lambda conn: reads.detail(conn, str(view.path["queue"])))
+    await view.console.reads.read(
+        ("queue", str(view.path["queue"])), lambda conn: reads.detail(conn, str(view.path["queue"]))
+    )
     return await _form(view, {"payload": "{}"}, None)
 
 
@@ -102,9 +104,7 @@ async def _settle(view: View, *, bury: bool) -> Answer:
     if topic is not None:
         view.request.engine.access.check(view.request.scope, "view", topic)
     by = view.caller.name
-    done = await view.change(
-        lambda conn: reads.settle(conn, name, place, bury=bury, by=by), f"queue:{name}", "queues"
-    )
+    done = await view.change(lambda conn: reads.settle(conn, name, place, bury=bury, by=by), f"queue:{name}", "queues")
     did = ("buried" if bury else "released") if done else "lost"
     return view.redirect(view.url("queues", name, tab="leased", did=did))
 

@@ -57,9 +57,7 @@ async def rows(panel: Panel) -> Values:
     names = tuple(row.queue for row in part)
     points: dict[str, list[SeriesPoint]] = {}
     if names:
-        found = await panel.read(
-            "Rates", ("queue lines", names), lambda conn: reads.lines(conn, names, _HOUR, _STEP)
-        )
+        found = await panel.read("Rates", ("queue lines", names), lambda conn: reads.lines(conn, names, _HOUR, _STEP))
         for point in found or ():
             points.setdefault(point.name, []).append(point)
     return {
@@ -103,9 +101,7 @@ async def _detail(panel: Panel) -> reads.Detail | None:
 
 async def _points(panel: Panel) -> list[SeriesPoint]:
     name = _name(panel)
-    found = await panel.read(
-        "Rates", ("queue history", name), lambda conn: reads.lines(conn, [name], _DAY, _LONG_STEP)
-    )
+    found = await panel.read("Rates", ("queue history", name), lambda conn: reads.lines(conn, [name], _DAY, _LONG_STEP))
     return found or []
 
 
@@ -148,7 +144,12 @@ async def flow(panel: Panel) -> Values:
                 **span,
             ),
             charts.chart(
-                "Ready", "messages", [line("Now", "lag", "c-ready", shapes.number, area=True)], times, tick=shapes.number, **span
+                "Ready",
+                "messages",
+                [line("Now", "lag", "c-ready", shapes.number, area=True)],
+                times,
+                tick=shapes.number,
+                **span,
             ),
             charts.chart(
                 "Wait and work",
@@ -305,7 +306,12 @@ async def queue_detail(view: View) -> Answer:
         "feeds": len(detail.subscriptions) if detail else None,
     }
     tabs = [
-        (word.capitalize(), view.url("queues", name, tab=word), word == tab, shapes.number(counts[word]) if counts.get(word) else None)
+        (
+            word.capitalize(),
+            view.url("queues", name, tab=word),
+            word == tab,
+            shapes.number(counts[word]) if counts.get(word) else None,
+        )
         for word in _TABS
     ]
     totals = None

@@ -212,7 +212,9 @@ async def _form(view: View, kind: str, fields: dict[str, str], error: str | None
         moves=kind in bulk.MOVES,
         ages=ages if kind == "replay" else [],
         missing=view.missing("admin" if bulk.purges(kind) else "operate", queue),
-        back=view.url("queues", queue, tab="completed" if kind == "replay" else "ready" if kind == "purge_queue" else "dead"),
+        back=view.url(
+            "queues", queue, tab="completed" if kind == "replay" else "ready" if kind == "purge_queue" else "dead"
+        ),
         copies=copying.run(kind, chosen, found.messages, told) if found else (),
     )
 
