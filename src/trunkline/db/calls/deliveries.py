@@ -58,8 +58,8 @@ async def list_deliveries(
     conn: Connection, queue: str | None = None, *, since: timedelta, limit: int = 1000
 ) -> list[DeliveryRun]:
     query = (
-        "select queue, topic, partition, first_offset, last_offset, n, attempt, consumer, claimed_at, settled_at, outcome, error"
-        " from trunkline.list_deliveries(%b::text, %b, %b::int)"
+        "select queue, topic, partition, first_offset, last_offset, n, attempt, consumer, claimed_at, settled_at, outcome,"
+        " error from trunkline.list_deliveries(%b::text, %b, %b::int)"
     )
     return [DeliveryRun(*row) for row in await fetch_rows(conn, query, (queue, since, limit))]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -37,7 +36,7 @@ async def group(conn: Connection, queue: str, fingerprint: str, before: int | No
     )
 
 
-async def letters(conn: Connection, queue: str, after: int, limit: int) -> builtins.list[DeadLetter[Any]]:
+async def letters(conn: Connection, queue: str, after: int, limit: int) -> list[DeadLetter[Any]]:
     return await dead_letters.list_dead_letters(conn, queue, after=after, limit=limit, max_bytes=_BYTES)
 
 
@@ -49,12 +48,12 @@ async def preview(conn: Connection, kind: str, selector: Mapping[str, Any]) -> R
     return await runs.preview_run(conn, kind, selector)
 
 
-async def active(conn: Connection) -> builtins.list[Run]:
+async def active(conn: Connection) -> list[Run]:
     """Return the runs that have not ended, which the live updates compare."""
     return await runs.list_runs(conn, LIVE_STATES, limit=100)
 
 
-async def list(conn: Connection, states: tuple[str, ...] | None, before: int | None, limit: int) -> builtins.list[Run]:
+async def rows(conn: Connection, states: tuple[str, ...] | None, before: int | None, limit: int) -> list[Run]:
     return await runs.list_runs(conn, states, before=before, limit=limit)
 
 

@@ -304,10 +304,10 @@ async def _edit_form(view: View, letter: DeadLetter[Any], text: str | None, erro
         content_type=letter.content_type,
         error=error,
         note=f"Moves this one dead letter back to {queue} with another payload. Its attempts start again from 1.",
-        action=view.url("queues", queue, "dead", letter.id, "edit"),
+        action=view.url("queues", queue, "dead", str(letter.id), "edit"),
         word="Redrive edited",
         missing=view.missing("operate", queue),
-        back=view.url("queues", queue, "dead", letter.id),
+        back=view.url("queues", queue, "dead", str(letter.id)),
         schema=None,
     )
 

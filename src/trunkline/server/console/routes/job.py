@@ -112,7 +112,7 @@ async def about(panel: Panel) -> Values:
         "reads": readable,
         "operate": view.missing("operate", job.queue),
         "ended": job.state in _ENDED,
-        "address": view.url("jobs", job.id),
+        "address": view.url("jobs", str(job.id)),
     }
 
 
@@ -168,7 +168,7 @@ async def _changed(view: View, job: JobView, did: str) -> Answer:
     if job.queue is not None:
         view.console.live.touch(f"queue:{job.queue}", "queues")
         view.request.mq.session.wakeup.published("inbox", job.queue)
-    return view.redirect(view.url("jobs", job.id, did=did))
+    return view.redirect(view.url("jobs", str(job.id), did=did))
 
 
 @action("/jobs/{job:uuid}/retry", scope="operate", object=SOME)
@@ -213,16 +213,16 @@ async def _again_form(view: View, job: JobView, text: str | None, error: str | N
         status=status,
         title=f"{'Retry' if dead else 'Run again'}: {job.kind}",
         nav="jobs",
-        crumbs=[("Jobs", view.url("jobs")), (str(job.id)[:13], view.url("jobs", job.id)), ("Again", None)],
+        crumbs=[("Jobs", view.url("jobs")), (str(job.id)[:13], view.url("jobs", str(job.id))), ("Again", None)],
         name=str(job.id),
         text=text,
         content_type=_JSON,
         error=error,
         note=note,
-        action=view.url("jobs", job.id, "again"),
+        action=view.url("jobs", str(job.id), "again"),
         word="Retry edited" if dead else "Enqueue",
         missing=view.missing("operate" if dead else "publish", job.queue),
-        back=view.url("jobs", job.id),
+        back=view.url("jobs", str(job.id)),
         schema=msgspec.json.format(msgspec.json.encode(schemas[0])).decode() if schemas else "",
     )
 

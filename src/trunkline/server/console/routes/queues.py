@@ -305,15 +305,8 @@ async def queue_detail(view: View) -> Answer:
         "dead": stats.dead if stats else None,
         "feeds": len(detail.subscriptions) if detail else None,
     }
-    tabs = [
-        (
-            word.capitalize(),
-            view.url("queues", name, tab=word),
-            word == tab,
-            shapes.number(counts[word]) if counts.get(word) else None,
-        )
-        for word in _TABS
-    ]
+    known = {word: shapes.number(count) for word, count in counts.items() if count}
+    tabs = [(word.capitalize(), view.url("queues", name, tab=word), word == tab, known.get(word)) for word in _TABS]
     totals = None
     if view.query.get("check") == "1":
         totals = await view.console.reads.read(("totals", name), lambda conn: reads.totals(conn, name), seconds=3.0)

@@ -27,7 +27,7 @@ async def rows(panel: Panel) -> Values:
     view = panel.view
     before, active = _before(view), view.query.get("show") == "active"
     states = reads.LIVE_STATES if active else None
-    found = await panel.read("Runs", ("runs", states, before), lambda conn: reads.list(conn, states, before, _PAGE))
+    found = await panel.read("Runs", ("runs", states, before), lambda conn: reads.rows(conn, states, before, _PAGE))
     return {
         "rows": [(run, bulk.title(run), bulk.words(run)) for run in found or () if view.may("view", bulk.queue_of(run))],
         "known": found is not None,
