@@ -68,8 +68,9 @@ class Reads:
             return Read(kept.value, kept.at)
         if kept.task is None or kept.task.done():
             kept.task = asyncio.create_task(self._run(kept, key, work, seconds), name="trunkline console read")
+        task = kept.task
         try:
-            await asyncio.shield(kept.task)
+            await asyncio.shield(task)
         except TimeoutError:
             return Read(kept.value, kept.at, "timed out")
         except NotFound:
@@ -87,7 +88,13 @@ class Reads:
         with limited(limits):
             async with asyncio.timeout(seconds + _PATIENCE_SECONDS), self._mq.connection() as conn:
                 value = await work(conn)
-        kept.value, kept.at, kept.moment = value, datetime.now(UTC), time.monotonic()
+        if kept.task is asyncio.current_task():
+            kept.value, kept.at, kept.moment = value, datetime.now(UTC), time.monotonic()
+
+    def expire(self) -> None:
+        """Let the next reads ask the database: something was changed. Reads in progress may be older than the change."""
+        for kept in self._kept.values():
+            kept.moment, kept.task = float("-inf"), None
 
     def _forget(self) -> None:
         """Drop the older half of the results."""

@@ -12,7 +12,7 @@ from trunkline.db import calls
 from trunkline.db.calls import dead_letters
 from trunkline.errors import TrunklineError
 from trunkline.server.call import Answer
-from trunkline.server.console import bulk, charts, copying, payloads
+from trunkline.server.console import bulk, charts, copying, payloads, shapes
 from trunkline.server.console.reads import runs as reads
 from trunkline.server.console.web import POLICY, Panel, Panels, Values, View, action, page
 from trunkline.server.problems import Problem
@@ -248,7 +248,7 @@ async def _letter(view: View) -> DeadLetter[Any]:
 
 
 def _crumbs(view: View, queue: str, id: str) -> list[tuple[str, str | None]]:
-    return [("Dead letters", view.url("dead")), (queue, view.url("dead", queue)), (id[:13], None)]
+    return [("Dead letters", view.url("dead")), (queue, view.url("dead", queue)), (shapes.short(id), None)]
 
 
 @page("/queues/{queue:str}/dead/{letter:uuid}", object="queue")

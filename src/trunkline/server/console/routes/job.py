@@ -149,7 +149,7 @@ async def job_detail(view: View) -> Answer:
         one,
         title=(job.kind or id) if job else id,
         nav="jobs",
-        crumbs=[("Jobs", view.url("jobs")), (id[:13], None)],
+        crumbs=[("Jobs", view.url("jobs")), (shapes.short(id), None)],
         job=job,
         id=id,
         did=_DONE.get(did, ""),
@@ -166,7 +166,7 @@ async def _for_change(view: View) -> JobView:
 
 async def _changed(view: View, job: JobView, did: str) -> Answer:
     if job.queue is not None:
-        view.console.live.touch(f"queue:{job.queue}", "queues")
+        view.changed(f"queue:{job.queue}", "queues")
         view.request.mq.session.wakeup.published("inbox", job.queue)
     return view.redirect(view.url("jobs", str(job.id), did=did))
 
@@ -213,7 +213,7 @@ async def _again_form(view: View, job: JobView, text: str | None, error: str | N
         status=status,
         title=f"{'Retry' if dead else 'Run again'}: {job.kind}",
         nav="jobs",
-        crumbs=[("Jobs", view.url("jobs")), (str(job.id)[:13], view.url("jobs", str(job.id))), ("Again", None)],
+        crumbs=[("Jobs", view.url("jobs")), (shapes.short(job.id), view.url("jobs", str(job.id))), ("Again", None)],
         name=str(job.id),
         text=text,
         content_type=_JSON,

@@ -90,7 +90,7 @@ async def enqueue(view: View) -> Answer:
         if exc.status >= 500:
             raise
         return await _form(view, fields, f"{exc}.", 400)
-    view.console.live.touch(f"queue:{name}", "queues")
+    view.changed(f"queue:{name}", "queues")
     return view.redirect(view.url("queues", name, did="enqueued", tab="delayed" if delay else None))
 
 
