@@ -190,7 +190,7 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
         prefix = "" if api is None else f"/compat/{api}"
         for path, method, handler in routes(app, api):
             doc = handler.opt["doc"]
-            assert doc.scope in ("public", "publish", "consume", "read", "admin")
+            assert doc.scope in ("public", "publish", "consume", "view", "read", "operate", "admin")
             if doc.scope == "public":
                 continue
             target = f"{prefix}{path}"
@@ -225,7 +225,9 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
 
 def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:
     """The scopes that the token of these headers has somewhere."""
-    return (("publish",), ("consume",), ("read",), ("consume", "publish", "read", "admin"))[foreign.index(headers)]
+    return (("publish",), ("consume",), ("read",), ("consume", "publish", "read", "operate", "admin"))[
+        foreign.index(headers)
+    ]
 
 
 def test_scopes_by_pattern(admin: httpx.Client, http: httpx.Client, bearer: Bearer) -> None:
