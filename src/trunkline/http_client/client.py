@@ -17,6 +17,7 @@ from trunkline.http_client.publishing import NDJSON, array, batches, envelope, l
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
 from trunkline.http_client.runs import HttpRuns
+from trunkline.http_client.searching import HttpInspection
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
@@ -68,6 +69,7 @@ class HttpClient:
         self.dead = HttpDeadLetters(self._transport)
         self.runs = HttpRuns(self._transport)
         self.schedules = HttpSchedules(self._transport)
+        self.inspect = HttpInspection(self._transport)
 
     async def __aenter__(self) -> Self:
         return self

@@ -411,6 +411,11 @@ class Worker:
             "pid": os.getpid(),
             "queues": self.queues,
             "kinds": sorted(name for name, job in self.app.kinds.items() if job.function is not None),
+            "limits": {
+                name: sorted(limit.name for limit in job.definition.limits)
+                for name, job in sorted(self.app.kinds.items())
+                if job.definition.limits
+            },
             "running": sum(lane.running for lane in self._lanes),
             "done": sum(lane.done for lane in self._lanes),
             "failed": sum(lane.failed for lane in self._lanes),

@@ -33,10 +33,12 @@ from trunkline.server.routes import (
     endpoints,
     events,
     groups,
+    inspection,
     messages,
     queues,
     runs,
     schedules,
+    search,
     subscriptions,
     system,
     topics,
@@ -74,6 +76,8 @@ def create_app(config: Config) -> ASGIApp:
             *runs.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
         ],
     )
     app = Litestar(

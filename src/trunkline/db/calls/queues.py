@@ -60,8 +60,11 @@ async def get_queue(conn: Connection, name: str) -> Queue:
     return (await fetch_records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
 
 
-async def list_queues(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Queue]:
-    return await fetch_records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
+async def list_queues(
+    conn: Connection, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+) -> list[Queue]:
+    query = "select * from trunkline.list_queues(%b::text, %b::int, %b::text[])"
+    return await fetch_records(conn, Queue, query, (after, limit, None if names is None else list(names)))
 
 
 async def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:

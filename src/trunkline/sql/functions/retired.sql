@@ -52,3 +52,18 @@ begin
     end if;
 end
 $do$;
+
+-- The result of these has other columns now, or they have other parameters.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select oid from pg_proc
+        where pronamespace = 'trunkline'::regnamespace
+          and (proname = 'topic_rollups' and not coalesce(proargnames && array['bytes'], false) or proname in ('list_queues', 'list_topics', 'list_groups', 'queue_stats') and not coalesce(proargnames && array['p_names'], false))
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;

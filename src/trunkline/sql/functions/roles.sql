@@ -20,6 +20,7 @@ as $$
         head,read,offset_at,offset_of,get_messages,topic_stats,group_stats,queue_stats,upkeep_stats,audit_queue,topic_rollups,queue_rollups,group_rollups,
         next_runs,explain_message,explain_offset,list_deliveries,list_archive,list_endpoints,list_attempts,endpoint_stats,test_routing,list_jobs,get_job,list_workers,job_results,
         archive_tiers,list_archive_files,archive_stats,delivery_times,reader_lags,dead_letter_errors,needed_network,
+        rollup_lines,topic_map,list_members,retention_deadlines,read_queue,estimate_search,search_log,attention,
         sequence,run_pass,log_heads,log_runs,log_rows,lowest_offset,list_pipelines,pattern_regex,clock,new_id}'),
     ('trunkline_owner', '{create_topic,ensure_topic,alter_topic,delete_topic,create_group,delete_group,seek,
         create_queue,ensure_queue,alter_queue,delete_queue,pause_queue,resume_queue,purge_queue,cleanup_queue,subscribe,unsubscribe,

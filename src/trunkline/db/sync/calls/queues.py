@@ -61,8 +61,11 @@ def get_queue(conn: Connection, name: str) -> Queue:
     return (fetch_records(conn, Queue, "select * from trunkline.get_queue(%b)", (name,)))[0]
 
 
-def list_queues(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Queue]:
-    return fetch_records(conn, Queue, "select * from trunkline.list_queues(%b::text, %b::int)", (after, limit))
+def list_queues(
+    conn: Connection, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+) -> list[Queue]:
+    query = "select * from trunkline.list_queues(%b::text, %b::int, %b::text[])"
+    return fetch_records(conn, Queue, query, (after, limit, None if names is None else list(names)))
 
 
 def delete_queue(conn: Connection, name: str, *, force: bool = False) -> None:
