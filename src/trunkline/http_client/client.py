@@ -17,6 +17,7 @@ from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
+from trunkline.http_client.runs import HttpRuns
 from trunkline.http_client.searching import HttpInspection
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
@@ -67,6 +68,7 @@ class HttpClient:
         self.groups = HttpGroups(self._transport)
         self.subscriptions = HttpSubscriptions(self._transport)
         self.dead = HttpDeadLetters(self._transport)
+        self.runs = HttpRuns(self._transport)
         self.schedules = HttpSchedules(self._transport)
         self.inspect = HttpInspection(self._transport)
         self.jobs = HttpJobs(self._transport)
