@@ -136,8 +136,10 @@ def test_advisory_locks_held_for_long(cli: Cli, connect: Callable[[], Connection
 
 def test_missing_segments(cli: Cli, conn: Connection) -> None:
     cli("topic", "create", "t")
+    assert level(cli, "segments") == ("ok", "every partition has the segments it needs")
     row = conn.execute("select topic_id from trunkline.topics where name = 't'").fetchone()
     assert row is not None
+    conn.execute("select trunkline.publish('t', '1'), trunkline.run_upkeep('segments')")
     conn.execute(f"drop table trunkline.topic_{row[0]}_0_1")
     assert level(cli, "segments", 5)[0] == "fail"
     conn.execute(f"drop table trunkline.topic_{row[0]}_0_0")

@@ -187,6 +187,8 @@ def test_old_messages_start_a_segment_of_their_own(conn: Connection, clock: Cloc
     publish(conn, "t", 1, 2, 3)
     run_upkeep(conn, "segments")
     publish(conn, "t", 4)
+    # first, publishers learn of the next segment
+    run_upkeep(conn, "segments")
     clock.advance(2 * 3600)
     run_upkeep(conn, "segments")
     publish(conn, "t", 5)

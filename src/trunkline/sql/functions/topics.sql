@@ -140,27 +140,33 @@ begin
 end
 $$;
 
--- Returns the table to which a segment is attached, and creates it if it is missing. Blocks of 32 segments
--- are between a topic's table and its segments. Dropping a segment locks its block, and publishers lock a
--- block only while they write to it. The topic's table is locked by some publisher almost always. No block is
--- created where an earlier release has attached segments to the topic's table. The caller holds the lock
--- 778003.
+-- Returns the table to which a segment is attached, and creates it if it is missing. The first segment of a
+-- partition is attached to the topic's table, so an idle topic needs no other tables. Blocks of up to 32
+-- segments are between the topic's table and later segments. Dropping a segment locks its block, and
+-- publishers lock a block only while they write to it. The topic's table is locked by some publisher almost
+-- always. No block is created where an earlier release has attached segments to the topic's table. The caller
+-- holds the lock 778003.
 create or replace function trunkline._block(p_topic_id int, p_partition int, p_segment bigint, p_rows int) returns text
 language plpgsql
 as $$
 declare
-    v_first  bigint := p_segment / 32 * 32;
+    v_first  bigint := greatest(p_segment / 32 * 32, 1);
+    v_last   bigint := p_segment / 32 * 32 + 31;
     v_parent text := format('topic_%s', p_topic_id);
-    v_name   text := format('topic_%s_%s_block_%s', p_topic_id, p_partition, v_first / 32);
+    v_name   text := format('topic_%s_%s_block_%s', p_topic_id, p_partition, p_segment / 32);
 begin
-    if to_regclass('trunkline.' || v_name) is not null then
+    if p_segment = 0 then
+        -- the first block of an earlier release begins with segment 0
+        return coalesce((select v_name from pg_class c where c.oid = to_regclass('trunkline.' || v_name)
+                            and pg_get_expr(c.relpartbound, c.oid) like format('FOR VALUES FROM (%s, ''0'')%%', p_partition)), v_parent);
+    elsif to_regclass('trunkline.' || v_name) is not null then
         return v_name;
-    elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_first + 31) then
+    elsif exists (select from trunkline._all_segments() s where s.log = p_topic_id * 64 + p_partition and s.segment between v_first and v_last) then
         return v_parent;
     end if;
     execute format('create table trunkline.%I (like trunkline.%I including defaults including constraints) partition by range (partition, id)', v_name, v_parent);
     execute format('alter table trunkline.%I attach partition trunkline.%I for values from (%s, %s) to (%s, %s)',
-                   v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_first + 32) * p_rows);
+                   v_parent, v_name, p_partition, v_first * p_rows, p_partition, (v_last + 1) * p_rows);
     return v_name;
 end
 $$;
@@ -250,15 +256,22 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Creates the segment in use and the next one, for each partition that lacks them, and returns the number of
--- new segments. Writes the publish functions again if a segment was added or their limits are out of date.
+-- Returns the newest segment that should exist when p_last is the newest id: the one after the segment in
+-- use, but only the first one before anything is published.
+create or replace function trunkline._newest_segment(p_last bigint, p_rows int) returns bigint
+language sql immutable
+as $$ select case when p_last = 0 then 0 else (p_last + 1) / p_rows + 1 end $$;
+
+-- Creates the segment in use and the next one (_newest_segment), for each partition that lacks them, and
+-- returns the number of new segments. Writes the publish functions again if a segment was added or their
+-- limits are out of date.
 create or replace function trunkline._make_segments(p_topic_id int) returns int
 language plpgsql
 as $$
 declare
     t       trunkline.topics;
     v_made  int := 0;
-    v_at    bigint;
+    v_last  bigint;
 begin
     -- The lock is only tried, because it comes before the locks that a sequencer holds. A session that
     -- changes or deletes the topic writes its functions itself.
@@ -270,8 +283,8 @@ begin
         return 0;
     end if;
     for p in 0 .. t.partitions - 1 loop
-        v_at := (trunkline._last_id(p_topic_id, p) + 1) / t.segment_rows;
-        for s in v_at .. v_at + 1 loop
+        v_last := trunkline._last_id(p_topic_id, p);
+        for s in (v_last + 1) / t.segment_rows .. trunkline._newest_segment(v_last, t.segment_rows) loop
             if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
                 v_made := v_made + 1;
             end if;

@@ -217,6 +217,9 @@ declare
     v_ids  regclass := trunkline._ids(p_topic_id, p_partition);
     v_last bigint;
 begin
+    if trunkline._last_id(p_topic_id, p_partition) = 0 then
+        return false;
+    end if;
     perform trunkline._make_segments(p_topic_id);
     begin
         perform set_config('lock_timeout', '20ms', true);
@@ -247,7 +250,7 @@ begin
         select l.log from trunkline.logs l join trunkline.topics t using (topic_id)
         cross join lateral (select coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) as last offset 0) i
         cross join lateral (
-            select coalesce(bool_or(s.segment = (i.last + 1) / t.segment_rows + 1), false) as ahead,
+            select coalesce(bool_or(s.segment = trunkline._newest_segment(i.last, t.segment_rows)), false) as ahead,
                    bool_or(s.sealed_at is null and (s.segment + 1) * t.segment_rows - 1 <= i.last) as complete,
                    bool_or(s.segment = i.last / t.segment_rows and s.created_at < v_now - greatest(least(t.retention, interval '30 days') / 8, interval '1 second')) as old
             from trunkline.segments s where s.log = l.log) s
@@ -287,7 +290,7 @@ begin
             v_last := trunkline._last_id(r.topic_id, r.partition);
             -- In the lock order, the topic's lock comes before those held here, so it is only tried. A
             -- session that holds it changes or deletes the topic; the next run repeats this check.
-            if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = (v_last + 1) / r.segment_rows + 1)
+            if (not exists (select from trunkline.segments s where s.log = r.log and s.segment = trunkline._newest_segment(v_last, r.segment_rows))
                 or r.partition = 0 and trunkline._limits_lag(r.topic_id)) and pg_try_advisory_xact_lock(778003, r.topic_id) then
                 v_count := v_count + trunkline._make_segments(r.topic_id);
                 v_topic := r.topic_id;
@@ -505,7 +508,8 @@ $$;
 
 -- Drops emptied segments, and blocks without segments. Overlapping publishers hold locks on the topic's table
 -- and on the block they write to all the time. So the last segments of a busy topic stay until its next block
--- begins. After that only the block stays, which has no storage.
+-- begins. After that only the block stays, which has no storage. The first segment of a partition has no
+-- block: in a busy topic its empty table stays.
 create or replace function trunkline._drop_empty_segments() returns void
 language plpgsql
 as $$
