@@ -112,10 +112,12 @@ def test_a_block_that_gets_a_segment_is_not_dropped(main: Session, session: Make
 
 
 def test_an_idle_topic_has_one_segment_and_no_block(main: Session) -> None:
-    main.run("select trunkline.create_topic('t', 2)")
+    main.run("select trunkline.create_topic('t', 2, p_segment_rows => 16)")
+    main.run("select trunkline.publish('t', '1', p_key => 'a')")
     main.run("select trunkline.run_upkeep('segments')")
     assert tables(main) == ({"trunkline.topic_1_0_0", "trunkline.topic_1_1_0"}, set())
-    main.run("select trunkline.publish('t', '1', p_key => 'a')")
+    for _ in range(8):
+        main.run("select trunkline.publish('t', '1', p_key => 'a')")
     main.run("select trunkline.run_upkeep('segments')")
     assert [len(names) for names in tables(main)] == [3, 1]
 

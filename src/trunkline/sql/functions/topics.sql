@@ -256,22 +256,23 @@ as $$
     where p.oid = to_regproc(format('trunkline.topic_%s_publish', p_topic_id))
 $$;
 
--- Returns the newest segment that should exist when p_last is the newest id: the one after the segment in
--- use, but only the first one before anything is published.
+-- Returns the newest segment that should exist when p_last is the newest id: from the middle of a segment, the
+-- next one. Most topics never get that far, and have one segment in use per partition.
 create or replace function trunkline._newest_segment(p_last bigint, p_rows int) returns bigint
 language sql immutable
-as $$ select case when p_last = 0 then 0 else (p_last + 1) / p_rows + 1 end $$;
+as $$ select (p_last + 1) / p_rows + case when p_last % p_rows >= p_rows / 2 then 1 else 0 end $$;
 
--- Creates the segment in use and the next one (_newest_segment), for each partition that lacks them, and
--- returns the number of new segments. Writes the publish functions again if a segment was added or their
--- limits are out of date.
-create or replace function trunkline._make_segments(p_topic_id int) returns int
+-- Creates the segment in use and the newest one (_newest_segment), for each partition that lacks them, and
+-- returns the number of new segments. With p_ahead, creates the next one for all partitions that have messages.
+-- Writes the publish functions again if a segment was added or their limits are out of date.
+create or replace function trunkline._make_segments(p_topic_id int, p_ahead boolean default false) returns int
 language plpgsql
 as $$
 declare
     t       trunkline.topics;
     v_made  int := 0;
     v_last  bigint;
+    v_at    bigint;
 begin
     -- The lock is only tried, because it comes before the locks that a sequencer holds. A session that
     -- changes or deletes the topic writes its functions itself.
@@ -284,7 +285,8 @@ begin
     end if;
     for p in 0 .. t.partitions - 1 loop
         v_last := trunkline._last_id(p_topic_id, p);
-        for s in (v_last + 1) / t.segment_rows .. trunkline._newest_segment(v_last, t.segment_rows) loop
+        v_at := (v_last + 1) / t.segment_rows;
+        for s in v_at .. greatest(trunkline._newest_segment(v_last, t.segment_rows), v_at + (p_ahead and v_last > 0)::int) loop
             if trunkline._make_segment(p_topic_id, p, s, t.segment_rows) then
                 v_made := v_made + 1;
             end if;

@@ -220,7 +220,7 @@ begin
     if trunkline._last_id(p_topic_id, p_partition) = 0 then
         return false;
     end if;
-    perform trunkline._make_segments(p_topic_id);
+    perform trunkline._make_segments(p_topic_id, true);
     begin
         perform set_config('lock_timeout', '20ms', true);
         -- changes nothing, but acquires the lock
@@ -299,11 +299,16 @@ begin
             if (v_last + 1) % r.segment_rows > 0 and v_last > 0
                and to_regclass(format('trunkline.topic_%s_%s_%s', r.topic_id, r.partition, v_last / r.segment_rows)) is not null then
                 execute format('select created_at from trunkline.topic_%s_%s_%s order by id limit 1', r.topic_id, r.partition, v_last / r.segment_rows) into v_oldest;
-                -- the topic's functions must know the next segment before, or publishers would wait for this
-                -- task
                 if v_oldest < trunkline.clock() - greatest(least(r.retention, interval '30 days') / 8, interval '1 second')
-                   and v_topic is distinct from r.topic_id and not trunkline._limits_lag(r.topic_id) and pg_try_advisory_xact_lock(778003, r.topic_id) then
-                    v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
+                   and v_topic is distinct from r.topic_id and pg_try_advisory_xact_lock(778003, r.topic_id) then
+                    -- The topic's functions must know the next segment before, or publishers would wait for
+                    -- this task. So one run creates it, and a later one ends this segment.
+                    if trunkline._limits_lag(r.topic_id) or not exists (select from trunkline.segments s where s.log = r.log and s.segment > v_last / r.segment_rows) then
+                        v_count := v_count + trunkline._make_segments(r.topic_id, true);
+                        v_topic := r.topic_id;
+                    else
+                        v_count := v_count + trunkline._end_segment(r.topic_id, r.partition, r.segment_rows)::int;
+                    end if;
                 end if;
             end if;
             v_count := v_count + trunkline._seal(r.topic_id, r.partition, r.segment_rows);
@@ -834,8 +839,8 @@ create or replace function trunkline._window(p_table text) returns smallint
 language sql stable
 as $$ select slot from trunkline.windows where name = p_table $$;
 
--- Moves to the next of a table's four partitions once the current one was in use for a third of p_keep, and
--- at least for one hour. The rows in the next partition are older than p_keep by then, and are removed.
+-- Moves to the next of a table's three partitions once the current one was in use for half of p_keep, and at
+-- least for one hour. The rows in the next partition are older than p_keep by then, and are removed.
 -- Returns 1 if there were any.
 create or replace function trunkline._turn_window(p_table text, p_keep interval) returns int
 language plpgsql
@@ -851,13 +856,13 @@ begin
         -- the server's clock was set back
         update trunkline.windows set began_at = v_now where name = p_table;
     end if;
-    if v_now < w.began_at + greatest(p_keep / 3, interval '1 hour') then
+    if v_now < w.began_at + greatest(p_keep / 2, interval '1 hour') then
         return 0;
     end if;
-    v_gone := trunkline._empty_slot(p_table || '_' || (w.slot + 1) % 4);
-    execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 4) into v_any;
+    v_gone := trunkline._empty_slot(p_table || '_' || (w.slot + 1) % 3);
+    execute format('select exists (select from trunkline.%I)', p_table || '_' || (w.slot + 1) % 3) into v_any;
     if not v_any then
-        update trunkline.windows set slot = (w.slot + 1) % 4, began_at = v_now where name = p_table;
+        update trunkline.windows set slot = (w.slot + 1) % 3, began_at = v_now where name = p_table;
     end if;
     return v_gone;
 end
@@ -912,11 +917,13 @@ as $$
 $$;
 
 -- Returns the seconds since a task last ran; null if it never ran. A negative age means that the last run was
--- recorded while the server's clock was ahead.
+-- recorded while the server's clock was ahead. Frequent tasks have a sequence for it, which leaves no dead
+-- rows; the others have a row in upkeep_runs.
 create or replace function trunkline._upkeep_age(p_task text) returns float8
 language sql
 as $$
-    select extract(epoch from trunkline.clock())::float8 - nullif(pg_sequence_last_value(format('trunkline.upkeep_%s', p_task)::regclass), 0) / 1000.0
+    select extract(epoch from trunkline.clock())::float8 - nullif(coalesce(
+        (select ran_at from trunkline.upkeep_runs where task = p_task), pg_sequence_last_value(to_regclass('trunkline.upkeep_' || p_task))), 0) / 1000.0
 $$;
 
 -- Returns whether a task is due: it did not run within the last p_every. A last run in the future proves
@@ -925,6 +932,28 @@ create or replace function trunkline._upkeep_is_due(p_task text, p_every interva
 language sql
 as $$
     select not coalesce(x.age >= 0 and x.age < extract(epoch from p_every), false) from (select trunkline._upkeep_age(p_task) as age) x
+$$;
+
+-- Begins a run of a task: acquires its lock until the transaction ends, and records the time. Returns false if
+-- the task is not due or runs in another session.
+create or replace function trunkline._begin_run(p_task text, p_every interval) returns boolean
+language plpgsql
+as $$
+declare
+    v_now bigint := floor(extract(epoch from trunkline.clock()) * 1000);
+begin
+    -- Checked again under the lock: another session may have finished the task in between.
+    if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
+       or not trunkline._upkeep_is_due(p_task, p_every) then
+        return false;
+    end if;
+    if to_regclass('trunkline.upkeep_' || p_task) is not null then
+        perform setval(('trunkline.upkeep_' || p_task)::regclass, v_now);
+    else
+        insert into trunkline.upkeep_runs (task, ran_at) values (p_task, v_now) on conflict (task) do update set ran_at = excluded.ran_at;
+    end if;
+    return true;
+end
 $$;
 
 -- Runs one upkeep task if it did not run within p_every and no other session runs it. Returns the amount of
@@ -943,20 +972,16 @@ begin
                                 format('Use one of: %s.', (select string_agg(t.task, ', ') from trunkline._upkeep_tasks() t)));
     end if;
     perform trunkline._need_read_committed('upkeep');
-    -- Checked again under the lock: another session may have finished the task in between.
-    if not trunkline._upkeep_is_due(p_task, p_every) or not pg_try_advisory_xact_lock(778004, hashtext(p_task))
-       or not trunkline._upkeep_is_due(p_task, p_every) then
+    if not trunkline._begin_run(p_task, p_every) then
         return null;
     end if;
-    -- Set before the work and kept if that fails: a failing task waits for its interval like any other.
-    perform setval(format('trunkline.upkeep_%s', p_task)::regclass, floor(extract(epoch from trunkline.clock()) * 1000)::bigint);
     -- A lock that another session keeps must not stop the other tasks.
     if v_wait = '0' then
         perform set_config('lock_timeout', '2s', true);
     end if;
     execute format('select trunkline._upkeep_%s()', p_task) into v_done;
     perform set_config('lock_timeout', v_wait, true);
-    delete from trunkline.upkeep_failures where task = p_task;
+    update trunkline.upkeep_runs set since = null, code = null, error = null where task = p_task and since is not null;
     if found then
         raise notice 'upkeep task "%" recovered', p_task;
     end if;
@@ -970,14 +995,14 @@ create or replace function trunkline._upkeep_failed(p_task text, p_code text, p_
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
-    f trunkline.upkeep_failures;
+    f trunkline.upkeep_runs;
 begin
-    select * into f from trunkline.upkeep_failures where task = p_task;
+    select * into f from trunkline.upkeep_runs where task = p_task;
     if f.code = p_code and regexp_replace(f.error, '\d+', '', 'g') = regexp_replace(p_error, '\d+', '', 'g') then
         return false;
     end if;
-    insert into trunkline.upkeep_failures (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
-    on conflict (task) do update set code = excluded.code, error = excluded.error;
+    insert into trunkline.upkeep_runs (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
+    on conflict (task) do update set since = coalesce(upkeep_runs.since, excluded.since), code = excluded.code, error = excluded.error;
     return true;
 end
 $$;
@@ -990,12 +1015,12 @@ returns table (task text, state text, every interval, last_run_at timestamptz, a
 language sql
 as $$
     select t.task,
-           case when a.age < -1 then 'ahead' when f.task is not null then 'failing' when a.age is null then 'never'
+           case when a.age < -1 then 'ahead' when f.since is not null then 'failing' when a.age is null then 'never'
                 when a.age > extract(epoch from t.every) * 2 + 30 then 'late' else 'ok' end,
            t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error
     from trunkline._upkeep_tasks() t
     cross join lateral (select trunkline._upkeep_age(t.task) as age) a
-    left join trunkline.upkeep_failures f on f.task = t.task
+    left join trunkline.upkeep_runs f on f.task = t.task
     order by t.task
 $$;
 
@@ -1069,7 +1094,7 @@ begin
     -- each new rollup is compared with the newest row
     delete from trunkline.rollups where at > v_now;
     insert into trunkline.alerts (at, kind, detail) values (v_now, 'clock_went_back', jsonb_build_object('seconds', round(extract(epoch from v_by))));
-    delete from trunkline.upkeep_failures where task = 'clock';
+    delete from trunkline.upkeep_runs where task = 'clock';
     -- Last, because setval is not rolled back: after an error above, the next call must try again.
     perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
     raise warning 'server clock went back by %; corrected schedules and time limits that were set in between', date_trunc('second', v_by);
@@ -1077,12 +1102,13 @@ begin
 end
 $$;
 
--- Returns the tasks in the order of one call: tasks that never ran or have a last run in the future, then the
--- one that ran longest ago.
+-- Returns the tasks that are due, in the order of one call: tasks that never ran or have a last run in the
+-- future, then the one that ran longest ago.
 create or replace function trunkline._upkeep_order() returns table (task text, every interval)
 language sql set search_path = pg_catalog, pg_temp
 as $$
-    select t.task, t.every from trunkline._upkeep_tasks() t cross join lateral (select trunkline._upkeep_age(t.task) as age) a
+    select t.task, t.every from trunkline._upkeep_tasks() t cross join lateral (select trunkline._upkeep_age(t.task) as age offset 0) a
+    where not coalesce(a.age >= 0 and a.age < extract(epoch from t.every), false)
     order by case when a.age >= 0 then a.age end desc nulls first, t.every
 $$;
 
@@ -1116,6 +1142,15 @@ begin
     set transaction isolation level read committed;
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     for r in select * from trunkline._upkeep_order() loop
+        -- Recorded before the work, and kept if that fails or is cancelled: a failing task waits for its
+        -- interval like any other.
+        if to_regclass('trunkline.upkeep_' || r.task) is null then
+            continue when not trunkline._begin_run(r.task, r.every);
+            r.every := '0';
+            commit;
+            set transaction isolation level read committed;
+            perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        end if;
         begin
             perform trunkline.run_upkeep(r.task, r.every);
         exception when others then
