@@ -37,14 +37,22 @@ $$;
 -- statement for all of them.
 create or replace function trunkline._unsequenced_logs(p_logs int[]) returns int[]
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_slot smallint := (select slot from trunkline.epoch);
 begin
     return array(
         select l.log from trunkline.logs l
-        left join lateral (select t.whole, t.last_id from trunkline.ticks t where t.log = l.log order by t.first_offset desc limit 1) k on true
+        -- a tick in the current slot is newer than all others
+        left join lateral (
+            (select t.whole, t.last_id from trunkline.ticks t where t.slot = v_slot and t.log = l.log order by t.first_offset desc limit 1)
+            union all
+            (select t.whole, t.last_id from trunkline.ticks t where t.slot = 1 - v_slot and t.log = l.log order by t.first_offset desc limit 1)
+            limit 1) k on true
         where l.log = any (p_logs)
           and (not coalesce(k.whole, true)
-               or coalesce(trunkline._last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
+               or coalesce(pg_sequence_last_value(to_regclass('trunkline.topic_' || l.topic_id || '_' || l.partition || '_ids')), 0) > coalesce(k.last_id, 0)));
 exception when others then
     -- a topic was deleted meanwhile: the caller checks each log
     return p_logs;
