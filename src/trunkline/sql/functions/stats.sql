@@ -21,6 +21,7 @@ $$;
 create or replace function trunkline.topic_stats(p_topic text default null)
 returns table (topic text, partition int, lowest_offset bigint, head bigint, bytes bigint, segments int, rate_per_second float8, scheduled bigint)
 language plpgsql
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     t trunkline.topics;

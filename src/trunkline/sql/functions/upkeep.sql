@@ -690,9 +690,15 @@ begin
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
         select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids, t.shared
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
+        -- one look at the index for each cursor in the slot, not for each that exists
+        with recursive c(cursor_id) as (
+            (select p.cursor_id from trunkline.positions p where p.slot = v_new order by p.cursor_id limit 1)
+            union all
+            select (select p.cursor_id from trunkline.positions p where p.slot = v_new and p.cursor_id > c.cursor_id order by p.cursor_id limit 1) from c where c.cursor_id is not null
+        )
         insert into trunkline.positions
         select v_cur, p.cursor_id, p.state_no, p.committed, p.fetched, p.member, p.generation, p.deadline, p.at, p.last_match
-        from trunkline.cursors c
+        from c join trunkline.cursors k using (cursor_id)
         cross join lateral (select * from trunkline.positions x where x.cursor_id = c.cursor_id order by x.state_no desc limit 1) p
         where p.slot = v_new;
         execute format('truncate trunkline.ticks_%1$s, trunkline.positions_%1$s', v_new);
