@@ -169,8 +169,8 @@ def test_upkeep_tasks(cli: Cli, conn: Connection, clock: Clock) -> None:
     [(found, message)] = upkeep_findings(cli)
     assert found == "warn" and message.startswith("upkeep last ran 10")
     conn.execute("call trunkline.upkeep()")
-    conn.execute("update trunkline.upkeep_runs set ran_at = ran_at - 3600000 where task = 'retention'")
-    conn.execute("update trunkline.upkeep_runs set ran_at = 0 where task = 'rotate'")
+    conn.execute("update trunkline.upkeep_tasks set ran_at = ran_at - 3600000 where task = 'retention'")
+    conn.execute("update trunkline.upkeep_tasks set ran_at = 0 where task = 'rotate'")
     assert upkeep_findings(cli) == [
         ("warn", "task retention last ran 3600 s ago; it is due every 15 s"),
         ("warn", "task rotate never ran; it is due every 300 s"),

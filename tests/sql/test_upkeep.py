@@ -301,9 +301,9 @@ def test_a_failing_task_is_reported_once_per_change(conn: Connection) -> None:
 def test_a_task_that_keeps_failing_leaves_no_dead_rows(conn: Connection) -> None:
     break_task(conn, "delayed", "broken")
     upkeep(conn)
-    before = rows(conn, "select ctid, xmin from trunkline.upkeep_runs where since is not null")
+    before = rows(conn, "select ctid, xmin from trunkline.upkeep_tasks where since is not null")
     upkeep(conn, 3)
-    assert rows(conn, "select ctid, xmin from trunkline.upkeep_runs where since is not null") == before
+    assert rows(conn, "select ctid, xmin from trunkline.upkeep_tasks where since is not null") == before
 
 
 def test_a_task_that_works_by_hand_is_no_longer_failing(conn: Connection) -> None:
@@ -410,7 +410,7 @@ def test_a_correction_that_fails_is_tried_again(conn: Connection, connect: Conne
     conn.execute("call trunkline.upkeep()")
     clock.advance(16)
     assert value(conn, "select trunkline.hold_slots('alive', '{l}', '{1}')") == [1]
-    assert rows(conn, "select from trunkline.upkeep_runs where task = 'clock'") == []
+    assert rows(conn, "select from trunkline.upkeep_tasks where task = 'clock'") == []
 
 
 def test_a_small_step_back_is_no_alert(conn: Connection, clock: Clock) -> None:
@@ -539,7 +539,7 @@ def test_a_task_that_takes_too_long_does_not_stop_the_others(conn: Connection) -
             conn.execute("call trunkline.upkeep()")
         # It is due again immediately, as for a caller that calls once a minute.
         conn.execute("select setval('trunkline.upkeep_delayed', last_value - 1000) from trunkline.upkeep_delayed")
-        if value(conn, "select ran_at from trunkline.upkeep_runs where task = 'rotate'") > 0:
+        if value(conn, "select ran_at from trunkline.upkeep_tasks where task = 'rotate'") > 0:
             return
     raise AssertionError("the slots were never rotated")
 

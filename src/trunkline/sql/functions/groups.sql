@@ -210,6 +210,29 @@ begin
 end
 $$;
 
+-- Returns the state of a cursor for a member that is about to fetch from it: with a new lease, from the
+-- committed position. Returns null if another member owns the partition, or if this one has not committed what
+-- it fetched with another generation.
+create or replace function trunkline._owned_by(s trunkline.positions, p_member text, p_lease interval, p_generation uuid) returns trunkline.positions
+language plpgsql
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    if s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation) then
+        return null;
+    end if;
+    if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
+        s.member := p_member;
+        s.generation := gen_random_uuid();
+    end if;
+    s.fetched := s.committed;
+    s.last_match := null;
+    s.deadline := v_now + p_lease;
+    return s;
+end
+$$;
+
 -- Moves the state of a cursor with a pattern or filter behind the next messages that match, up to p_head.
 -- Returns the new state, these messages, and how many messages were looked at.
 create or replace function trunkline._take_matches(c trunkline.cursors, p_head bigint, p_limit int, p_max_bytes bigint, inout s trunkline.positions,
@@ -267,7 +290,6 @@ declare
     g        trunkline.subscriptions;
     c        trunkline.cursors;
     s        trunkline.positions;
-    v_now    timestamptz;
     v_until  timestamptz;
     v_own    record;
     v_head   bigint;
@@ -302,20 +324,13 @@ begin
             continue when not found;
             s := trunkline._position(c);
             v_until := s.deadline;
-            v_now := trunkline.clock();
-            s.last_match := null;
-            continue when s.deadline > v_now and (s.member <> p_member or s.fetched > s.committed and s.generation is distinct from p_generation);
-            if s.deadline is null or s.deadline <= v_now or s.member <> p_member then
-                s.member := p_member;
-                s.generation := gen_random_uuid();
-            end if;
-            s.fetched := s.committed;
+            s := trunkline._owned_by(s, p_member, p_lease, p_generation);
+            continue when s is null;
             v_head := trunkline._head(c.log);
             continue when v_head <= s.fetched and not v_try = any (v_own.mine);
-            s.deadline := v_now + p_lease;
             if v_head <= s.fetched then
                 -- No new messages: extend the lease, but do not write a row for each idle poll.
-                if v_until < v_now + p_lease * 0.66 then
+                if v_until < s.deadline - p_lease * 0.34 then
                     perform trunkline._move(s);
                 end if;
             elsif c.pattern_regex is null and c.filter is null then

@@ -187,11 +187,11 @@ create or replace function trunkline._groups_to_roll_up() returns setof int
 language plpgsql
 as $$
 declare
-    v_from int := (select mark[3] from trunkline.upkeep_runs where task = 'rollups');
+    v_from int := (select mark[3] from trunkline.upkeep_tasks where task = 'rollups');
     v_turn int[] := array(select g.subscription_id from trunkline.subscriptions g where g.subscription_id > v_from and g.kind = 'group'
                           order by g.subscription_id limit trunkline._upkeep_batch() / 5);
 begin
-    update trunkline.upkeep_runs set mark[3] = coalesce(v_turn[trunkline._upkeep_batch() / 5], 0) where task = 'rollups';
+    update trunkline.upkeep_tasks set mark[3] = coalesce(v_turn[trunkline._upkeep_batch() / 5], 0) where task = 'rollups';
     return query select m.subscription_id from trunkline.members m union select unnest(v_turn) order by 1;
 end
 $$;
@@ -204,7 +204,7 @@ as $$
 declare
     v_now    timestamptz := trunkline.clock();
     -- of the run before: milliseconds since 1970, the newest pass, the last group (_groups_to_roll_up)
-    v_mark   bigint[] := (select mark from trunkline.upkeep_runs where task = 'rollups');
+    v_mark   bigint[] := (select mark from trunkline.upkeep_tasks where task = 'rollups');
     v_before timestamptz := to_timestamp(nullif(v_mark[1], 0) / 1000.0);
     v_pass   bigint := v_mark[2];
     v_newest bigint := (select pass from trunkline.passes order by pass desc limit 1);
@@ -246,7 +246,7 @@ begin
             raise warning 'cannot write the rollup of group number %: % (%)', v_group, sqlerrm, sqlstate;
         end;
     end loop;
-    update trunkline.upkeep_runs set mark[1] = floor(extract(epoch from v_now) * 1000), mark[2] = v_newest where task = 'rollups';
+    update trunkline.upkeep_tasks set mark[1] = floor(extract(epoch from v_now) * 1000), mark[2] = v_newest where task = 'rollups';
     return v_count;
 end
 $$;

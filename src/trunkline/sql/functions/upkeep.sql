@@ -932,12 +932,12 @@ $$;
 
 -- Returns the seconds since a task last ran; null if it never ran. A negative age means that the last run was
 -- recorded while the server's clock was ahead. Frequent tasks have a sequence for it, which leaves no dead
--- rows; the others have a row in upkeep_runs.
+-- rows; the others have a row in upkeep_tasks.
 create or replace function trunkline._upkeep_age(p_task text) returns float8
 language sql
 as $$
     select extract(epoch from trunkline.clock())::float8 - nullif(coalesce(
-        (select ran_at from trunkline.upkeep_runs where task = p_task), pg_sequence_last_value(to_regclass('trunkline.upkeep_' || p_task))), 0) / 1000.0
+        (select ran_at from trunkline.upkeep_tasks where task = p_task), pg_sequence_last_value(to_regclass('trunkline.upkeep_' || p_task))), 0) / 1000.0
 $$;
 
 -- Returns whether a task is due: it did not run within the last p_every. A last run in the future proves
@@ -964,7 +964,7 @@ begin
     if to_regclass('trunkline.upkeep_' || p_task) is not null then
         perform setval(('trunkline.upkeep_' || p_task)::regclass, v_now);
     else
-        insert into trunkline.upkeep_runs (task, ran_at) values (p_task, v_now) on conflict (task) do update set ran_at = excluded.ran_at;
+        insert into trunkline.upkeep_tasks (task, ran_at) values (p_task, v_now) on conflict (task) do update set ran_at = excluded.ran_at;
     end if;
     return true;
 end
@@ -995,7 +995,7 @@ begin
     end if;
     execute format('select trunkline._upkeep_%s()', p_task) into v_done;
     perform set_config('lock_timeout', v_wait, true);
-    update trunkline.upkeep_runs set since = null, code = null, error = null where task = p_task and since is not null;
+    update trunkline.upkeep_tasks set since = null, code = null, error = null where task = p_task and since is not null;
     if found then
         raise notice 'upkeep task "%" recovered', p_task;
     end if;
@@ -1009,14 +1009,14 @@ create or replace function trunkline._upkeep_failed(p_task text, p_code text, p_
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
-    f trunkline.upkeep_runs;
+    f trunkline.upkeep_tasks;
 begin
-    select * into f from trunkline.upkeep_runs where task = p_task;
+    select * into f from trunkline.upkeep_tasks where task = p_task;
     if f.code = p_code and regexp_replace(f.error, '\d+', '', 'g') = regexp_replace(p_error, '\d+', '', 'g') then
         return false;
     end if;
-    insert into trunkline.upkeep_runs (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
-    on conflict (task) do update set since = coalesce(upkeep_runs.since, excluded.since), code = excluded.code, error = excluded.error;
+    insert into trunkline.upkeep_tasks (task, since, code, error) values (p_task, trunkline.clock(), p_code, p_error)
+    on conflict (task) do update set since = coalesce(upkeep_tasks.since, excluded.since), code = excluded.code, error = excluded.error;
     return true;
 end
 $$;
@@ -1034,7 +1034,7 @@ as $$
            t.every, trunkline.clock() - a.age * interval '1 second', a.age, f.since, f.code, f.error
     from trunkline._upkeep_tasks() t
     cross join lateral (select trunkline._upkeep_age(t.task) as age) a
-    left join trunkline.upkeep_runs f on f.task = t.task
+    left join trunkline.upkeep_tasks f on f.task = t.task
     order by t.task
 $$;
 
@@ -1108,7 +1108,7 @@ begin
     -- each new rollup is compared with the newest row
     delete from trunkline.rollups where at > v_now;
     insert into trunkline.alerts (at, kind, detail) values (v_now, 'clock_went_back', jsonb_build_object('seconds', round(extract(epoch from v_by))));
-    delete from trunkline.upkeep_runs where task = 'clock';
+    delete from trunkline.upkeep_tasks where task = 'clock';
     -- Last, because setval is not rolled back: after an error above, the next call must try again.
     perform setval('trunkline.upkeep_clock', floor(extract(epoch from v_now) * 1000)::bigint);
     raise warning 'server clock went back by %; corrected schedules and time limits that were set in between', date_trunc('second', v_by);

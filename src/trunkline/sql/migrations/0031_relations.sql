@@ -59,9 +59,9 @@ drop index trunkline.sink_commits_at_idx;
 
 -- Upkeep tasks: when each ran last, and since when it fails. Sequences, which leave no dead rows, remain for
 -- tasks that run every few seconds or more often.
-alter table trunkline.upkeep_failures rename to upkeep_runs;
-alter table trunkline.upkeep_runs rename constraint upkeep_failures_pkey to upkeep_runs_pkey;
-alter table trunkline.upkeep_runs
+alter table trunkline.upkeep_failures rename to upkeep_tasks;
+alter table trunkline.upkeep_tasks rename constraint upkeep_failures_pkey to upkeep_tasks_pkey;
+alter table trunkline.upkeep_tasks
     alter column since drop not null,
     alter column code drop not null,
     alter column error drop not null,
@@ -69,12 +69,12 @@ alter table trunkline.upkeep_runs
     add column ran_at bigint,
     -- where the next run continues: see the task
     add column mark bigint[];
-insert into trunkline.upkeep_runs (task, ran_at)
+insert into trunkline.upkeep_tasks (task, ran_at)
 select t, coalesce(pg_sequence_last_value(format('trunkline.upkeep_%s', t)::regclass), 0)
 from unnest('{segments,retention,rotate,windows,history,attempts,stages,rollups}'::text[]) t
 on conflict (task) do update set ran_at = excluded.ran_at;
 -- milliseconds of the last run that succeeded, the newest pass then, and the last group that was rolled up
-update trunkline.upkeep_runs set mark = array[coalesce(pg_sequence_last_value('trunkline.rolled_up_at'), 0),
+update trunkline.upkeep_tasks set mark = array[coalesce(pg_sequence_last_value('trunkline.rolled_up_at'), 0),
     coalesce(pg_sequence_last_value('trunkline.rolled_up_pass'), 0), coalesce(pg_sequence_last_value('trunkline.groups_visited'), 0)]
 where task = 'rollups';
 drop sequence trunkline.upkeep_segments, trunkline.upkeep_retention, trunkline.upkeep_rotate, trunkline.upkeep_windows, trunkline.upkeep_history,
