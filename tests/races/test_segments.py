@@ -126,7 +126,8 @@ def test_the_first_segment_is_in_the_block_of_an_earlier_release(main: Session) 
     main.run("select trunkline.create_topic('t', p_segment_rows => 16)")
     main.run("drop table trunkline.topic_1_0_0")
     main.run(
-        "create table trunkline.topic_1_0_block_0 partition of trunkline.topic_1 for values from (0, 0) to (0, 512) partition by range (partition, id)"
+        "create table trunkline.topic_1_0_block_0 partition of trunkline.topic_1 for values from (0, 0) to (0, 512)"
+        " partition by range (partition, id)"
     )
     main.run("delete from trunkline.segments where log = 64")
     main.run("select trunkline._make_segment(1, 0, s, 16) from generate_series(0, 2) s")

@@ -177,7 +177,7 @@ def refused(sqlstate: str, named: str = "") -> Iterator[None]:
 
 
 def digest(conn: Connection) -> dict[str, str]:
-    """Return what every table of the schema holds, as one hash each; without the books of the pass and of upkeep, which run at any time.
+    """Return what every table of the schema holds, as one hash each; without the books of the pass and of upkeep.
 
     Tables without a page are empty and not read: a query of all tables takes 50 ms to plan, and tests of bad input compare
     digests thousands of times.
@@ -185,7 +185,8 @@ def digest(conn: Connection) -> dict[str, str]:
     tables = rows(
         conn,
         "select relname, pg_relation_size(oid) > 0 as has_pages from pg_class"
-        " where relnamespace = 'trunkline'::regnamespace and relkind = 'r' and relname !~ '^((passes|cursor_states|later)_|upkeep_tasks$)'",
+        " where relnamespace = 'trunkline'::regnamespace and relkind = 'r'"
+        " and relname !~ '^((passes|cursor_states|later)_|upkeep_tasks$)'",
     )
     queries = [
         f"select '{name}', md5(coalesce(string_agg(t::text, '|' order by t::text), '')) from trunkline.{name} t"
