@@ -484,7 +484,7 @@ begin
     select k.* from trunkline.cursors k
     cross join lateral (select pg_sequence_last_value(k.drawn_seq) as last, coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) d
     -- The same as _cursor_state and _drawn, which would cost five times as much as the rest. Most queues never
-    -- return a message: then nothing was drawn from that cursor, and it needs no look. A state in the current
+    -- return a message: then nothing was drawn from that cursor. A state in the current
     -- rotation partition is newer than all others.
     left join lateral (
         (select x.upto, x.drawn, x.drawn_before, x.open from trunkline.cursor_states x

@@ -690,7 +690,7 @@ begin
         insert into trunkline.ticks (slot, log, first_offset, n, ids, cut_at, snapshot, last_id, whole, own_xid, own_ids, shared)
         select v_cur, t.log, t.first_offset, t.n, t.ids, t.cut_at, t.snapshot, t.last_id, t.whole, t.own_xid, t.own_ids, t.shared
         from trunkline.logs l join trunkline.ticks t on t.slot = v_new and t.log = l.log and t.first_offset > l.carried_upto;
-        -- one look at the index for each cursor in the slot, not for each that exists
+        -- one search of the index for each cursor in the slot, not for each that exists
         with recursive c(cursor_id) as (
             (select p.cursor_id from trunkline.positions p where p.slot = v_new order by p.cursor_id limit 1)
             union all
