@@ -68,7 +68,10 @@ declare
     r       record;
     v_count int := 0;
     v_from  int := coalesce(pg_sequence_last_value('trunkline.logs_visited'), 0);
-    v_logs  int[] := array(select l.log from trunkline.topics t join trunkline.logs l using (topic_id) where not t.shared and l.log > greatest(v_from, 1) order by l.log limit trunkline._upkeep_batch());
+    -- topic by topic in the order of their numbers, so that the rest of the logs is not read
+    v_logs  int[] := array(select l.log from (select topic_id from trunkline.topics where not shared and topic_id >= v_from / 64 order by topic_id offset 0) t
+                           cross join lateral (select x.log from trunkline.logs x where x.topic_id = t.topic_id and x.log > greatest(v_from, 1) offset 0) l
+                           order by t.topic_id, l.log limit trunkline._upkeep_batch());
 begin
     perform setval('trunkline.logs_visited', coalesce(v_logs[trunkline._upkeep_batch()], 0));
     -- a session that holds the lock of a log is sequencing it
