@@ -30,14 +30,21 @@ from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any
 from trunkline.server.routes import (
     claims,
     dead,
+    delayed,
     endpoints,
     events,
     groups,
+    inspection,
+    jobs,
     messages,
+    operations,
+    pipelines,
     queues,
     schedules,
+    search,
     subscriptions,
     system,
+    tokens,
     topics,
 )
 
@@ -72,6 +79,13 @@ def create_app(config: Config) -> ASGIApp:
             *dead.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
+            *delayed.ROUTES,
+            *jobs.ROUTES,
+            *pipelines.ROUTES,
+            *operations.ROUTES,
+            *tokens.ROUTES,
         ],
     )
     app = Litestar(
