@@ -58,6 +58,11 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
     return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+def any_endpoint(conn: Connection) -> bool:
+    rows = fetch_rows(conn, "select exists (select from trunkline.endpoints)")
+    return bool(rows[0][0])
+
+
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
