@@ -188,7 +188,9 @@ def test_a_request_that_waits_does_not_delay_the_end_of_up(data: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, f"{up.url}/v1/queues/q/claims", {"wait": 30})
         handler = 'handler="/v1/queues/{queue}/claims"'
-        wait_until(lambda: re.search(rf"^http_requests_inflight{{.*{re.escape(handler)}.*}} 1", get(f"{up.url}/metrics"), re.M))
+        wait_until(
+            lambda: re.search(rf"^http_requests_inflight{{.*{re.escape(handler)}.*}} 1", get(f"{up.url}/metrics"), re.M)
+        )
         start = time.monotonic()
         assert up.stop() == 0
         assert waiting.result(10) == {"deliveries": []}
