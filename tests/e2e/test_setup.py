@@ -187,10 +187,8 @@ def test_a_request_that_waits_does_not_delay_the_end_of_up(data: Path) -> None:
     post(f"{up.url}/v1/queues?ensure=true", {"name": "q"})
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, f"{up.url}/v1/queues/q/claims", {"wait": 30})
-        handler = 'handler="/v1/queues/{queue}/claims"'
-        wait_until(
-            lambda: re.search(rf"^http_requests_inflight{{.*{re.escape(handler)}.*}} 1", get(f"{up.url}/metrics"), re.M)
-        )
+        line = re.escape('handler="/v1/queues/{queue}/claims"') + ".*} 1"
+        wait_until(lambda: re.search(f"^http_requests_inflight.*{line}", get(f"{up.url}/metrics"), re.MULTILINE))
         start = time.monotonic()
         assert up.stop() == 0
         assert waiting.result(10) == {"deliveries": []}
