@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trunkline.server import logs
 from trunkline.server.addresses import check_address
 from trunkline.server.config import STOP_SIGNAL, Config
@@ -67,7 +69,7 @@ def serve(
             self._drop_shared_socket()
 
     check_address(config.host, tokens=bool(config.require_token))
-    config.to_environment()
+    msgspec.structs.replace(config, tls=tls_cert is not None).to_environment()
     logs.set_up()
     shared: str | None = None
     workers = config.workers * len(ports)

@@ -25,7 +25,7 @@ _LONGEST_PAUSE = 30.0
 
 
 def installed() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("granian", "litestar", "prometheus_client"))
+    return all(importlib.util.find_spec(name) for name in ("granian", "jinja2", "litestar", "prometheus_client"))
 
 
 class HttpService:
@@ -34,6 +34,7 @@ class HttpService:
     def __init__(self, database_url: str, ports: Ports) -> None:
         self.url = f"http://{_HOST}:{ports.http}"
         self.compat_ports = ports.compat
+        self.console = ports.console
         self._database_url = database_url
         self._ports = ports
         self._in_process = not ports.compat
@@ -47,6 +48,7 @@ class HttpService:
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
             *("--host", _HOST, "--port", str(self._ports.http), "--parent", str(os.getpid())),
             *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
+            *(() if self._ports.console else ("--no-console",)),
             *(word for name, port in self._ports.compat for word in ("--compat-port", f"{name}={port}")),
             *(("--in-process",) if self._in_process else ()),
             stdin=asyncio.subprocess.DEVNULL,
