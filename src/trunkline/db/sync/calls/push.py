@@ -59,8 +59,7 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
 
 
 def any_endpoint(conn: Connection) -> bool:
-    rows = fetch_rows(conn, "select exists (select from trunkline.endpoints)")
-    return bool(rows[0][0])
+    return bool(fetch_value(conn, "select exists (select from trunkline.endpoints)"))
 
 
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
