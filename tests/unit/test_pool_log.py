@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -10,26 +11,16 @@ from trunkline.db import pool
 from trunkline.db.sync import pool as sync_pool
 
 
-class Abandoned(pool._Pooled):
+def abandoned(kind: type[Any]) -> Any:
     """A connection of which only the class matters."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __del__(self) -> None:
-        pass
+    return type("Abandoned", (kind,), {"__init__": lambda self: None, "__del__": lambda self: None})()
 
 
-class AbandonedInThread(sync_pool._Pooled):
-    def __init__(self) -> None:
-        pass
-
-    def __del__(self) -> None:
-        pass
+CONNECTIONS = [(abandoned(pool._Pooled), False), (abandoned(sync_pool._Pooled), False), ("another", True)]
 
 
 @pytest.mark.parametrize("logger", ["psycopg", "psycopg.pool"])
-@pytest.mark.parametrize(("conn", "shown"), [(Abandoned(), False), (AbandonedInThread(), False), ("another", True)])
+@pytest.mark.parametrize(("conn", "shown"), CONNECTIONS)
 def test_only_connections_of_others_are_named(logger: str, conn: object, shown: bool) -> None:
     text = "error ignored in rollback on %s: %s"
     record = logging.LogRecord(logger, logging.WARNING, "", 0, text, (conn, "another command is in progress"), None)
