@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.spark.test_loss import document
 from trunkline.spark.options import ReadOptions
-from trunkline.spark.source import micro_batch
+from trunkline.spark.source import micro_batch, planner
 from trunkline.spark.source.ranges import Head
 
 
@@ -25,10 +25,9 @@ def test_an_idle_stream_polls_less_and_less(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += seconds
 
     monkeypatch.setattr(micro_batch, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    monkeypatch.setattr(micro_batch.planner, "heads", heads)
-    stream = micro_batch.TopicStream(
-        ReadOptions.parse({"url": "postgresql://me@127.0.0.1:9/none", "subscribe": "t"}), pa.schema([])
-    )
+    monkeypatch.setattr(planner, "heads", heads)
+    options = ReadOptions.parse({"url": "postgresql://me@127.0.0.1:9/none", "subscribe": "t"})
+    stream = micro_batch.TopicStream(options, pa.schema([]))
     start = document({"t": {0: 5}})
     for _ in range(100):
         assert stream.latestOffset(start, ReadAllAvailable()) == start
