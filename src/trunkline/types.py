@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -122,6 +122,82 @@ class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
     error: str | None
     reason: str
     dead_at: datetime
+
+
+class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of one queue with the same label and the same masked error.
+
+    A row whose `rest` is set counts messages that no group contains: `groups` those of further groups, `older` those
+    older than the newest 100,000 dead letters.
+    """
+
+    queue: str | None
+    fingerprint: str | None
+    label: str | None
+    error: str | None
+    messages: int
+    first_at: datetime
+    last_at: datetime
+    attempts: int | None
+    last_id: UUID | None
+    last_error: str | None
+    rest: Literal["groups", "older"] | None
+
+
+class DeadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of dead letters of a group with one value of a dimension. `others`: all values that are not listed."""
+
+    dimension: str
+    value: str | None
+    messages: int
+    others: bool
+
+
+class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages that a run would process now. `complete` is false if there are more messages than `messages`."""
+
+    messages: int
+    complete: bool
+    first_at: datetime | None = None
+    last_at: datetime | None = None
+    samples: list[UUID] = []
+
+
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a run redrove and that is a dead letter again."""
+
+    id: UUID
+    error: str | None
+    dead_at: datetime
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a run's log: a step with its number of messages, or a change of state."""
+
+    at: datetime
+    event: str
+    n: int | None = None
+    detail: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk action that the database executes in steps. `failures` and `log` are only set by `client.runs.get`."""
+
+    run_id: int
+    kind: str
+    state: Literal["waiting", "canary", "running", "paused", "stopped", "done", "aborted", "undone"]
+    reason: str | None
+    selector: dict[str, Any]
+    options: dict[str, Any]
+    made_by: str
+    made_at: datetime
+    start_at: datetime
+    ended_at: datetime | None
+    total: int
+    done: int
+    failed: int
+    failures: list[RunFailure] = []
+    log: list[RunEvent] = []
 
 
 # Named resources
@@ -315,6 +391,158 @@ class Stats(msgspec.Struct, frozen=True):
     topics: list[TopicStats]
     groups: list[GroupStats]
     queues: list[QueueStats]
+
+
+class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates, backlog and latencies of one subject in one step: see `trunkline.rollup_lines` for each kind of subject."""
+
+    name: str
+    at: datetime
+    in_per_second: float | None
+    out_per_second: float | None
+    failed_per_second: float | None
+    lag: int
+    leased: int
+    oldest_age: float
+    wait_p50: float | None
+    wait_p99: float | None
+    work_p50: float | None
+    work_p99: float | None
+    bytes: int | None
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs attention. `severity`: loss, stopped, slow or note."""
+
+    severity: str
+    rule: str
+    kind: str
+    subject: str
+    since: datetime | None
+    deadline: datetime | None
+    n: int | None
+    cause: str
+    next_step: str
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """An active member of a group, with the partitions that it has leased."""
+
+    member: str
+    seen_until: datetime
+    partitions: list[int]
+    deadline: datetime | None
+
+
+class RetentionDeadline(msgspec.Struct, frozen=True, kw_only=True):
+    """The time at which hard retention removes what a reader needs next. `lost_at`: None if that is not known yet."""
+
+    topic: str
+    partition: int
+    kind: Literal["group", "queue"]
+    reader: str
+    next_offset: int
+    unread: int
+    lost_at: datetime | None
+
+
+class MapSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a partition. `staged`: Spark tasks write it."""
+
+    segment: int
+    first_offset: int | None
+    last_offset: int | None
+    created_at: datetime
+    sealed_at: datetime | None
+    bytes: int | None
+    staged: bool
+
+
+class MapTime(msgspec.Struct, frozen=True):
+    """An offset, and when it was assigned."""
+
+    offset: int
+    at: datetime
+
+
+class MapReader(msgspec.Struct, frozen=True, kw_only=True):
+    """The position of a reader in a partition."""
+
+    kind: Literal["group", "queue"]
+    name: str
+    next_offset: int
+    lag: int
+    member: str | None
+
+
+class MapArchive(msgspec.Struct, frozen=True):
+    """A range of offsets that adjoining archive files cover."""
+
+    first_offset: int
+    last_offset: int
+    files: int
+    bytes: int
+
+
+class MapKeeps(msgspec.Struct, frozen=True):
+    """The times at which retention may remove the offsets up to `last_offset`, and at which hard retention does."""
+
+    last_offset: int
+    until: datetime
+    at_most: datetime | None
+
+
+class PartitionMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a partition, from the archive to messages without an offset."""
+
+    partition: int
+    lowest_offset: int
+    head: int
+    unsequenced: int
+    staged: int
+    segments: list[MapSegment]
+    times: list[MapTime]
+    readers: list[MapReader]
+    archive: list[MapArchive]
+    keeps: MapKeeps | None
+
+
+class Selection(TypedDict, total=False):
+    """Which messages a search returns. All given fields must match."""
+
+    key: str
+    routing: str
+    """A pattern: `*` stands for one word, `#` for any number."""
+    label: str | list[str]
+    headers: Headers
+    """As in the filter of a subscription."""
+    body: str | list[str]
+    """JSON paths that must exist, such as `$.total ? (@ > 100)`."""
+    text: str
+    """Part of the payload."""
+    regex: str
+
+
+class SearchRange(msgspec.Struct, frozen=True):
+    """The offsets that a search reads at most in one partition."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    bytes: int
+
+
+class Search(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """The result of a search, and what it did."""
+
+    matches: list[Message[T]]
+    scanned: int
+    matched: int
+    stopped: Literal["end", "limit", "rows", "bytes", "time"]
+    next: dict[str, int] | None
+    """Pass as `after` to continue. None: nothing is left."""
+    seconds: float
 
 
 class Explanation(dict[str, Any]):

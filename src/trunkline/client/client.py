@@ -17,8 +17,10 @@ from trunkline.client.dead import DeadLetters
 from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
+from trunkline.client.inspection import Inspection
 from trunkline.client.lending import Lender
 from trunkline.client.queues import Queues
+from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
@@ -76,8 +78,10 @@ class Client(Lender):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
+        self.inspect = Inspection(self._open)
 
     async def __aenter__(self) -> Self:
         self._open()

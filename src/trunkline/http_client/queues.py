@@ -9,13 +9,33 @@ from uuid import UUID
 
 import msgspec
 
+from trunkline.codec import encode
+from trunkline.errors import InvalidArgument
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
-from trunkline.http_client.transport import quoted
-from trunkline.messaging import NewQueueSettings, QueueSettings
-from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
+from trunkline.http_client.searching import MessagesPage, estimate, search
+from trunkline.http_client.transport import given, quoted
+from trunkline.messaging import NewQueueSettings, QueueSettings, RangeOptions, SearchOptions
+from trunkline.types import (
+    DeadGroup,
+    DeadLetter,
+    DeadShare,
+    Duration,
+    Headers,
+    Message,
+    Queue,
+    QueueStats,
+    Search,
+    SearchRange,
+    Selection,
+    Waiting,
+)
 
 _STEP = 1000
+
+
+class _StatsPage(msgspec.Struct):
+    data: list[QueueStats]
 
 
 class _Waiting(msgspec.Struct):
@@ -45,9 +65,32 @@ class HttpQueues(Noun):
     async def get(self, name: str) -> Queue:
         return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).record()
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """List queues by name. `after` and `limit` page through the list."""
-        return [row.record() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Queue]:
+        """List queues by name. `after` and `limit` page through the list. `names`: only these, with `*`."""
+        rows = await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit, name=names)
+        return [row.record() for row in rows]
+
+    async def read(
+        self, queue: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
+    ) -> builtins.list[Message[Any]]:
+        """Read messages that were sent to the queue directly, from offset `start`, whether or not they were consumed."""
+        query = {"partition": partition, "start": start, "limit": limit}
+        body = await self._transport.ask("GET", f"{_queue(queue)}/log", query=query, kind=MessagesPage)
+        return [row.message(type) for row in body.data]
+
+    async def estimate_search(
+        self, queue: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        return await estimate(self._transport, _queue(queue), selection, **options)
+
+    async def search(
+        self, queue: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]:
+        """Search messages that were sent to a queue directly, whether or not they were consumed."""
+        return await search(self._transport, _queue(queue), selection, type=type, **options)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})
@@ -77,8 +120,11 @@ class HttpQueues(Noun):
         emptied: int = (await self._transport.ask("PUT", f"{_queue(name)}/cleanup"))["emptied"]
         return emptied
 
-    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """Return one row per queue, of one queue or of all."""
+    async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
+        """Return one row per queue, of one queue or of all. `names`: only these, with `*`."""
+        if names is not None:
+            query = {"name": list(names)}
+            return (await self._transport.ask("GET", "/v1/queue-stats", query=query, kind=_StatsPage)).data
         if name is None:
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         return [await self._transport.ask("GET", f"{_queue(name)}/stats", kind=QueueStats)]
@@ -132,6 +178,14 @@ class _DeadLetters(msgspec.Struct):
     data: list[DeadRow]
 
 
+class _Groups(msgspec.Struct):
+    data: list[DeadGroup]
+
+
+class _Shares(msgspec.Struct):
+    data: list[DeadShare]
+
+
 class HttpDeadLetters(Noun):
     """`client.dead`"""
 
@@ -147,6 +201,21 @@ class HttpDeadLetters(Noun):
         """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         return (await self._transport.ask("GET", f"{_queue(queue)}/dead-letters/{id}", kind=DeadRow)).letter()
 
+    async def groups(
+        self, queue: str | None = None, *, since: Duration | None = None, limit: int = 100
+    ) -> builtins.list[DeadGroup]:
+        """Group the dead letters of a queue, or of all, by label and masked error, the largest group first.
+
+        The rows add up to all dead letters: those with `rest` count what is in no group.
+        """
+        query = given(queue=queue, since=seconds(since), limit=limit)
+        return (await self._transport.ask("GET", "/v1/dead-groups", query=query, kind=_Groups)).data
+
+    async def spread(self, queue: str, fingerprint: str, *, limit: int = 10) -> builtins.list[DeadShare]:
+        """Return the most frequent consumers, keys, topics, hours, attempts and errors of a group."""
+        path = f"{_queue(queue)}/dead-groups/{quoted(fingerprint)}"
+        return (await self._transport.ask("GET", path, query={"limit": limit}, kind=_Shares)).data
+
     async def redrive(
         self,
         queue: str,
@@ -161,6 +230,19 @@ class HttpDeadLetters(Noun):
         Attempts start again from 1. `to` moves the messages to another queue. Returns the number of messages moved.
         """
         return await self._in_steps(queue, "redrive", "redriven", ids, limit, on_progress, to=to)
+
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None:
+        """Move one dead letter back to its queue with another JSON body, and with other headers unless they are None.
+
+        It keeps its id, key and label; attempts start again from 1. Raises `DeadLetterNotFound`.
+        """
+        payload, kind = encode(body, content_type)
+        if not kind.endswith("json"):
+            raise InvalidArgument(f"over HTTP an edited body must be JSON, got {kind}", hint="Use the database client.")
+        request = {"payload": msgspec.Raw(payload), "headers": headers, "content_type": content_type}
+        await self._transport.ask("POST", f"{_queue(queue)}/dead-letters/{id}/redrive", request)
 
     async def purge(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from urllib.parse import quote
 
@@ -100,7 +100,13 @@ class Transport:
         return None if kind is Any and not response.content else decoded(response.content, kind)
 
     async def every(
-        self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None, **query: str | None
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
     ) -> list[T]:
         """Return all rows of a list, or `limit` rows after a name, reading it page by page."""
         rows: list[T] = []

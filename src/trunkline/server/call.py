@@ -67,16 +67,28 @@ class Call(Request[Any, Any, Any]):
         doc: Doc = self.scope["route_handler"].opt["doc"]
         return doc
 
-    async def allow(self, name: str, scope: str | None = None, *, hide: bool = False) -> None:
+    async def allow(
+        self, name: str, scope: str | None = None, *, hide: bool = False, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """Raise 403 unless the token allows this route (or another scope) on a topic or queue named in the body.
 
         `hide`: the caller did not name it, so the error must not either.
         """
-        await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide)
+        await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide, detail=detail)
 
-    async def audit(self, name: str) -> None:
-        """Write an audit entry with a name from the body."""
-        await self.engine.access.record(self.scope, name)
+    @property
+    def caller(self) -> str:
+        """The name of the token, or `local` without tokens."""
+        return self.engine.access.caller_name(self.scope)
+
+    @property
+    def portal(self) -> bool:
+        """True if the token is for the portal of one endpoint: it must not see other objects or our processes."""
+        return "trunkline_portal" in self.scope
+
+    async def audit(self, name: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Write an audit entry with a name from the body, and what the action was applied to."""
+        await self.engine.access.record(self.scope, name, detail)
 
     def header(self, name: str) -> str | None:
         """Return a header that may occur at most once."""

@@ -19,7 +19,9 @@ from trunkline.client.sync.dead import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
 from trunkline.client.sync.groups import Groups
+from trunkline.client.sync.inspection import Inspection
 from trunkline.client.sync.queues import Queues
+from trunkline.client.sync.runs import Runs
 from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
@@ -77,8 +79,10 @@ class SyncClient(Lender):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
+        self.inspect = Inspection(self._open)
 
     def __enter__(self) -> Self:
         self._open()

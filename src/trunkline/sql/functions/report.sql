@@ -56,19 +56,20 @@ begin
     left join trunkline.queues q on r.kind = 'queue' and q.queue_id = r.subject
     left join trunkline.subscriptions s on r.kind = 'group' and s.subscription_id = r.subject
     left join trunkline.topics t on t.topic_id = s.topic_id
-    where r.kind <> 'topic' and r.at > trunkline.clock() - p_since and coalesce(q.name, s.name) is not null
+    where r.kind in ('queue', 'group') and r.at > trunkline.clock() - p_since and coalesce(q.name, s.name) is not null
     order by r.kind, r.subject, date_bin(p_step, r.at, 'epoch'), r.at desc;
 end
 $$;
 
--- Returns the dead letters of all queues since p_since, without payloads, in no particular order.
+-- Returns the dead letters of all queues since p_since, without payloads, in no particular order. masked: the
+-- error as dead_groups shows it.
 create or replace function trunkline.dead_letter_errors(p_since interval default '1 day')
-returns table (queue text, topic text, label text, attempts int, error text, reason text, created_at timestamptz, dead_at timestamptz)
+returns table (queue text, topic text, label text, attempts int, error text, reason text, created_at timestamptz, dead_at timestamptz, masked text)
 language plpgsql stable
 as $$
 begin
     return query
-    select q.name, d.topic, d.label, d.attempts, d.error, d.reason, d.created_at, d.dead_at
+    select q.name, d.topic, d.label, d.attempts, d.error, d.reason, d.created_at, d.dead_at, trunkline._masked(coalesce(d.error, d.reason))
     from trunkline.dead_letters d join trunkline.queues q using (queue_id) where d.dead_at > trunkline.clock() - p_since;
 end
 $$;

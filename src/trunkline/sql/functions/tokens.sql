@@ -14,16 +14,18 @@ begin
                                 'Use scopes such as publish:orders.* or admin:*.');
     end if;
     select s into v_bad from unnest(p_scopes) s
-    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
+    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' and s !~ '^portal:[A-Za-z0-9._-]{1,200}$' limit 1;
     if found then
         perform trunkline._fail('TL001', format('scope must have the form right:name, got %s', trunkline._quoted(v_bad, 220)),
-                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters.');
+                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters; or portal: and the name of one endpoint.');
     end if;
 end
 $$;
 
--- Creates a token and returns its row. Raises TL020 if the name exists.
-create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
+-- Creates a token and returns its row. p_made_by: the token that creates it; the role of the session if null.
+-- Raises TL020 if the name exists.
+create or replace function trunkline._create_token(
+    p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null, p_made_by text default null)
 returns trunkline.tokens
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -37,7 +39,8 @@ begin
         perform trunkline._fail('TL001', format('expiry of a token must be in the future, got %s', p_expires_at),
                                 'Use a later time.');
     end if;
-    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at) values (p_token_id, p_name, p_hash, p_scopes, p_expires_at)
+    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at, made_by)
+    values (p_token_id, p_name, p_hash, p_scopes, p_expires_at, coalesce(p_made_by, session_user))
     on conflict do nothing returning * into v_row;
     if not found then
         perform trunkline._fail('TL020', format('token "%s" already exists', p_name),
@@ -100,17 +103,31 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select * from trunkline.tokens order by name $$;
 
--- Returns the hash of an audit entry, which includes the hash of the entry before it.
-create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
+-- Records that tokens were used, at most once a minute for each.
+create or replace function trunkline._note_token_use(p_token_ids text[]) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update trunkline.tokens t set last_used_at = trunkline.clock()
+    where t.token_id = any (p_token_ids) and coalesce(t.last_used_at, '-infinity') < trunkline.clock() - interval '1 minute'
+$$;
+
+-- Returns the hash of an audit entry, which includes the hash of the entry before it. Entries without a detail
+-- have the hash that they had before details existed.
+create or replace function trunkline._audit_hash(
+    p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text, p_detail jsonb default null)
 returns bytea
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select sha256(coalesce(p_before, '') || convert_to(jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)::text, 'UTF8'))
+    select sha256(coalesce(p_before, '') || convert_to((jsonb_build_array(p_id, extract(epoch from p_at), p_actor, p_address, p_action, p_object)
+                                                       || case when p_detail is not null then jsonb_build_array(p_detail) else '[]' end)::text, 'UTF8'))
 $$;
 
--- Appends an entry to the audit log and returns its number. Holds the lock 778006 until the transaction ends.
-create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text) returns bigint
+-- Appends an entry to the audit log and returns its number. p_detail: what the action was applied to, and the
+-- values that it replaced; more than 10,000 characters are left out. Holds the lock 778006 until the
+-- transaction ends.
+create or replace function trunkline._record_audit(p_actor text, p_address text, p_action text, p_object text, p_detail jsonb default null) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -119,6 +136,9 @@ declare
     v_id   bigint;
     v_at   timestamptz;
 begin
+    if length(p_detail::text) > 10000 then
+        p_detail := jsonb_build_object('left_out', length(p_detail::text));
+    end if;
     perform trunkline._commit_durably();
     -- One writer at a time: each entry needs the hash of the one before.
     perform pg_advisory_xact_lock(778006, 0);
@@ -126,8 +146,9 @@ begin
     -- Numbers are never reused: a new entry must not hide that the last entries were deleted.
     v_id := greatest(coalesce(v_last.audit_id, 0), coalesce((select audit_id from trunkline.audit_head), 0)) + 1;
     v_at := trunkline.clock();
-    insert into trunkline.audit (audit_id, at, actor, address, action, object, hash)
-    values (v_id, v_at, p_actor, p_address, p_action, p_object, trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object))
+    insert into trunkline.audit (audit_id, at, actor, address, action, object, detail, hash)
+    values (v_id, v_at, p_actor, p_address, p_action, p_object, p_detail,
+            trunkline._audit_hash(v_last.hash, v_id, v_at, p_actor, p_address, p_action, p_object, p_detail))
     returning * into v_last;
     insert into trunkline.audit_head (audit_id, hash) values (v_id, v_last.hash)
     on conflict (one) do update set audit_id = excluded.audit_id, hash = excluded.hash;
@@ -137,10 +158,29 @@ $$;
 
 -- Returns up to p_limit audit entries with a number above p_after, the oldest first.
 create or replace function trunkline._list_audit(p_after bigint default 0, p_limit int default 100)
-returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text)
+returns table (audit_id bigint, at timestamptz, actor text, address text, action text, object text, detail jsonb)
 language sql stable
 set search_path = pg_catalog, pg_temp
-as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
+as $$ select audit_id, at, actor, address, action, object, detail from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
+
+-- Returns up to p_limit audit entries, the newest first. p_actor: only entries of this token or role. p_action,
+-- p_object: only entries whose action contains this text, or that have this object. p_from, p_to: entries from
+-- p_from until before p_to. p_before: the number of the last entry of the former page.
+create or replace function trunkline._find_audit(
+    p_actor text, p_action text, p_object text, p_from timestamptz, p_to timestamptz, p_before bigint, p_limit int)
+returns setof trunkline.audit
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
+    return query
+    select a.* from trunkline.audit a
+    where (p_before is null or a.audit_id < p_before) and (p_actor is null or a.actor = p_actor) and (p_action is null or strpos(lower(a.action), lower(p_action)) > 0)
+      and (p_object is null or a.object = p_object) and (p_from is null or a.at >= p_from) and (p_to is null or a.at < p_to)
+    order by a.audit_id desc limit p_limit;
+end
+$$;
 
 -- Returns the number of the first audit entry that was changed, is missing, or follows a missing one; null if
 -- the log is complete. audit_head names the newest entry, so a deletion of the last entries is found too.
@@ -149,7 +189,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     select min(x.audit_id) from (
-        select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object) as due,
+        select a.audit_id, a.hash, trunkline._audit_hash(lag(a.hash) over w, a.audit_id, a.at, a.actor, a.address, a.action, a.object, a.detail) as due,
                a.audit_id = coalesce(lag(a.audit_id) over w, 0) + 1 as follows
         from trunkline.audit a window w as (order by a.audit_id)
         union all
