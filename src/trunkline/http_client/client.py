@@ -19,7 +19,7 @@ from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
 from trunkline.http_client.runs import HttpRuns
 from trunkline.http_client.searching import HttpInspection
-from trunkline.http_client.transport import Transport, quoted
+from trunkline.http_client.transport import Transport, decoded, quoted
 from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
 from trunkline.types import (
@@ -108,7 +108,7 @@ class HttpClient:
 
     async def _publish(self, path: str, message: NewMessage) -> Published:
         response = await self._transport.send("POST", path, envelope(message))
-        return msgspec.json.decode(response.content, type=Published)
+        return decoded(response.content, Published)
 
     async def _publish_many(self, path: str, messages: Iterable[NewMessage]) -> list[Published]:
         parts = batches(messages)
@@ -120,7 +120,7 @@ class HttpClient:
         else:
             # a stream is one transaction; its lines are encoded while they are sent
             response = await self._transport.send("POST", path, lines(chain((first, second), parts)), media=NDJSON)
-        return msgspec.json.decode(response.content, type=_Published).messages
+        return decoded(response.content, _Published).messages
 
     # Queues
 

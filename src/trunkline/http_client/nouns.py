@@ -13,7 +13,7 @@ import msgspec
 from trunkline.codec import place, to_json
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
 from trunkline.http_client.searching import estimate, search
-from trunkline.http_client.transport import Transport, given, quoted
+from trunkline.http_client.transport import Transport, decoded, given, quoted
 from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.types import (
     CatchUp,
@@ -176,7 +176,7 @@ class HttpTopics(Noun):
     async def tail(self, topic: str, *, start: Place = "latest", type: Any = None) -> AsyncIterator[Message[Any]]:
         """Iterate over messages from position `start`, waiting for new ones without end. Does not affect any reader."""
         async for data in self._transport.events(f"{_topic(topic)}/events", {"start": place(start)}):
-            yield msgspec.json.decode(data, type=MessageRow).message(type)
+            yield decoded(data, MessageRow).message(type)
 
 
 def _topic(name: str) -> str:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 
 _MOMENT_SECONDS = 5.0
+_HELD_BYTES = 16 * 1024 * 1024
+"""Payloads to hold per endpoint, by the size of the last ones."""
+_FIRST_SIZE = 1024 * 1024
+"""Assumed size of a payload before the first claim: the default limit of a queue."""
 """Pause after a denied address, until the database has set its length."""
 _WELL = [outcomes.ACKED]
 """The outcome of most single deliveries."""
@@ -58,6 +62,8 @@ class Lane:
         self._buffer: deque[Run] = deque()
         self._under_way = 0
         self._held = 0
+        self._size = float(_FIRST_SIZE)
+        """Average payload of the last claim. Falls to a quarter per claim at most, in case the next ones are larger."""
         self._in_order: Counter[int] = Counter()
         """Deliveries held per ordered queue."""
         self._work: set[asyncio.Task[None]] = set()
@@ -125,7 +131,7 @@ class Lane:
         limit = 8 * self._window.size * size
         if self._planned.rate is not None:
             limit = min(limit, max(1, int(2 * self._planned.rate)) * size)
-        return limit
+        return min(limit, max(1, int(_HELD_BYTES / self._size)))
 
     def _free(self) -> int:
         if not self._may_send():
@@ -138,6 +144,8 @@ class Lane:
 
     async def _accept(self, source: Source, taken: Sequence[Delivery[Any]]) -> None:
         self._held += len(taken)
+        average = sum(len(each.payload) for each in taken) / max(1, len(taken))
+        self._size = max(average, self._size / 4, 1.0)
         self._in_order[source.queue_id] += len(taken) if source.ordered else 0
         if not self._breaker.closed and not await self._take_probe_now():
             self._release(source, taken)

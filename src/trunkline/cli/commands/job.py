@@ -203,7 +203,7 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     job = loaded.get(kind)
     try:
         given = msgspec.json.decode(arguments)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"not valid JSON: {exc}", param_hint="--args") from None
     by_name = isinstance(given, dict) and not job.arguments.whole
     call = job.bind(**given) if by_name else job.bind(given)

@@ -58,6 +58,10 @@ async def list_endpoints(conn: Connection) -> list[Endpoint]:
     return await fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+async def any_endpoint(conn: Connection) -> bool:
+    return bool(await fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 async def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     await fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))

@@ -123,6 +123,8 @@ class Running:
     def _value(self, setting: str, value: Any) -> Any:
         """Convert settings that JSON cannot represent: durations, times, and paths within their folders."""
         if not isinstance(value, str):
+            if value is not None and setting in (*_FILES, *_OUTPUTS, *_DURATIONS):
+                raise InvalidArgument(f"{setting} must be a text, got {value!r}")
             return value
         if setting in _FILES:
             return self._file(setting, value)

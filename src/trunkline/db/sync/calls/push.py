@@ -59,6 +59,10 @@ def list_endpoints(conn: Connection) -> list[Endpoint]:
     return fetch_records(conn, Endpoint, _ENDPOINTS)
 
 
+def any_endpoint(conn: Connection) -> bool:
+    return bool(fetch_value(conn, "select exists (select from trunkline.endpoints)"))
+
+
 def get_endpoint(conn: Connection, name: str) -> Endpoint:
     # the first statement raises if the endpoint does not exist
     fetch_rows(conn, "select from trunkline._endpoint(%b)", (name,))
