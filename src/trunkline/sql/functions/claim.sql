@@ -305,24 +305,18 @@ language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
 -- Returns the cursors of a queue that have positions to draw, in the order in which a claim tries them.
--- plain: every next message is for the queue. p_levels: the number of priority levels, or null. Stable, so
--- that the planner can inline it.
+-- p_levels: the number of priority levels, or null. Stable, so that the planner can inline it.
 create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
 returns setof trunkline.drawable
 language sql stable
 as $$
-    select k, x.head,
-           k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0' and x.drawn + 1 >= l.base_offset,
-           x.run_offset, x.run_id
-    from trunkline.cursors k left join trunkline.logs l on l.log = k.log
-    left join lateral (
-        select t.first_offset, t.n, t.shared and upper(t.ids) - lower(t.ids) = t.n as is_run, lower(t.ids) as id
-        from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
+    select k, x.head
+    from trunkline.cursors k
     -- The same as _drawable and _drawn. Calling these would cost more than the rest of an empty claim.
     cross join lateral (
-        select case when k.kind = 'log' then t.first_offset + t.n - 1 else pg_sequence_last_value(k.head_seq) end as head,
-               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn,
-               case when t.is_run then t.first_offset end as run_offset, t.id as run_id offset 0) x
+        select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
+                    else pg_sequence_last_value(k.head_seq) end as head,
+               coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
     where k.queue_id = q.queue_id and x.head > x.drawn
       and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
     -- Returned messages come first in three of four draws. A message that is returned without a delay must
@@ -360,14 +354,6 @@ begin
         -- with the one that `claim` may have done before.
         exit when v_want <= 0 or v_draws >= 99;
         k := c.cur;
-        if c.plain then
-            return query select * from trunkline._claim_run(k.cursor_id, k.drawn_seq, k.start_position, k.log, k.topic, k.partition, c.head, c.run_offset, c.run_id,
-                                                            v_want, p_lease, p_consumer, v_epoch);
-            get diagnostics v_count = row_count;
-            v_want := v_want - v_count;
-            v_draws := v_draws + 1;
-            continue;
-        end if;
         for i in 1 .. 20 loop
             s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
             exit when s.n = 0;
@@ -382,7 +368,8 @@ end
 $$;
 
 -- Claims in the general way: from any queue, and from a direct one if claim_next.sql cannot draw from it
--- directly. Same arguments as `claim`, which checks the rest.
+-- directly. The arguments are those of `claim`, which has applied p_relaxed: offsets that were given since then
+-- need a durable commit.
 create or replace function trunkline._claim_any(
     p_queue text, p_limit int, p_lease interval, p_labels text[], p_consumer text, p_relaxed boolean)
 returns setof trunkline.delivery
@@ -408,9 +395,6 @@ begin
     end if;
     if q.paused then
         return;
-    end if;
-    if p_relaxed then
-        perform set_config('synchronous_commit', 'off', true);
     end if;
     v_lease := coalesce(p_lease, q.lease);
     v_levels := (select t.priorities from trunkline.topics t where t.topic_id = q.inbox_id);

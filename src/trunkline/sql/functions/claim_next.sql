@@ -1,6 +1,7 @@
--- The usual claim: the next messages of one log, all of which are for the queue. Everything else (returned
+-- The usual claim: the next messages of one log of a direct queue (direct.sql). Everything else (returned
 -- messages, filters, labels, priorities, ordered queues) is in claim.sql and ordered.sql. Most claims do
--- nothing but this, so its statements are few and fixed: each costs more than all comparisons together.
+-- nothing but this, so its statements are few and fixed, and have few operators: starting a statement, and
+-- preparing the functions in it, costs more than running it (docs/adr/0026).
 do $do$
 declare
     -- Inserts the lease of the positions after v_prev up to v_last. v_shift: offset minus id; null if the ids
@@ -27,69 +28,6 @@ declare
                        r.occurred_at, coalesce((r.origin).published_at, r.created_at)
                 from trunkline.store_%1$s r where r.id between v_id and v_last_id order by r.id;$x$, r), E'\n            ' order by r) from generate_series(0, 7) r));
 begin
-    -- _claim_run draws up to p_want positions below p_head, inserts one lease and returns the deliveries; no
-    -- row if another claim was faster. It does the work of _draw and _lease in fewer statements. p_run_offset
-    -- and p_run_id: the first offset of the newest tick and the id of its message, if the ids of that tick are
-    -- one run.
-    execute format($f$
-create or replace function trunkline._claim_run(
-    p_cursor_id int, p_drawn_seq regclass, p_start bigint, p_log int, p_topic text, p_partition int, p_head bigint, p_run_offset bigint, p_run_id bigint,
-    p_want int, p_lease interval, p_consumer text, p_epoch bigint)
-returns setof trunkline.delivery
-language plpgsql
-as $$
-declare
-    -- the names of these in the text that is shared with claim
-    v_cursor    alias for p_cursor_id;
-    v_topic     alias for p_topic;
-    v_partition alias for p_partition;
-    v_length    alias for p_lease;
-    v_prev      bigint;
-    v_last      bigint;
-    v_epoch     bigint := p_epoch;
-    v_now       timestamptz;
-    v_until     timestamptz;
-    v_tail      text;
-    v_shift     bigint;
-    v_id        bigint;
-    v_last_id   bigint;
-begin
-    for i in 1 .. 3 loop
-        begin
-            if not pg_try_advisory_xact_lock(778005, v_cursor) then
-                perform trunkline._lock_cursor(v_cursor);
-            end if;
-            v_prev := coalesce(pg_sequence_last_value(p_drawn_seq), p_start - 1);
-            v_last := case when v_prev < p_head then setval(p_drawn_seq, least(v_prev + p_want, p_head)) end;
-            -- the lock ends here, the sequence stays moved (see _draw)
-            raise exception using errcode = 'TLX00';
-        exception when sqlstate 'TLX00' then
-            null;
-        end;
-        exit when v_last is null or trunkline._show_draw(v_cursor, v_prev + 1, v_last - v_prev, v_epoch);
-        v_last := null;
-        v_epoch := coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0);
-    end loop;
-    if v_last is null then
-        return;
-    end if;
-    if v_prev + 1 >= p_run_offset then
-        v_shift := case when p_run_id + v_prev + 1 - p_run_offset >> 30 = p_run_id + v_last - p_run_offset >> 30 then p_run_offset - p_run_id end;
-    else
-        -- the same as _tick_of, which returns a row
-        begin
-            select case when v_last < t.first_offset + t.n then t.shift end into v_shift
-            from trunkline.ticks t where t.log = p_log and t.first_offset <= v_prev + 1 order by t.first_offset desc limit 1;
-            raise exception using errcode = 'TLX00';
-        exception when sqlstate 'TLX00' then
-            null;
-        end;
-    end if;
-    %s
-    %s
-end
-$$$f$, v_lease, v_read);
-
     -- Claims up to p_limit messages (at most 1,000) and returns them as deliveries. Returns no row if there are
     -- none or the queue is paused. p_lease defaults to the lease of the queue and is 1 second to 12 hours. A
     -- claim does not wait for other open claims. If it finds nothing while returned or new messages wait for the
@@ -113,30 +51,34 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_queue     int;
-    v_cursor    int;
-    v_log       int;
-    v_topic     text;
-    v_partition int := 0;
-    v_drawn     regclass;
-    v_start     bigint;
-    v_mark      bigint;
-    v_length    interval;
-    v_epoch     bigint;
-    v_general   boolean;
-    v_labels    boolean;
-    v_later     boolean := false;
-    v_written   boolean;
-    v_next      bigint;
-    v_upto      bigint;
-    v_prev      bigint;
-    v_last      bigint;
-    v_shift     bigint;
-    v_now       timestamptz;
-    v_until     timestamptz;
-    v_tail      text;
-    v_id        bigint;
-    v_last_id   bigint;
+    v_queue      int;
+    -- of the queue's logs, in the same order
+    v_cursors    int[];
+    v_logs       int[];
+    v_drawns     regclass[];
+    v_befores    bigint[];
+    v_marks      bigint[];
+    v_topics     text[];
+    v_partitions int[];
+    v_i          int := 1;
+    v_cursor     int;
+    v_topic      text;
+    v_partition  int;
+    v_length     interval;
+    v_epoch      bigint;
+    v_general    boolean;
+    v_labels     boolean;
+    v_written    boolean;
+    v_next       bigint;
+    v_upto       bigint;
+    v_prev       bigint;
+    v_last       bigint;
+    v_shift      bigint;
+    v_now        timestamptz;
+    v_until      timestamptz;
+    v_tail       text;
+    v_id         bigint;
+    v_last_id    bigint;
 begin
     if p_labels is null and p_limit is not null and current_setting('transaction_isolation') = 'read committed' then
         if p_limit <> 1 then
@@ -146,58 +88,69 @@ begin
             perform trunkline._check_duration('lease', p_lease, '1 second', '12 hours');
         end if;
         -- The epoch is read before the positions. v_written: this transaction may have claimed before.
-        select coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) + 1, d.queue_id, d.cursor_id, d.log, d.drawn_seq, d.before_first, d.mark, coalesce(p_lease, d.lease),
-               coalesce(pg_sequence_last_value(d.returns_head), 0) > coalesce(pg_sequence_last_value(d.returns_drawn), 0),
-               pg_sequence_last_value('trunkline.label_cursors') is not null, pg_current_xact_id_if_assigned() is not null,
-               coalesce(pg_sequence_last_value(d.drawn_seq), d.before_first) + 1
-          into v_epoch, v_queue, v_cursor, v_log, v_drawn, v_start, v_mark, v_length, v_general, v_labels, v_written, v_next
+        select coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) + 1, d.queue_id, d.cursors, d.logs, d.drawn_seqs, d.before_first, d.marks, d.topics, d.partitions,
+               coalesce(p_lease, d.lease), coalesce(pg_sequence_last_value(d.returns_head), 0) > coalesce(pg_sequence_last_value(d.returns_drawn), 0),
+               pg_sequence_last_value('trunkline.label_cursors') is not null, pg_current_xact_id_if_assigned() is not null
+          into v_epoch, v_queue, v_cursors, v_logs, v_drawns, v_befores, v_marks, v_topics, v_partitions, v_length, v_general, v_labels, v_written
           from trunkline.direct_queues d where d.name = p_queue;
         if v_labels then
             v_general := v_general or exists (select from trunkline.cursors k where k.queue_id = v_queue and k.kind = 'label');
         end if;
     end if;
+    if p_relaxed then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
     if not v_general then
-        if p_relaxed then
-            perform set_config('synchronous_commit', 'off', true);
+        if cardinality(v_logs) > 1 then
+            v_i := 1 + floor(random() * cardinality(v_logs));
         end if;
-        begin
-            -- The tick of the next position. This claim draws no further than to its end.
-            select t.first_offset + t.n - 1, t.shift into v_upto, v_shift
-              from trunkline.ticks t
-             where t.log = v_log and t.first_offset <= v_next and (select l.base_offset from trunkline.logs l where l.log = v_log) <= v_next
-             order by t.first_offset desc limit 1;
-            if v_next > v_upto then
-                v_upto := -1;
-            else
-                if p_limit > 1 then
-                    if v_upto - v_next < p_limit - 1 then
-                        v_later := exists (select from trunkline.ticks t where t.log = v_log and t.first_offset = v_upto + 1);
+        foreach v_cursor in array v_cursors loop
+            begin
+                v_next := coalesce(pg_sequence_last_value(v_drawns[v_i]), v_befores[v_i]) + 1;
+                -- The tick of the next position. This claim draws no further than to its end. The general path
+                -- counts positions that retention has removed.
+                select l.base_offset > v_next, t.upto, t.shift into v_general, v_upto, v_shift
+                  from trunkline.logs l left join lateral (
+                      select x.first_offset + x.n - 1 as upto, x.shift from trunkline.ticks x where x.log = l.log and x.first_offset <= v_next order by x.first_offset desc limit 1) t on true
+                 where l.log = v_logs[v_i];
+                if v_next <= v_upto and not v_general then
+                    if p_limit > 1 then
+                        if v_upto - v_next < p_limit - 1 then
+                            v_general := exists (select from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset = v_upto + 1);
+                        end if;
+                    end if;
+                    if not v_general then
+                        if not pg_try_advisory_xact_lock(778005, v_cursors[v_i]) then
+                            perform trunkline._lock_cursor(v_cursors[v_i]);
+                        end if;
+                        v_prev := coalesce(pg_sequence_last_value(v_drawns[v_i]), v_befores[v_i]);
+                        v_last := case when v_prev < v_upto then setval(v_drawns[v_i], least(v_prev + p_limit, v_upto)) end;
+                        -- another claim was faster
+                        v_general := v_last is null;
                     end if;
                 end if;
-                if not v_later then
-                    if not pg_try_advisory_xact_lock(778005, v_cursor) then
-                        perform trunkline._lock_cursor(v_cursor);
-                    end if;
-                    v_prev := coalesce(pg_sequence_last_value(v_drawn), v_start);
-                    v_last := case when v_prev < v_upto then setval(v_drawn, least(v_prev + p_limit, v_upto)) end;
-                end if;
-            end if;
-            -- the locks end here, the sequence stays moved (see _draw)
-            raise exception using errcode = 'TLX00';
-        exception when sqlstate 'TLX00' then
-            null;
-        end;
+                -- the locks end here, the sequence stays moved (see _draw)
+                raise exception using errcode = 'TLX00';
+            exception when sqlstate 'TLX00' then
+                null;
+            end;
+            exit when v_general or v_last is not null;
+            v_i := v_i %% cardinality(v_logs) + 1;
+        end loop;
         if v_last is not null then
             -- The same as _show_draw.
             if v_written then
                 perform trunkline._count_mark();
             end if;
-            if pg_try_advisory_xact_lock_shared(v_mark | ((v_prev + 1 & 4294967295) << 10) | (v_last - v_prev - 1)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch then
+            if pg_try_advisory_xact_lock_shared(v_marks[v_i] | ((v_prev + 1 & 4294967295) << 10) | (v_last - v_prev - 1)) and coalesce(pg_sequence_last_value('trunkline.pass_epoch'), 0) <= v_epoch then
+                v_cursor := v_cursors[v_i];
+                v_topic := v_topics[v_i];
+                v_partition := v_partitions[v_i];
                 %s
                 %s
                 return;
             end if;
-        elsif v_upto = -1 then
+        elsif not v_general then
             if not trunkline._sequence_alone(array[v_queue], null, case when p_relaxed then 0 else 1 end) then
                 -- Nothing to draw, and no pass is due.
                 return;

@@ -37,3 +37,4 @@ begin
     end loop;
 end
 $do$;
+drop function if exists trunkline._claim_run(int, regclass, bigint, int, text, int, bigint, bigint, bigint, int, interval, text, bigint);

@@ -1,21 +1,23 @@
--- What a claim needs to know of a direct queue: one that gets only messages that are enqueued to it, in the order of its log. Kept by triggers
--- (functions/direct.sql), so that a claim reads one row instead of the queue, its cursors and its logs.
+-- What a claim needs to know of a direct queue: one whose messages can all be claimed as they are in its logs. Kept by triggers (functions/direct.sql), so that a
+-- claim reads one row instead of the queue and its cursors.
 create table trunkline.direct_queues (
-    name           text     primary key,
-    queue_id       int      not null unique references trunkline.queues on delete cascade,
-    lease          interval not null,
-    -- the cursor of the queue's own log
-    cursor_id      int      not null,
-    log            int      not null,
-    -- the position before the first one
-    before_first   bigint   not null,
-    -- of the marks of draws: the cursor in the upper 22 bits (functions/claim.sql)
-    mark           bigint   not null,
-    drawn_seq      regclass not null,
+    name          text       primary key,
+    queue_id      int        not null unique references trunkline.queues on delete cascade,
+    lease         interval   not null,
+    -- of the cursors of its logs, in the same order; before_first: the position before the first one; marks: of draws, with the cursor in the upper 22 bits
+    cursors       int[]      not null,
+    logs          int[]      not null,
+    topics        text[]     not null,
+    partitions    int[]      not null,
+    before_first  bigint[]   not null,
+    marks         bigint[]   not null,
+    drawn_seqs    regclass[] not null,
     -- sequences of the cursor of returned messages
-    returns_drawn  regclass not null,
-    returns_head   regclass not null
+    returns_drawn regclass   not null,
+    returns_head  regclass   not null
 );
+-- A claim gets its cursors one by one now, without the newest tick of each.
+alter type trunkline.drawable drop attribute plain, drop attribute run_offset, drop attribute run_id;
 
 -- Offset minus id, if the ids of the tick are one run in one table of the store: a claim then finds its messages without reading the multirange.
 alter table trunkline.ticks add column shift bigint generated always as (
