@@ -37,8 +37,8 @@ _LEASE_OF_ONE = (
     "from trunkline.leases_{} l\n            where l.cursor_id = r[2]::int and l.first = r[1]::bigint and l.n = 1"
 )
 _LOCK = (
-    "if not pg_try_advisory_xact_lock(778005, v_cursor) then\n"
-    "                        perform trunkline._lock_cursor(v_cursor);\n                    end if;"
+    "if not pg_try_advisory_xact_lock(778005, v_cursors[v_i]) then\n"
+    "                            perform trunkline._lock_cursor(v_cursors[v_i]);\n                        end if;"
 )
 # what was open at the scan or pass before, and what is open now
 _OPEN_BEFORE = (

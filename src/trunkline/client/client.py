@@ -17,6 +17,7 @@ from trunkline.client.dead import DeadLetters
 from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
 from trunkline.client.groups import Groups
+from trunkline.client.inspection import Inspection
 from trunkline.client.lending import Lender
 from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
@@ -78,6 +79,7 @@ class Client(Lender):
         self.dead = DeadLetters(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
+        self.inspect = Inspection(self._open)
 
     async def __aenter__(self) -> Self:
         self._open()

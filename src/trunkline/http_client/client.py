@@ -13,9 +13,11 @@ import msgspec
 from trunkline.errors import InvalidValue, NotFound, SettingsError
 from trunkline.http_client.consuming import FetchedRow, HttpBatch, HttpDeliveries, HttpDelivery, Settler
 from trunkline.http_client.nouns import HttpGroups, HttpSchedules, HttpSubscriptions, HttpTopics
+from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.publishing import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.queues import HttpDeadLetters, HttpQueues
 from trunkline.http_client.rows import DeliveryRow, seconds
+from trunkline.http_client.searching import HttpInspection
 from trunkline.http_client.transport import Transport, quoted
 from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages
@@ -66,6 +68,10 @@ class HttpClient:
         self.subscriptions = HttpSubscriptions(self._transport)
         self.dead = HttpDeadLetters(self._transport)
         self.schedules = HttpSchedules(self._transport)
+        self.inspect = HttpInspection(self._transport)
+        self.jobs = HttpJobs(self._transport)
+        self.pipelines = HttpPipelines(self._transport)
+        self.system = HttpSystem(self._transport)
 
     async def __aenter__(self) -> Self:
         return self

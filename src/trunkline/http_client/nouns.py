@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
 
 from trunkline.codec import place, to_json
 from trunkline.http_client.rows import GroupRow, MessageRow, ScheduleRow, SubscriptionRow, TopicRow, seconds
+from trunkline.http_client.searching import estimate, search
 from trunkline.http_client.transport import Transport, given, quoted
+from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.types import (
     CatchUp,
     Duration,
     Group,
     GroupStats,
     Headers,
+    Member,
     Message,
+    PartitionMap,
     Place,
     Reader,
     Schedule,
+    Search,
+    SearchRange,
+    Selection,
     Subscription,
     Topic,
     TopicStats,
@@ -38,6 +45,14 @@ class Noun:
 
 class _Partitions(msgspec.Struct):
     partitions: list[TopicStats]
+
+
+class _Maps(msgspec.Struct):
+    partitions: list[PartitionMap]
+
+
+class _Members(msgspec.Struct):
+    data: list[Member]
 
 
 class _Messages(msgspec.Struct):
@@ -98,9 +113,28 @@ class HttpTopics(Noun):
     async def get(self, name: str) -> Topic:
         return (await self._transport.ask("GET", _topic(name), kind=TopicRow)).record()
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
-        """List topics by name. `after` and `limit` page through the list."""
-        return [row.record() for row in await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit)]
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Topic]:
+        """List topics by name. `after` and `limit` page through the list. `names`: only these, with `*`."""
+        rows = await self._transport.every("/v1/topics", TopicRow, after=after, limit=limit, name=names)
+        return [row.record() for row in rows]
+
+    async def map(self, topic: str) -> builtins.list[PartitionMap]:
+        """Return what each partition holds: segments, times of offsets, readers, archive, staged rows."""
+        return (await self._transport.ask("GET", f"{_topic(topic)}/map", kind=_Maps)).partitions
+
+    async def estimate_search(
+        self, topic: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        return await estimate(self._transport, _topic(topic), selection, **options)
+
+    async def search(
+        self, topic: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]:
+        """Search messages of a topic, whether or not they were consumed."""
+        return await search(self._transport, _topic(topic), selection, type=type, **options)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _topic(name), query={"force": str(force).lower()})
@@ -220,6 +254,10 @@ class HttpGroups(Noun):
             if limit is None or len(groups) < limit:
                 groups += await self.list(row.name, limit=None if limit is None else limit - len(groups))
         return groups
+
+    async def members(self, topic: str, group: str) -> builtins.list[Member]:
+        """Return the active members of a group, each with the partitions that it has leased."""
+        return (await self._transport.ask("GET", f"{_topic(topic)}/groups/{quoted(group)}/members", kind=_Members)).data
 
     async def delete(self, topic: str, group: str) -> None:
         """Delete the group and its position."""

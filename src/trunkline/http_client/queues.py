@@ -11,11 +11,26 @@ import msgspec
 
 from trunkline.http_client.nouns import Noun
 from trunkline.http_client.rows import DeadRow, QueueRow, WaitingRow, seconds
+from trunkline.http_client.searching import MessagesPage, estimate, search
 from trunkline.http_client.transport import quoted
-from trunkline.messaging import NewQueueSettings, QueueSettings
-from trunkline.types import DeadLetter, Duration, Queue, QueueStats, Waiting
+from trunkline.messaging import NewQueueSettings, QueueSettings, RangeOptions, SearchOptions
+from trunkline.types import (
+    DeadLetter,
+    Duration,
+    Message,
+    Queue,
+    QueueStats,
+    Search,
+    SearchRange,
+    Selection,
+    Waiting,
+)
 
 _STEP = 1000
+
+
+class _StatsPage(msgspec.Struct):
+    data: list[QueueStats]
 
 
 class _Waiting(msgspec.Struct):
@@ -45,9 +60,32 @@ class HttpQueues(Noun):
     async def get(self, name: str) -> Queue:
         return (await self._transport.ask("GET", _queue(name), kind=QueueRow)).record()
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """List queues by name. `after` and `limit` page through the list."""
-        return [row.record() for row in await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit)]
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Queue]:
+        """List queues by name. `after` and `limit` page through the list. `names`: only these, with `*`."""
+        rows = await self._transport.every("/v1/queues", QueueRow, after=after, limit=limit, name=names)
+        return [row.record() for row in rows]
+
+    async def read(
+        self, queue: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
+    ) -> builtins.list[Message[Any]]:
+        """Read messages that were sent to the queue directly, from offset `start`, whether or not they were consumed."""
+        query = {"partition": partition, "start": start, "limit": limit}
+        body = await self._transport.ask("GET", f"{_queue(queue)}/log", query=query, kind=MessagesPage)
+        return [row.message(type) for row in body.data]
+
+    async def estimate_search(
+        self, queue: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        return await estimate(self._transport, _queue(queue), selection, **options)
+
+    async def search(
+        self, queue: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]:
+        """Search messages that were sent to a queue directly, whether or not they were consumed."""
+        return await search(self._transport, _queue(queue), selection, type=type, **options)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", _queue(name), query={"force": str(force).lower()})
@@ -77,8 +115,11 @@ class HttpQueues(Noun):
         emptied: int = (await self._transport.ask("PUT", f"{_queue(name)}/cleanup"))["emptied"]
         return emptied
 
-    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """Return one row per queue, of one queue or of all."""
+    async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
+        """Return one row per queue, of one queue or of all. `names`: only these, with `*`."""
+        if names is not None:
+            query = {"name": list(names)}
+            return (await self._transport.ask("GET", "/v1/queue-stats", query=query, kind=_StatsPage)).data
         if name is None:
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         return [await self._transport.ask("GET", f"{_queue(name)}/stats", kind=QueueStats)]

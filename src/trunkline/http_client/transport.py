@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from urllib.parse import quote
 
@@ -97,7 +97,13 @@ class Transport:
         return msgspec.json.decode(response.content, type=kind) if response.content else None
 
     async def every(
-        self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None, **query: str | None
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
     ) -> list[T]:
         """Return all rows of a list, or `limit` rows after a name, reading it page by page."""
         rows: list[T] = []

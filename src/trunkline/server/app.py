@@ -23,19 +23,28 @@ from trunkline.server.browsers import foreign
 from trunkline.server.call import SAFE, Answer, Call, ClientGone
 from trunkline.server.compat import pg_messaging, psqlqueue, pubsub_queue
 from trunkline.server.config import Config
+from trunkline.server.console import routes as console_routes
+from trunkline.server.console.errors import is_page, problem_page
 from trunkline.server.parent import end_with
 from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, busy, from_any, no_route
 from trunkline.server.routes import (
     claims,
     dead,
+    delayed,
     endpoints,
     events,
     groups,
+    inspection,
+    jobs,
     messages,
+    operations,
+    pipelines,
     queues,
     schedules,
+    search,
     subscriptions,
     system,
+    tokens,
     topics,
 )
 
@@ -70,6 +79,13 @@ def create_app(config: Config) -> ASGIApp:
             *dead.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
+            *delayed.ROUTES,
+            *jobs.ROUTES,
+            *pipelines.ROUTES,
+            *operations.ROUTES,
+            *tokens.ROUTES,
         ],
     )
     app = Litestar(
@@ -79,6 +95,7 @@ def create_app(config: Config) -> ASGIApp:
             Router(f"{psqlqueue.PREFIX}/v1", route_handlers=psqlqueue.ROUTES),
             Router("/compat/pubsub-queue", route_handlers=pubsub_queue.ROUTES),
             Router("/compat/pg-messaging", route_handlers=pg_messaging.ROUTES),
+            *(console_routes.ROUTES if config.console else ()),
         ],
         request_class=Call,
         openapi_config=None,
@@ -146,6 +163,8 @@ def _problem(request: Any, exc: Exception) -> Response[bytes]:
             exc,
             exc_info=exc if problem.status == 500 else None,
         )
+    if is_page(request.scope):
+        return problem_page(request, problem)
     headers = {**_SAFE, **problem.headers}
     words: Words = "sql" if HINTS in request.headers else "route"
     return Response(_body(request.scope, problem, words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)

@@ -20,6 +20,7 @@ from trunkline.errors import DatabaseUnavailable
 from trunkline.server.access import Access
 from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.console.state import Console
 from trunkline.server.limits import LimitedPool
 from trunkline.server.metrics import Metrics
 from trunkline.server.metrics_port import serve_metrics
@@ -47,9 +48,12 @@ class Engine:
         self.tails = Tails(self.mq, config.max_response_bytes)
         self.metrics = Metrics()
         self.access = Access(config, self.mq, self.metrics.refused)
+        self.console = Console(config, self.mq, self.access) if config.console else None
         self.patience = Patience(config.body_seconds)
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
+        self.examining = asyncio.Lock()
+        """Held by the checks of the database: they run one at a time, on a separate connection."""
         self.under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishing = 0
@@ -124,6 +128,8 @@ class Engine:
         self.stopping.set()
         self.lines.dismiss()
         self.tails.ring()
+        if self.console is not None:
+            self.console.close()
 
     async def drain(self) -> None:
         """Stop, and give requests in flight time to finish."""

@@ -12,7 +12,7 @@ from trunkline.server import budget
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, Param
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import MessageView, Page, QueueView, message_view, page
 from trunkline.types import QueueStats
@@ -121,11 +121,12 @@ async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
     return answer(QueueView.of(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), answers={200: Page}))
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
 async def list_queues(request: Call) -> Answer:
     """List queues by name, 100 per page by default."""
     query = request.query()
-    return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
+    rows = await request.mq.queues.list(after=query["after"], names=query["name"] or None)
+    return answer(page([QueueView.of(row) for row in rows], query))
 
 
 @route(

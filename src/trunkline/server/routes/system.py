@@ -64,11 +64,13 @@ async def schema(request: Call) -> Answer:
 _PAGE = Doc(tag=TAG, scope="public", strict=False, answers={200: str}, media="text/html")
 
 
-@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, answers={302: None}, problems=(404,)))
+@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, answers={302: None, 303: None}, problems=(404,)))
 async def root(request: Call) -> Answer:
-    """Redirect a browser to the page of this API."""
+    """Redirect a browser to the console, or without one to the page of this API."""
     if not any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"]):
         raise no_route()
+    if request.engine.console is not None:
+        return Answer(b"", 303, None, {"location": f"{request.engine.console.prefix}/console", "vary": "accept"})
     # relative: a proxy may serve this API below a path
     return Answer(b"", 302, None, {"location": "docs", "vary": "accept"})
 

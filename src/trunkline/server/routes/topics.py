@@ -12,7 +12,7 @@ from trunkline.errors import AlreadyExists
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
+from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, TopicView, page
@@ -106,11 +106,12 @@ async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
     return answer(TopicView.of(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), answers={200: Page}))
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
 async def list_topics(request: Call) -> Answer:
     """List topics by name, 100 per page by default."""
     query = request.query()
-    return answer(page([TopicView.of(row) for row in await request.mq.topics.list(after=query["after"])], query))
+    rows = await request.mq.topics.list(after=query["after"], names=query["name"] or None)
+    return answer(page([TopicView.of(row) for row in rows], query))
 
 
 @route(

@@ -14,16 +14,18 @@ begin
                                 'Use scopes such as publish:orders.* or admin:*.');
     end if;
     select s into v_bad from unnest(p_scopes) s
-    where s is null or s !~ '^(publish|consume|read|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
+    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' and s !~ '^portal:[A-Za-z0-9._-]{1,200}$' limit 1;
     if found then
         perform trunkline._fail('TL001', format('scope must have the form right:name, got %s', trunkline._quoted(v_bad, 220)),
-                                'Write publish, consume, read or admin, a colon, and a name in which * matches any characters.');
+                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters; or portal: and the name of one endpoint.');
     end if;
 end
 $$;
 
--- Creates a token and returns its row. Raises TL020 if the name exists.
-create or replace function trunkline._create_token(p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null)
+-- Creates a token and returns its row. p_made_by: the token that creates it; the role of the session if null.
+-- Raises TL020 if the name exists.
+create or replace function trunkline._create_token(
+    p_token_id text, p_name text, p_hash bytea, p_scopes text[], p_expires_at timestamptz default null, p_made_by text default null)
 returns trunkline.tokens
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -37,7 +39,8 @@ begin
         perform trunkline._fail('TL001', format('expiry of a token must be in the future, got %s', p_expires_at),
                                 'Use a later time.');
     end if;
-    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at) values (p_token_id, p_name, p_hash, p_scopes, p_expires_at)
+    insert into trunkline.tokens (token_id, name, hash, scopes, expires_at, made_by)
+    values (p_token_id, p_name, p_hash, p_scopes, p_expires_at, coalesce(p_made_by, session_user))
     on conflict do nothing returning * into v_row;
     if not found then
         perform trunkline._fail('TL020', format('token "%s" already exists', p_name),
@@ -100,6 +103,15 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select * from trunkline.tokens order by name $$;
 
+-- Records that tokens were used, at most once a minute for each.
+create or replace function trunkline._note_token_use(p_token_ids text[]) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update trunkline.tokens t set last_used_at = trunkline.clock()
+    where t.token_id = any (p_token_ids) and coalesce(t.last_used_at, '-infinity') < trunkline.clock() - interval '1 minute'
+$$;
+
 -- Returns the hash of an audit entry, which includes the hash of the entry before it.
 create or replace function trunkline._audit_hash(p_before bytea, p_id bigint, p_at timestamptz, p_actor text, p_address text, p_action text, p_object text)
 returns bytea
@@ -142,6 +154,25 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$ select audit_id, at, actor, address, action, object from trunkline.audit where audit_id > p_after order by audit_id limit p_limit $$;
 
+-- Returns up to p_limit audit entries, the newest first. p_actor: only entries of this token or role. p_action,
+-- p_object: only entries whose action contains this text, or that have this object. p_from, p_to: entries from
+-- p_from until before p_to. p_before: the number of the last entry of the former page.
+create or replace function trunkline._find_audit(
+    p_actor text, p_action text, p_object text, p_from timestamptz, p_to timestamptz, p_before bigint, p_limit int)
+returns setof trunkline.audit
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform trunkline._check_range('limit', p_limit, 1, 1000);
+    return query
+    select a.* from trunkline.audit a
+    where (p_before is null or a.audit_id < p_before) and (p_actor is null or a.actor = p_actor) and (p_action is null or strpos(lower(a.action), lower(p_action)) > 0)
+      and (p_object is null or a.object = p_object) and (p_from is null or a.at >= p_from) and (p_to is null or a.at < p_to)
+    order by a.audit_id desc limit p_limit;
+end
+$$;
+
 -- Returns the number of the first audit entry that was changed, is missing, or follows a missing one; null if
 -- the log is complete. audit_head names the newest entry, so a deletion of the last entries is found too.
 create or replace function trunkline._verify_audit() returns bigint
@@ -159,4 +190,62 @@ as $$
                case when h.audit_id = n.audit_id then h.hash end, h.audit_id = n.audit_id
         from (select audit_id, hash from trunkline.audit order by audit_id desc limit 1) n full join trunkline.audit_head h on true) x
     where x.hash is distinct from x.due or x.follows is not true
+$$;
+
+-- Opens a session of the console for a token and returns its row. Deletes up to 100 expired sessions. p_lasts:
+-- how long it is valid. Raises TL001 unless that is 1 minute to 30 days.
+create or replace function trunkline._open_session(p_hash bytea, p_token_id text, p_secret_hash bytea, p_lasts interval, p_address text, p_agent text)
+returns trunkline.sessions
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+    v_row trunkline.sessions;
+begin
+    perform trunkline._need_duration('lasts', p_lasts, '1 minute', '30 days');
+    delete from trunkline.sessions
+    where hash in (select s.hash from trunkline.sessions s where s.expires_at <= v_now order by s.expires_at limit 100 for update skip locked);
+    insert into trunkline.sessions (hash, token_id, secret_hash, created_at, seen_at, expires_at, address, agent)
+    values (p_hash, p_token_id, p_secret_hash, v_now, v_now, v_now + p_lasts, p_address, left(p_agent, 200))
+    returning * into v_row;
+    return v_row;
+end
+$$;
+
+-- Returns the session with this hash, unless it has expired. Notes at most once a minute that it was seen.
+create or replace function trunkline._use_session(p_hash bytea) returns setof trunkline.sessions
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    if not pg_is_in_recovery() then
+        update trunkline.sessions set seen_at = v_now where hash = p_hash and seen_at < v_now - interval '1 minute';
+    end if;
+    return query select * from trunkline.sessions where hash = p_hash and expires_at > v_now;
+end
+$$;
+
+-- Ends a session; returns true if it existed.
+create or replace function trunkline._end_session(p_hash bytea) returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $$ with gone as (delete from trunkline.sessions where hash = p_hash returning 1) select exists (select from gone) $$;
+
+-- Ends all sessions of a token; returns how many.
+create or replace function trunkline._end_sessions(p_token_id text) returns int
+language sql
+set search_path = pg_catalog, pg_temp
+as $$ with gone as (delete from trunkline.sessions where token_id = p_token_id returning 1) select count(*)::int from gone $$;
+
+-- Returns the open sessions with the name of their token, the one seen last first.
+create or replace function trunkline._list_sessions() returns table (name text, created_at timestamptz, seen_at timestamptz, expires_at timestamptz, address text, agent text)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.name, s.created_at, s.seen_at, s.expires_at, s.address, s.agent
+    from trunkline.sessions s join trunkline.tokens t using (token_id)
+    where s.expires_at > trunkline.clock() order by s.seen_at desc, s.hash
 $$;
