@@ -64,10 +64,8 @@ STATEMENTS = {
     ),
     "tick of the next position": Statement(
         "claim",
-        "from trunkline.ticks t\n             where t.log = v_log and t.first_offset <= v_next"
-        " and (select l.base_offset from trunkline.logs l where l.log = v_log) <= v_next\n"
-        "             order by t.first_offset desc limit 1",
-        {"v_log": ("int", 64), "v_next": ("bigint", 25_000)},
+        "from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset <= v_next order by t.first_offset desc limit 1",
+        {"v_logs[v_i]": ("int", 64), "v_next": ("bigint", 25_000)},
     ),
     "messages of a run": Statement(
         "claim",

@@ -312,10 +312,10 @@ language sql stable
 as $$
     select k, x.head
     from trunkline.cursors k
+    left join lateral (select t.first_offset + t.n - 1 as head from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
     -- The same as _drawable and _drawn. Calling these would cost more than the rest of an empty claim.
     cross join lateral (
-        select case when k.kind = 'log' then (select t.first_offset + t.n - 1 from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1)
-                    else pg_sequence_last_value(k.head_seq) end as head,
+        select case when k.kind = 'log' then t.head else pg_sequence_last_value(k.head_seq) end as head,
                coalesce(pg_sequence_last_value(k.drawn_seq), k.start_position - 1) as drawn offset 0) x
     where k.queue_id = q.queue_id and x.head > x.drawn
       and (k.kind <> 'label' or p_labels is null or k.label = any (p_labels))
@@ -350,9 +350,8 @@ begin
         null;
     end;
     foreach c in array v_found loop
-        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim
-        -- with the one that `claim` may have done before.
-        exit when v_want <= 0 or v_draws >= 99;
+        -- A filter may need several draws of about 1,000 messages: at most 20 per cursor, and 100 per claim.
+        exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
         for i in 1 .. 20 loop
             s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);

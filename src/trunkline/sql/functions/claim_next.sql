@@ -109,14 +109,15 @@ begin
                 v_next := coalesce(pg_sequence_last_value(v_drawns[v_i]), v_befores[v_i]) + 1;
                 -- The tick of the next position. This claim draws no further than to its end. The general path
                 -- counts positions that retention has removed.
-                select l.base_offset > v_next, t.upto, t.shift into v_general, v_upto, v_shift
-                  from trunkline.logs l left join lateral (
-                      select x.first_offset + x.n - 1 as upto, x.shift from trunkline.ticks x where x.log = l.log and x.first_offset <= v_next order by x.first_offset desc limit 1) t on true
-                 where l.log = v_logs[v_i];
+                select (select l.base_offset from trunkline.logs l where l.log = v_logs[v_i]) > v_next, t.first_offset + t.n - 1, t.shift into v_general, v_upto, v_shift
+                  from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset <= v_next order by t.first_offset desc limit 1;
+                if v_upto is null then
+                    v_general := (select l.base_offset from trunkline.logs l where l.log = v_logs[v_i]) > v_next;
+                end if;
                 if v_next <= v_upto and not v_general then
                     if p_limit > 1 then
                         if v_upto - v_next < p_limit - 1 then
-                            v_general := exists (select from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset = v_upto + 1);
+                            v_general := cardinality(v_logs) > 1 or exists (select from trunkline.ticks t where t.log = v_logs[v_i] and t.first_offset = v_upto + 1);
                         end if;
                     end if;
                     if not v_general then
