@@ -209,9 +209,11 @@ $$;
 -- Draws positions of a cursor for the caller. n is 0 if there are none. The draw is a subtransaction that is
 -- rolled back on purpose. So its lock ends with it, whatever error or cancel ends it, and the sequence stays
 -- moved. The mark is set after that (_show_draw). p_skip: only move past these positions, which the caller
--- has read and of which none matches the queue. n is 0 if another claim was faster.
+-- has read and of which none matches the queue. n is 0 if another claim was faster. p_plain: every next message
+-- is for the queue, so none is read here.
 create or replace function trunkline._draw(
-    c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null) returns trunkline.leases
+    c trunkline.cursors, q trunkline.queues, p_head bigint, p_want int, p_labels text[], p_epoch bigint, p_skip int8range default null, p_plain boolean default false)
+returns trunkline.leases
 language plpgsql
 as $$
 declare
@@ -234,6 +236,8 @@ begin
                     s.n := upper(p_skip) - s.first;
                     s.taken := '{}';
                     s.skipped := s.n;
+                elsif p_plain then
+                    s.n := least(p_want, p_head - s.first + 1);
                 elsif c.kind = 'log' then
                     s := trunkline._scan_log(s, c, q, p_head, p_want, p_labels);
                 else
@@ -305,12 +309,13 @@ language sql immutable
 as $$ select power(64, p_priority / (p_priorities - 1)::float8) $$;
 
 -- Returns the cursors of a queue that have positions to draw, in the order in which a claim tries them.
--- p_levels: the number of priority levels, or null. Stable, so that the planner can inline it.
+-- p_levels: the number of priority levels, or null. plain: every next message is for the queue. Stable, so that
+-- the planner can inline it.
 create or replace function trunkline._drawable_cursors(q trunkline.queues, p_levels int, p_labels text[])
 returns setof trunkline.drawable
 language sql stable
 as $$
-    select k, x.head
+    select k, x.head, k.kind = 'log' and k.pattern_regex is null and k.filter is null and p_labels is null and q.ttl is null and q.delivery_delay = '0'
     from trunkline.cursors k
     left join lateral (select t.first_offset + t.n - 1 as head from trunkline.ticks t where t.log = k.log order by t.first_offset desc limit 1) t on true
     -- The same as _drawable and _drawn. Calling these would cost more than the rest of an empty claim.
@@ -354,7 +359,7 @@ begin
         exit when v_want <= 0 or v_draws >= 100;
         k := c.cur;
         for i in 1 .. 20 loop
-            s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch);
+            s := trunkline._draw(k, q, c.head, v_want, p_labels, v_epoch, null, c.plain);
             exit when s.n = 0;
             v_draws := v_draws + 1;
             return query select * from trunkline._lease(s, k, p_lease, p_consumer);

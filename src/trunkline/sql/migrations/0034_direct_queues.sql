@@ -16,8 +16,7 @@ create table trunkline.direct_queues (
     returns_drawn regclass   not null,
     returns_head  regclass   not null
 );
--- A claim gets its cursors one by one now, without the newest tick of each.
-alter type trunkline.drawable drop attribute plain, drop attribute run_offset, drop attribute run_id;
+alter type trunkline.drawable drop attribute run_offset, drop attribute run_id;
 
 -- Offset minus id, if the ids of the tick are one run in one table of the store: a claim then finds its messages without reading the multirange.
 alter table trunkline.ticks add column shift bigint generated always as (
