@@ -38,6 +38,8 @@ begin
     end loop;
 end
 $do$;
+drop function if exists trunkline._draw(trunkline.cursors, trunkline.queues, bigint, int, text[], bigint, int8range),
+    trunkline._claim_run(int, regclass, bigint, int, text, int, bigint, bigint, bigint, int, interval, text, bigint);
 
 drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
     trunkline._create_token(text, text, bytea, text[], timestamptz);
