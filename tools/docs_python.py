@@ -13,12 +13,13 @@ from docs_pages import settle
 
 from trunkline import types
 from trunkline.client.batches import Batch
-from trunkline.client.bound import Bound
+from trunkline.client.claims import Claims
 from trunkline.client.client import Client, QueueHandle
-from trunkline.client.consuming import Claims, GroupReader
-from trunkline.client.dead import DeadLetters
+from trunkline.client.connection_client import ConnectionClient
+from trunkline.client.dead_letters import DeadLetters
 from trunkline.client.deliveries import Deliveries, Delivery
 from trunkline.client.endpoints import Endpoints
+from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
 from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
@@ -47,7 +48,7 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Delivery, "Delivery", "delivery"),
     (GroupReader, "GroupReader", "reader"),
     (Batch, "Batch", "batch"),
-    (Bound, "client.on(conn)", "client.on(conn)"),
+    (ConnectionClient, "client.on(conn)", "client.on(conn)"),
     (App, "jobs.App", "app"),
     (Job, "jobs.Job", "job"),
     (Handle, "jobs.Handle", "handle"),

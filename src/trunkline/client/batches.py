@@ -44,7 +44,7 @@ class Batch(Generic[T]):
         """True if the whole batch was committed through this object."""
         self._session = session
         self._fetched_at = deadline - lease
-        self._once = transactions.Once()
+        self._once = transactions.CommitMark()
 
     @property
     def partition(self) -> int:

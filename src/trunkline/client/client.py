@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline.client import consuming
 from trunkline.client.batches import Batch
-from trunkline.client.consuming import Claims, GroupReader
-from trunkline.client.dead import DeadLetters
+from trunkline.client.claims import Claims, claim
+from trunkline.client.dead_letters import DeadLetters
 from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
+from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
-from trunkline.client.lending import Lender
+from trunkline.client.on_connection import OnConnection
 from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
@@ -36,7 +36,7 @@ _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
 
 
-class Client(Lender):
+class Client(OnConnection):
     """A client of one database: `async with Client(url) as mq:`.
 
     Safe for concurrent use by many tasks of one event loop. The URL defaults to TRUNKLINE_DATABASE_URL. The client
@@ -285,7 +285,7 @@ class Client(Lender):
         Returns an empty result at once if none is ready.
         """
         session = self._open()
-        return await consuming.claim(
+        return await claim(
             session,
             session.settler,
             queue,

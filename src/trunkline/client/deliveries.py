@@ -28,7 +28,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     """
 
     _settler: Settler
-    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
+    _once: transactions.CommitMark = msgspec.field(default_factory=transactions.CommitMark)
 
     async def ack(self) -> Result:
         """Acknowledge the message, which is then never redelivered. Concurrent acks share a statement."""

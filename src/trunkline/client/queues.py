@@ -6,14 +6,14 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from trunkline.client.noun import Noun, settings
+from trunkline.client.resource import Resource, settings
 from trunkline.db import calls
 from trunkline.types import Duration, Queue, QueueStats, Waiting
 
 T = TypeVar("T")
 
 
-class Queues(Noun):
+class Queues(Resource):
     """`client.queues`"""
 
     async def create(

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.codec import headers_json, to_json
 from trunkline.db import calls
 from trunkline.types import CatchUp, Headers, Schedule
 
 
-class Schedules(Noun):
+class Schedules(Resource):
     """`client.schedules`"""
 
     async def create(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
-from trunkline.client.noun import Noun, settings
+from trunkline.client.resource import Resource, settings
 from trunkline.codec import place
 from trunkline.db import calls
 from trunkline.types import Duration, Message, Place, Topic, TopicStats
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class Topics(Noun):
+class Topics(Resource):
     """`client.topics`"""
 
     async def create(

@@ -17,7 +17,7 @@ from trunkline.runtime.session import Session
 from trunkline.types import Result
 
 
-class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class BorrowedConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
@@ -43,7 +43,7 @@ class LentConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """Do not close the connection: its session belongs to the pool."""
 
 
-class Once:
+class CommitMark:
     """Marks messages whose transaction reached its commit: repeating it could apply their effects twice."""
 
     __slots__ = ("spent",)
@@ -54,7 +54,7 @@ class Once:
 
 @asynccontextmanager
 async def settled(
-    session: Session, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[Once]
+    session: Session, settle: Callable[[Connection], Awaitable[tuple[Result, str]]], *, once: Sequence[CommitMark]
 ) -> AsyncIterator[Connection]:
     """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
@@ -67,7 +67,7 @@ async def settled(
             hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
     async with session.connection(writing=True) as owner:
-        lent = LentConnection(owner)
+        lent = BorrowedConnection(owner)
         try:
             async with lent.transaction():
                 number = await calls.transaction_number(lent)

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-from trunkline.client.lending import Lender
-from trunkline.client.sync import consuming
+from trunkline.client.on_connection import OnConnection
 from trunkline.client.sync.batches import Batch
-from trunkline.client.sync.consuming import Claims, GroupReader
-from trunkline.client.sync.dead import DeadLetters
+from trunkline.client.sync.claims import Claims, claim
+from trunkline.client.sync.dead_letters import DeadLetters
 from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
+from trunkline.client.sync.group_reader import GroupReader
 from trunkline.client.sync.groups import Groups
 from trunkline.client.sync.queues import Queues
 from trunkline.client.sync.schedules import Schedules
@@ -37,7 +37,7 @@ _LEASE = timedelta(seconds=30)
 _POOL_TIMEOUT = timedelta(seconds=30)
 
 
-class SyncClient(Lender):
+class SyncClient(OnConnection):
     """A client of one database: `with SyncClient(url) as mq:`.
 
     Safe for concurrent use by many threads. The URL defaults to TRUNKLINE_DATABASE_URL. The client
@@ -286,7 +286,7 @@ class SyncClient(Lender):
         Returns an empty result at once if none is ready.
         """
         session = self._open()
-        return consuming.claim(
+        return claim(
             session,
             session.settler,
             queue,

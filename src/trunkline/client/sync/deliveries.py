@@ -29,7 +29,7 @@ class Delivery(DeliveryRecord[T], frozen=True, kw_only=True, eq=False):
     """
 
     _settler: Settler
-    _once: transactions.Once = msgspec.field(default_factory=transactions.Once)
+    _once: transactions.CommitMark = msgspec.field(default_factory=transactions.CommitMark)
 
     def ack(self) -> Result:
         """Acknowledge the message, which is then never redelivered. Concurrent acks share a statement."""

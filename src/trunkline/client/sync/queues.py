@@ -7,14 +7,14 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from trunkline.client.sync.noun import Noun, settings
+from trunkline.client.sync.resource import Resource, settings
 from trunkline.db.sync import calls
 from trunkline.types import Duration, Queue, QueueStats, Waiting
 
 T = TypeVar("T")
 
 
-class Queues(Noun):
+class Queues(Resource):
     """`client.queues`"""
 
     def create(

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.codec import headers_json, to_json
 from trunkline.db.sync import calls
 from trunkline.types import CatchUp, Headers, Schedule
 
 
-class Schedules(Noun):
+class Schedules(Resource):
     """`client.schedules`"""
 
     def create(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
-from trunkline.client.sync.noun import Noun, settings
+from trunkline.client.sync.resource import Resource, settings
 from trunkline.codec import place
 from trunkline.db.sync import calls
 from trunkline.types import Duration, Message, Place, Topic, TopicStats
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _PAGE = 1000
 
 
-class Topics(Noun):
+class Topics(Resource):
     """`client.topics`"""
 
     def create(

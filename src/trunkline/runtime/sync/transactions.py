@@ -18,7 +18,7 @@ from trunkline.runtime.sync.session import Session
 from trunkline.types import Result
 
 
-class LentConnection(psycopg.Connection[tuple[Any, ...]]):
+class BorrowedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A pool connection lent for one transaction. Using it afterwards, or in a forked child, raises."""
 
     def __init__(self, owner: Connection) -> None:
@@ -44,7 +44,7 @@ class LentConnection(psycopg.Connection[tuple[Any, ...]]):
         """Do not close the connection: its session belongs to the pool."""
 
 
-class Once:
+class CommitMark:
     """Marks messages whose transaction reached its commit: repeating it could apply their effects twice."""
 
     __slots__ = ("spent",)
@@ -55,7 +55,7 @@ class Once:
 
 @contextmanager
 def settled(
-    session: Session, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[Once]
+    session: Session, settle: Callable[[Connection], tuple[Result, str]], *, once: Sequence[CommitMark]
 ) -> Iterator[Connection]:
     """Run a transaction that ends with `settle`, which returns its result and the id of the transaction it ran in.
 
@@ -68,7 +68,7 @@ def settled(
             hint="Do not repeat it. If it was not committed, the messages are redelivered when their lease ends.",
         )
     with session.connection(writing=True) as owner:
-        lent = LentConnection(owner)
+        lent = BorrowedConnection(owner)
         try:
             with lent.transaction():
                 number = calls.transaction_number(lent)

@@ -13,9 +13,9 @@ from litestar.params import FromPath
 from litestar.response import Stream
 
 from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
 from trunkline.db import calls
 from trunkline.errors import TrunklineError
+from trunkline.runtime.names import consumer_name
 from trunkline.server.call import Call
 from trunkline.server.params import Param
 from trunkline.server.problems import Problem, from_error

@@ -11,9 +11,9 @@ from litestar.params import FromPath
 from msgspec import Meta
 
 from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists, GroupNotFound
+from trunkline.runtime.names import consumer_name
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Name, Offset, name_fault, refuse
 from trunkline.server.params import AFTER, ENSURE, LIMIT, OFFSET

@@ -21,7 +21,7 @@ _GIVE_UP_SECONDS = 60.0
 _MOST = 1000
 
 
-class Held:
+class RenewedLeases:
     """The receipts of this dispatcher. Renews their leases until they are settled."""
 
     def __init__(self, session: Session) -> None:
@@ -45,10 +45,10 @@ class Held:
             self._leases.renewed(receipts, results, span=span, now=now)
 
 
-class Settlements:
+class AttemptLog:
     """Settles in the background. Callers do not wait, except in `drain`."""
 
-    def __init__(self, session: Session, dispatcher: str, held: Held) -> None:
+    def __init__(self, session: Session, dispatcher: str, held: RenewedLeases) -> None:
         self._session = session
         self._dispatcher = dispatcher
         self._held = held

@@ -52,8 +52,8 @@ class DjangoConnection(Protocol):
     def ensure_connection(self) -> Any: ...
 
 
-AsyncBorrowed = AsyncDriver | AsyncAlchemySession | AsyncAlchemyConnection
-SyncBorrowed = SyncDriver | AlchemySession | AlchemyConnection | DjangoConnection
+AsyncForeignConnection = AsyncDriver | AsyncAlchemySession | AsyncAlchemyConnection
+SyncForeignConnection = SyncDriver | AlchemySession | AlchemyConnection | DjangoConnection
 
 
 def is_async(conn: object) -> bool:

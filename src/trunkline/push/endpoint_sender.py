@@ -17,19 +17,19 @@ import msgspec
 
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
-from trunkline.db.calls.push import Planned, Settlement
+from trunkline.db.calls.push import EndpointPlan, Settlement
 from trunkline.db.pool import Connection
 from trunkline.errors import TrunklineError
-from trunkline.push import outcomes, requests
+from trunkline.push import outcomes, request
+from trunkline.push.bound_queues import BoundQueue, BoundQueues
 from trunkline.push.breaker import Breaker, Store
-from trunkline.push.feed import Feed, Source
-from trunkline.push.limits import Window
 from trunkline.push.outcomes import Answer, Verdict
-from trunkline.push.permits import Pace
+from trunkline.push.rate_limiter import RateLimiter
+from trunkline.push.window import Window
 from trunkline.types import Delivery
 
 if TYPE_CHECKING:
-    from trunkline.push.dispatcher import Post
+    from trunkline.push.dispatcher import DispatchContext
 
 
 _MOMENT_SECONDS = 5.0
@@ -41,20 +41,20 @@ _WELL = [outcomes.ACKED]
 class Run(NamedTuple):
     """Deliveries of one queue sent one after another, in as many requests as the mode needs."""
 
-    source: Source
+    source: BoundQueue
     deliveries: list[Delivery[Any]]
 
 
-class Lane:
+class EndpointSender:
     """Sends to one endpoint. Endpoints share only the database connections."""
 
-    def __init__(self, post: Post, planned: Planned) -> None:
-        self._post = post
+    def __init__(self, context: DispatchContext, planned: EndpointPlan) -> None:
+        self._context = context
         self._planned = planned
         self._window = Window(planned.share)
-        self._pace = Pace(self._take_permits)
+        self._rate_limiter = RateLimiter(self._take_permits)
         self._breaker = Breaker(Store(self._open_breaker, self._take_probe, self._close_breaker))
-        self._feed = Feed(post, self._free, self._accept)
+        self._queues = BoundQueues(context, self._free, self._accept)
         self._buffer: deque[Run] = deque()
         self._under_way = 0
         self._held = 0
@@ -73,20 +73,20 @@ class Lane:
 
     # The plan
 
-    def update(self, planned: Planned, asked_at: float) -> None:
+    def update(self, planned: EndpointPlan, asked_at: float) -> None:
         if self._telling or asked_at < self._told_at:
             # this plan may predate a change made here; wait for the next one
             return
         if planned.rate != self._planned.rate:
-            self._pace.rate_changed()
+            self._rate_limiter.rate_changed()
         self._planned = planned
         now = monotonic()
         self._window.most = planned.share
         self._starts_at = now + planned.wait
         self._held_until = now + (planned.held_for or 0.0)
         self._breaker.update(planned.openings, planned.open_for)
-        self._feed.update(
-            map(Source, planned.queue_ids or (), planned.queues or (), planned.ordered or (), planned.leases or ())
+        self._queues.update(
+            map(BoundQueue, planned.queue_ids or (), planned.queues or (), planned.ordered or (), planned.leases or ())
         )
         bound = set(planned.queue_ids or ())
         self._give_back(None if not self._may_send() else {run.source.queue_id for run in self._buffer} - bound)
@@ -95,11 +95,11 @@ class Lane:
     async def stop(self, grace: float) -> None:
         """Stop claiming, release unsent deliveries, and give requests in flight the grace time."""
         self._stopped = True
-        await self._feed.stop()
+        await self._queues.stop()
         self._give_back()
         if self._timer is not None:
             self._timer.cancel()
-        await self._pace.close()
+        await self._rate_limiter.close()
         if self._work:
             await asyncio.wait(self._work, timeout=grace)
         for task in (cut_off := tuple(self._work)):
@@ -136,20 +136,20 @@ class Lane:
         free = limit - self._held
         return free if free >= max(1, limit // 4) else 0
 
-    async def _accept(self, source: Source, taken: Sequence[Delivery[Any]]) -> None:
-        self._held += len(taken)
-        self._in_order[source.queue_id] += len(taken) if source.ordered else 0
+    async def _accept(self, source: BoundQueue, claimed: Sequence[Delivery[Any]]) -> None:
+        self._held += len(claimed)
+        self._in_order[source.queue_id] += len(claimed) if source.ordered else 0
         if not self._breaker.closed and not await self._take_probe_now():
-            self._release(source, taken)
+            self._release(source, claimed)
             return
         if source.ordered:
-            by_partition = sorted(taken, key=lambda each: (each.topic or "", each.partition, each.offset))
+            by_partition = sorted(claimed, key=lambda each: (each.topic or "", each.partition, each.offset))
             for _, group in groupby(by_partition, key=lambda each: (each.topic, each.partition)):
                 self._buffer.append(Run(source, list(group)))
         else:
             size = self._planned.batch_size if self._planned.mode == "batch" else 1
-            for start in range(0, len(taken), size):
-                self._buffer.append(Run(source, list(taken[start : start + size])))
+            for start in range(0, len(claimed), size):
+                self._buffer.append(Run(source, list(claimed[start : start + size])))
         self._pump()
 
     async def _take_probe_now(self) -> bool:
@@ -161,7 +161,7 @@ class Lane:
     def _go_on(self) -> None:
         """React to a change: send, claim more, and set a timer for the end of a pause."""
         self._pump()
-        self._feed.go_on()
+        self._queues.check_capacity()
         self._watch_the_time()
 
     def _watch_the_time(self) -> None:
@@ -204,7 +204,7 @@ class Lane:
     async def _send_parts(self, run: Run) -> None:
         start = 0
         while start < len(run.deliveries):
-            permitted = self._planned.rate is None or await self._pace.permit()
+            permitted = self._planned.rate is None or await self._rate_limiter.permit()
             # check after the wait for a permit, and before each part of an ordered run
             if not (permitted and not self._stopped and (self._may_send() or self._breaker.probing)):
                 self._release(run.source, run.deliveries[start:])
@@ -216,12 +216,12 @@ class Lane:
             if run.source.ordered and any(verdict.outcome != "acked" for verdict in verdicts):
                 # settling the failed message returns the ones behind it to the queue
                 behind = run.deliveries[start + len(verdicts) :]
-                self._post.held.drop([each.receipt for each in behind])
+                self._context.held.drop([each.receipt for each in behind])
                 self._drop(run.source, len(behind))
                 return
             start += len(part)
 
-    async def _send(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> list[Verdict]:
+    async def _send(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> list[Verdict]:
         """Send one request. Return the outcomes of its deliveries, for an ordered queue up to the first failure."""
         started = monotonic()
         try:
@@ -232,7 +232,7 @@ class Lane:
         except Exception as exc:
             log.exception("request failed unexpectedly endpoint=%s", planned.name)
             answer = outcomes.no_answer(f"the request failed unexpectedly ({type(exc).__name__})", monotonic() - started)
-        now = self._post.now()
+        now = self._context.now()
         if planned.mode == "batch":
             verdicts = outcomes.judge_batch(answer, [each.id for each in part], now)
         else:
@@ -259,12 +259,12 @@ class Lane:
             log.warning("could not store endpoint state endpoint=%s error=%s", planned.name, exc)
         return verdicts
 
-    async def _request(self, planned: Planned, source: Source, part: list[Delivery[Any]]) -> Answer:
+    async def _request(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> Answer:
         if planned.mode == "batch":
-            prepared, limit = requests.batch([(source.name, each) for each in part]), requests.BATCH_READ_LIMIT
+            prepared, limit = request.batch([(source.name, each) for each in part]), request.BATCH_READ_LIMIT
         else:
-            prepared, limit = requests.single(source.name, part[0]), requests.READ_LIMIT
-        return await self._post.request(planned, prepared, limit)
+            prepared, limit = request.single(source.name, part[0]), request.READ_LIMIT
+        return await self._context.request(planned, prepared, limit)
 
     async def _learn(self, answer: Answer, now: float) -> None:
         """Update the endpoint's state from a response."""
@@ -275,7 +275,7 @@ class Lane:
         if self._refusal is not None:
             self._refusal = None
             async with self._tell() as conn:
-                await push.lift_bar(conn, self._post.name, self._planned.endpoint_id)
+                await push.lift_bar(conn, self._context.name, self._planned.endpoint_id)
         if state == "good":
             self._window.went_well()
             if not self._breaker.closed:
@@ -318,7 +318,7 @@ class Lane:
         probing, self._breaker.probing = self._breaker.probing, False
         self._give_back()
         async with self._tell() as conn:
-            pause = await push.bar_dispatcher(conn, self._post.name, self._planned.endpoint_id, refusal, probing=probing)
+            pause = await push.bar_dispatcher(conn, self._context.name, self._planned.endpoint_id, refusal, probing=probing)
         self._held_until = monotonic() + pause
 
     def _give_back(self, queue_ids: set[int] | None = None) -> None:
@@ -332,24 +332,24 @@ class Lane:
             else:
                 self._buffer.append(run)
 
-    def _release(self, source: Source, deliveries: Sequence[Delivery[Any]]) -> None:
+    def _release(self, source: BoundQueue, deliveries: Sequence[Delivery[Any]]) -> None:
         verdict = Verdict("released")
         self._settle(source, [_settlement(self._planned, source, each, verdict, None, 0.0) for each in deliveries])
 
-    def _settle(self, source: Source, items: list[Settlement]) -> None:
-        self._post.settlements.add(items, partial(self._settled, source))
+    def _settle(self, source: BoundQueue, items: list[Settlement]) -> None:
+        self._context.attempt_log.add(items, partial(self._settled, source))
 
-    def _settled(self, source: Source) -> None:
+    def _settled(self, source: BoundQueue) -> None:
         self._drop(source, 1)
-        self._feed.go_on()
+        self._queues.check_capacity()
 
-    def _drop(self, source: Source, count: int) -> None:
+    def _drop(self, source: BoundQueue, count: int) -> None:
         self._held -= count
         if source.ordered:
             self._in_order[source.queue_id] -= count
             if self._in_order[source.queue_id] <= 0:
                 # messages behind these are claimable now
-                self._feed.look(source.queue_id)
+                self._queues.mark(source.queue_id)
 
     # The database
 
@@ -358,14 +358,14 @@ class Lane:
         """Yield a connection for changing endpoint state. Plans requested before the change are ignored."""
         self._telling += 1
         try:
-            async with self._post.session.connection(writing=True) as conn:
+            async with self._context.session.connection(writing=True) as conn:
                 yield conn
         finally:
             self._telling -= 1
             self._told_at = monotonic()
 
     async def _take_permits(self, want: int) -> push.Permits:
-        async with self._post.session.connection(writing=True) as conn:
+        async with self._context.session.connection(writing=True) as conn:
             return await push.take_permits(conn, self._planned.endpoint_id, want)
 
     async def _open_breaker(self, openings: int) -> float:
@@ -373,7 +373,7 @@ class Lane:
             return await push.open_breaker(conn, self._planned.endpoint_id, openings)
 
     async def _take_probe(self) -> bool:
-        async with self._post.session.connection(writing=True) as conn:
+        async with self._context.session.connection(writing=True) as conn:
             return await push.take_probe(conn, self._planned.endpoint_id)
 
     async def _close_breaker(self) -> None:
@@ -390,7 +390,12 @@ def _upto_first_failure(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _settlement(
-    planned: Planned, source: Source, delivery: Delivery[Any], verdict: Verdict, answer: Answer | None, started: float
+    planned: EndpointPlan,
+    source: BoundQueue,
+    delivery: Delivery[Any],
+    verdict: Verdict,
+    answer: Answer | None,
+    started: float,
 ) -> Settlement:
     seconds, status, text = (None, None, None) if answer is None else (answer.seconds, answer.status, snippet(answer))
     # positional arguments take half the time of keywords
@@ -410,7 +415,7 @@ def _settlement(
     )
 
 
-def trial_settlement(planned: Planned, id: UUID, answer: Answer, started: float) -> Settlement:
+def trial_settlement(planned: EndpointPlan, id: UUID, answer: Answer, started: float) -> Settlement:
     return Settlement(
         endpoint_id=planned.endpoint_id,
         queue_id=None,
@@ -431,4 +436,4 @@ def snippet(answer: Answer) -> str | None:
     """The start of the response body as text that Postgres can store."""
     if not answer.body:
         return None
-    return answer.body[: requests.SNIPPET].decode("utf-8", "replace")
+    return answer.body[: request.SNIPPET].decode("utf-8", "replace")

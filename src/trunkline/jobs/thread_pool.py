@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from trunkline.jobs.errors import JobInterrupted
 from trunkline.jobs.heartbeat import raise_in_thread
-from trunkline.jobs.refusals import JobInterrupted
 
 
 class _Work:
@@ -28,7 +28,7 @@ class _Work:
                 raise_in_thread(self.ident, JobInterrupted)
 
 
-class Threads:
+class ThreadPool:
     """A pool of as many threads as there are concurrent handlers.
 
     They are daemons, so they never block process exit.

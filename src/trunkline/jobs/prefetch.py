@@ -17,7 +17,7 @@ _QUICK_SECONDS = 0.002
 _PATIENCE_SECONDS = 0.2
 
 
-class Pace:
+class Prefetch:
     """Decides how many jobs to claim, and when.
 
     A claim counts an attempt. So a job that kills its worker costs an attempt of every job that was claimed but had not

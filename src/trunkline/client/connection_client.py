@@ -1,10 +1,9 @@
-# Written by tools/unasync.py from src/trunkline/client/bound.py; change that file, not this one.
 """Publishing and settling on the caller's connection, as part of its transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,17 +11,17 @@ from uuid import UUID
 import psycopg
 
 from trunkline import telemetry
-from trunkline.client.borrowed import sync_driver
-from trunkline.client.sync.batches import Batch
+from trunkline.client.batches import Batch
+from trunkline.client.foreign_connections import async_driver
 from trunkline.codec import duration, encode_message
-from trunkline.db.sync import calls
-from trunkline.db.sync.pool import Connection
+from trunkline.db import calls
+from trunkline.db.pool import Connection
 from trunkline.errors import from_psycopg
-from trunkline.runtime.sync.publisher import new_messages, send
+from trunkline.runtime.publisher import new_messages, send
 from trunkline.types import Duration, Headers, NewMessage, PerBody, Published, Result
 
 
-class Bound:
+class ConnectionClient:
     """Publishes and settles in the caller's transaction. The effects apply if and only if that transaction commits.
 
     Never commits, rolls back, reconfigures or retries. After an error, roll back your transaction. Consumers poll about
@@ -32,7 +31,7 @@ class Bound:
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
-    def publish(
+    async def publish(
         self,
         topic: str,
         body: Any,
@@ -62,9 +61,9 @@ class Bound:
             deliver_at=deliver_at,
             content_type=content_type,
         )
-        return self._one("topic", topic, message)
+        return await self._one("topic", topic, message)
 
-    def enqueue(
+    async def enqueue(
         self,
         queue: str,
         body: Any,
@@ -96,9 +95,9 @@ class Bound:
             content_type=content_type,
             priority=priority,
         )
-        return self._one("inbox", queue, message)
+        return await self._one("inbox", queue, message)
 
-    def publish_many(
+    async def publish_many(
         self,
         topic: str,
         bodies: Iterable[Any],
@@ -113,10 +112,10 @@ class Bound:
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        with self._borrow() as conn:
-            return send(conn, "topic", topic, messages)
+        async with self._borrow() as conn:
+            return await send(conn, "topic", topic, messages)
 
-    def enqueue_many(
+    async def enqueue_many(
         self,
         queue: str,
         bodies: Iterable[Any],
@@ -131,39 +130,41 @@ class Bound:
         messages = new_messages(
             bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
         )
-        with self._borrow() as conn:
-            return send(conn, "inbox", queue, messages)
+        async with self._borrow() as conn:
+            return await send(conn, "inbox", queue, messages)
 
-    def ack(self, receipts: Sequence[str]) -> list[Result]:
+    async def ack(self, receipts: Sequence[str]) -> list[Result]:
         """Acknowledge deliveries when the caller's transaction commits.
 
         Check the results. If one is `lost`, another consumer may own the message: roll back.
         """
-        with self._borrow() as conn:
-            return calls.ack(conn, receipts)
+        async with self._borrow() as conn:
+            return await calls.ack(conn, receipts)
 
-    def nack(self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None) -> list[Result]:
-        with self._borrow() as conn:
-            return calls.nack(conn, receipts, delay=duration(delay), error=error)
+    async def nack(
+        self, receipts: Sequence[str], *, delay: Duration | None = None, error: str | None = None
+    ) -> list[Result]:
+        async with self._borrow() as conn:
+            return await calls.nack(conn, receipts, delay=duration(delay), error=error)
 
-    def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
-        with self._borrow() as conn:
-            return calls.bury(conn, receipts, error=error)
+    async def bury(self, receipts: Sequence[str], *, error: str | None = None) -> list[Result]:
+        async with self._borrow() as conn:
+            return await calls.bury(conn, receipts, error=error)
 
-    def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
+    async def commit(self, batch: Batch[Any], offset: int | None = None) -> Result:
         """Commit the group's position when the caller's transaction commits. If the result is `lost`, roll back."""
-        with self._borrow() as conn:
-            return (batch.commit_on(conn, offset))[0]
+        async with self._borrow() as conn:
+            return (await batch.commit_on(conn, offset))[0]
 
-    def _one(self, kind: str, name: str, message: NewMessage) -> Published:
+    async def _one(self, kind: str, name: str, message: NewMessage) -> Published:
         with telemetry.publishing(name, (message,)) as traced:
             encoded = [encode_message(each) for each in traced]
-            with self._borrow() as conn:
-                return (calls.publish_many(conn, kind, name, encoded))[0]
+            async with self._borrow() as conn:
+                return (await calls.publish_many(conn, kind, name, encoded))[0]
 
-    @contextmanager
-    def _borrow(self) -> Iterator[Connection]:
-        conn = sync_driver(self._conn)
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[Connection]:
+        conn = await async_driver(self._conn)
         try:
             yield conn
         except psycopg.Error as exc:

@@ -13,7 +13,7 @@ from trunkline.runtime.session import Session
 S = TypeVar("S")
 
 
-class Noun:
+class Resource:
     """Manages one kind of resource. Each call is a separate transaction."""
 
     def __init__(self, session: Callable[[], Session]) -> None:

@@ -15,7 +15,7 @@ from trunkline.errors import TrunklineError
 _RETRY_SECONDS = 0.5
 
 
-class Pace:
+class RateLimiter:
     """Delays requests to fit the endpoint's rate. At most one database call is in flight."""
 
     def __init__(self, take: Callable[[int], Awaitable[Permits]]) -> None:

@@ -68,7 +68,7 @@ class HandlerError(Exception):
         self.trace = trace
 
 
-class Processes:
+class ProcessPool:
     """A pool of processes. Idle processes are reused; an interrupted one is killed."""
 
     def __init__(self) -> None:

@@ -22,8 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.push.test_egress import post
 from trunkline.push.egress import Guard
-from trunkline.push.requests import READ_LIMIT, Sender, single
-from trunkline.push.wire import Wire
+from trunkline.push.http1 import Http1
+from trunkline.push.request import READ_LIMIT, single
+from trunkline.push.sender import Sender
 from trunkline.types import Delivery
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -141,7 +142,7 @@ async def test_headers_with_line_breaks_are_not_sent() -> None:
         try:
             for value in ("a\r\nx: b", "a\nb", "a\x00b"):
                 with pytest.raises(ValueError, match="control characters"):
-                    await Wire(connector).post(peer.url, {"name": value}, b"")
+                    await Http1(connector).post(peer.url, {"name": value}, b"")
         finally:
             await connector.close()
     assert peer.connections == 0
@@ -174,7 +175,7 @@ async def test_an_answer_before_all_of_the_request_was_read() -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1000)
     connector = aiohttp.TCPConnector()
     try:
-        wire = Wire(connector)
+        wire = Http1(connector)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         for _ in range(2):
             async with asyncio.timeout(20):
@@ -230,7 +231,7 @@ async def test_tls_is_checked(tmp_path: Path) -> None:
         connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(certificate)))
         try:
             for _ in range(2):
-                reply = await Wire(connector).post(peer.url, {}, b"body")
+                reply = await Http1(connector).post(peer.url, {}, b"body")
                 assert (reply.status, await reply.read(100)) == (200, b"ok")
         finally:
             await connector.close()

@@ -33,7 +33,7 @@ class NotHttp(aiohttp.ClientError):
     """The response is not valid HTTP."""
 
 
-class Reply:
+class Http1Reply:
     """The head of a response. Read its body to release the connection."""
 
     __slots__ = ("_connection", "_content", "_protocol", "headers", "status")
@@ -76,7 +76,7 @@ class Reply:
         return b"".join(parts)[:limit] if parts else b""
 
 
-class Wire:
+class Http1:
     """Sends requests over a connector's connections."""
 
     def __init__(self, connector: aiohttp.TCPConnector) -> None:
@@ -84,7 +84,7 @@ class Wire:
         self._targets: dict[str, tuple[aiohttp.ClientRequest, str]] = {}
         self._used: WeakSet[ResponseHandler] = WeakSet()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Http1Reply:
         """Send a request and return the head of the response."""
         request, start = self._targets.get(url) or self._read(url)
         values = "".join(headers.values())
@@ -100,7 +100,7 @@ class Wire:
                 message, content = await protocol.read()
                 # skip interim responses
                 if not 100 <= message.code < 200 or message.code == 101:
-                    return Reply(message.code, message.headers, content, connection, protocol)
+                    return Http1Reply(message.code, message.headers, content, connection, protocol)
             raise NotHttp(f"more than {_MOST_INTERIM} interim responses")
         except HttpProcessingError as exc:
             _give_up(connection, protocol)

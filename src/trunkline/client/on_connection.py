@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from trunkline.client.borrowed import AsyncBorrowed, SyncBorrowed, is_async
-from trunkline.client.bound import Bound
-from trunkline.client.sync.bound import Bound as SyncBound
+from trunkline.client.connection_client import ConnectionClient
+from trunkline.client.foreign_connections import AsyncForeignConnection, SyncForeignConnection, is_async
+from trunkline.client.sync.connection_client import ConnectionClient as SyncConnectionClient
 
 
-class Lender:
+class OnConnection:
     """Base of clients that publish and settle on a caller's connection."""
 
     @overload
-    def on(self, conn: AsyncBorrowed) -> Bound: ...
+    def on(self, conn: AsyncForeignConnection) -> ConnectionClient: ...
     @overload
-    def on(self, conn: SyncBorrowed) -> SyncBound: ...
-    def on(self, conn: Any) -> Bound | SyncBound:
+    def on(self, conn: SyncForeignConnection) -> SyncConnectionClient: ...
+    def on(self, conn: Any) -> ConnectionClient | SyncConnectionClient:
         """Publish and settle on your connection, inside your transaction. Nothing is committed here.
 
         Takes a psycopg 3 connection (async or sync), a SQLAlchemy 2 Connection, Session, AsyncConnection or
         AsyncSession over psycopg, or a Django connection. On an async connection the methods must be awaited; on others
         they are plain calls.
         """
-        return Bound(conn) if is_async(conn) else SyncBound(conn)
+        return ConnectionClient(conn) if is_async(conn) else SyncConnectionClient(conn)

@@ -1,4 +1,4 @@
-# Written by tools/unasync.py from src/trunkline/client/noun.py; change that file, not this one.
+# Written by tools/unasync.py from src/trunkline/client/resource.py; change that file, not this one.
 """Shared base of the resource managers of a client, such as `client.topics`."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trunkline.runtime.sync.session import Session
 S = TypeVar("S")
 
 
-class Noun:
+class Resource:
     """Manages one kind of resource. Each call is a separate transaction."""
 
     def __init__(self, session: Callable[[], Session]) -> None:

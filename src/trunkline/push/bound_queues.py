@@ -18,7 +18,7 @@ from trunkline.runtime.claim_loop import ClaimLoop
 from trunkline.types import Delivery
 
 if TYPE_CHECKING:
-    from trunkline.push.dispatcher import Post
+    from trunkline.push.dispatcher import DispatchContext
 
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
@@ -27,10 +27,10 @@ _FEW = 4
 _TOGETHER = 250
 _MOST = 1000
 
-Taken = dict[int, list[Delivery[Any]]]
+Claimed = dict[int, list[Delivery[Any]]]
 
 
-class Source(NamedTuple):
+class BoundQueue(NamedTuple):
     """A bound queue."""
 
     queue_id: int
@@ -39,41 +39,44 @@ class Source(NamedTuple):
     lease: float
 
 
-class Feed:
+class BoundQueues:
     """Claims in turn from queues that may have messages. `room` returns how many more deliveries fit."""
 
     def __init__(
-        self, post: Post, room: Callable[[], int], accept: Callable[[Source, Sequence[Delivery[Any]]], Awaitable[None]]
+        self,
+        context: DispatchContext,
+        room: Callable[[], int],
+        accept: Callable[[BoundQueue, Sequence[Delivery[Any]]], Awaitable[None]],
     ) -> None:
-        self._post = post
+        self._context = context
         self._room = room
         self._accept = accept
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, BoundQueue] = {}
         self._watches: dict[int, Watch] = {}
         self._ready: dict[int, None] = {}
         """Queues that may have messages, least recently checked first."""
         self._signal = Signal()
         self._claims = ClaimLoop(self._turn, self._signal.set, name="an endpoint", retry_seconds=_RETRY_SECONDS)
 
-    def update(self, wanted: Iterable[Source]) -> None:
+    def update(self, wanted: Iterable[BoundQueue]) -> None:
         """Replace the set of queues."""
         found = {source.queue_id: source for source in wanted}
         for queue_id in self._sources.keys() - found.keys():
             self._drop(queue_id)
         for queue_id in found.keys() - self._watches.keys():
-            look = partial(self.look, queue_id)
-            self._watches[queue_id] = self._post.session.wakeup.watch("queue", found[queue_id].name, on_ring=look)
+            mark = partial(self.mark, queue_id)
+            self._watches[queue_id] = self._context.session.wakeup.watch("queue", found[queue_id].name, on_ring=mark)
             self._ready[queue_id] = None
         self._sources = found
         self._signal.set()
 
-    def look(self, queue_id: int) -> None:
+    def mark(self, queue_id: int) -> None:
         """Mark a queue as possibly having messages."""
         if queue_id in self._watches:
             self._ready[queue_id] = None
             self._signal.set()
 
-    def go_on(self) -> None:
+    def check_capacity(self) -> None:
         """Check for capacity again."""
         if self._ready:
             self._signal.set()
@@ -88,7 +91,7 @@ class Feed:
         self._ready.pop(queue_id, None)
         watch = self._watches.pop(queue_id, None)
         if watch is not None:
-            self._post.session.wakeup.unwatch(watch)
+            self._context.session.wakeup.unwatch(watch)
 
     async def _turn(self) -> None:
         self._signal.clear()
@@ -96,51 +99,51 @@ class Feed:
         if want <= 0:
             await self._signal.wait()
             return
-        looked_at = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
-        for queue_id in looked_at:
+        checked = list(islice(self._ready, _TOGETHER if len(self._ready) > _FEW else 1))
+        for queue_id in checked:
             del self._ready[queue_id]
             self._watches[queue_id].reset()
         try:
-            await self._look_at(looked_at, want)
+            await self._claim_from(checked, want)
         except Exception as exc:
             if not isinstance(exc, TrunklineError) or isinstance(exc, Unavailable | OutcomeUnknown):
-                self._look_again(looked_at)
+                self._check_again(checked)
                 raise
             # a queue was deleted; the next plan omits it
             log.warning("claim failed; skipping these queues until the next plan: %s", exc)
-            for queue_id in looked_at:
+            for queue_id in checked:
                 self._drop(queue_id)
 
-    async def _look_at(self, queue_ids: list[int], want: int) -> None:
+    async def _claim_from(self, queue_ids: list[int], want: int) -> None:
         if len(queue_ids) == 1:
             # leave capacity for the other queues
             only = self._sources[queue_ids[0]]
-            taken, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
+            claimed, empty = await self._claim(only, max(1, want // (1 + min(len(self._ready), _FEW))))
         else:
             tracer, began = telemetry.tracer(), time.time_ns()
-            async with self._post.session.connection() as conn:
-                taken, empty = await push.claim_many(conn, queue_ids, limit=want, consumer=self._post.name)
-            for queue_id, deliveries in taken.items():
+            async with self._context.session.connection() as conn:
+                claimed, empty = await push.claim_many(conn, queue_ids, limit=want, consumer=self._context.name)
+            for queue_id, deliveries in claimed.items():
                 if tracer is not None and queue_id in self._sources:
                     telemetry.claimed(tracer, self._sources[queue_id].name, deliveries, began)
         for queue_id in queue_ids:
             if queue_id in empty and queue_id in self._watches:
                 self._watches[queue_id].arm()
-        self._look_again(queue_id for queue_id in queue_ids if queue_id not in empty)
-        for queue_id, deliveries in taken.items():
+        self._check_again(queue_id for queue_id in queue_ids if queue_id not in empty)
+        for queue_id, deliveries in claimed.items():
             source = self._sources.get(queue_id)
             if source is None:
                 # unbound during the claim: let the lease expire
                 continue
-            self._post.held.add([each.receipt for each in deliveries], source.lease)
+            self._context.held.add([each.receipt for each in deliveries], source.lease)
             await self._accept(source, deliveries)
 
-    async def _claim(self, source: Source, want: int) -> tuple[Taken, set[int]]:
+    async def _claim(self, source: BoundQueue, want: int) -> tuple[Claimed, set[int]]:
         lease = timedelta(seconds=source.lease)
-        taken: list[Delivery[Any]] = await self._post.session.claim(
-            Delivery, source.name, limit=want, lease=lease, consumer=self._post.name
+        claimed: list[Delivery[Any]] = await self._context.session.claim(
+            Delivery, source.name, limit=want, lease=lease, consumer=self._context.name
         )
-        return ({source.queue_id: taken}, set()) if taken else ({}, {source.queue_id})
+        return ({source.queue_id: claimed}, set()) if claimed else ({}, {source.queue_id})
 
-    def _look_again(self, queue_ids: Iterable[int]) -> None:
+    def _check_again(self, queue_ids: Iterable[int]) -> None:
         self._ready.update((queue_id, None) for queue_id in queue_ids if queue_id in self._watches)

@@ -1,4 +1,4 @@
-# Written by tools/unasync.py from src/trunkline/client/dead.py; change that file, not this one.
+# Written by tools/unasync.py from src/trunkline/client/dead_letters.py; change that file, not this one.
 """Dead letters: list, redrive and purge them."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 from uuid import UUID
 
-from trunkline.client.sync.noun import Noun
+from trunkline.client.sync.resource import Resource
 from trunkline.db.sync import calls
 from trunkline.types import DeadLetter
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _STEP = 1000
 
 
-class DeadLetters(Noun):
+class DeadLetters(Resource):
     """`client.dead`"""
 
     @overload

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 from uuid import UUID
 
-from trunkline.client.noun import Noun
+from trunkline.client.resource import Resource
 from trunkline.db import calls
 from trunkline.types import DeadLetter
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 _STEP = 1000
 
 
-class DeadLetters(Noun):
+class DeadLetters(Resource):
     """`client.dead`"""
 
     @overload

@@ -14,11 +14,11 @@ from trunkline.db.calls import jobs
 from trunkline.db.wakeup import Watch
 from trunkline.errors import PermissionDenied, TrunklineError
 from trunkline.jobs.attempt import RELEASE, Attempt, Settlement
+from trunkline.jobs.errors import HandlerStalled
 from trunkline.jobs.executor import Executor
-from trunkline.jobs.gates import Gate
 from trunkline.jobs.job import MAX_ATTEMPTS
-from trunkline.jobs.pace import Pace
-from trunkline.jobs.refusals import HandlerStalled
+from trunkline.jobs.limits import KindLimits
+from trunkline.jobs.prefetch import Prefetch
 from trunkline.runtime.claim_loop import ClaimLoop
 from trunkline.types import Delivery
 
@@ -35,7 +35,7 @@ _TRUSTED_ATTEMPTS = 2
 _NEVER_STARTED = 1_000_000_000
 
 
-class Lane:
+class QueueWorker:
     """Claims and runs the jobs of one queue in a worker."""
 
     def __init__(self, worker: Worker, queue: str, concurrency: int, prefetch: int | None) -> None:
@@ -47,12 +47,14 @@ class Lane:
         self.claiming = False
         self._worker = worker
         self._kinds = {name: job for name, job in worker.app.kinds.items() if job.function is not None}
-        self._gates = {name: Gate(worker, job, worker.app.queue_limits.get(queue, ())) for name, job in self._kinds.items()}
+        self._kind_limits = {
+            name: KindLimits(worker, job, worker.app.queue_limits.get(queue, ())) for name, job in self._kinds.items()
+        }
         self._ready: deque[Attempt] = deque()
         self._blocked: dict[str, deque[Attempt]] = {}
         self._partitions: dict[int, deque[Attempt]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._pace = Pace(prefetch)
+        self._prefetch = Prefetch(prefetch)
         self._watch: Watch | None = None
         self._claims: ClaimLoop | None = None
         self._slots: set[asyncio.Task[None]] = set()
@@ -89,7 +91,7 @@ class Lane:
     # Claiming
 
     def _wake_claims(self) -> None:
-        self._pace.wake()
+        self._prefetch.wake()
         if self._watch is not None:
             self._watch.wake()
 
@@ -101,19 +103,19 @@ class Lane:
         self._watch.reset(labels)
         # Then more jobs may become claimable whenever one ends, even during the claim.
         self._restless = self._ordered or (labels is not None and len(labels) < len(self._kinds))
-        want = 0 if labels == [] else self._pace.want(self.held, self.concurrency)
+        want = 0 if labels == [] else self._prefetch.want(self.held, self.concurrency)
         if not want:
-            await self._pace.one_ends(1.0)
+            await self._prefetch.one_ends(1.0)
             self._release_idle()
             return
         claimed = await self._claim(want, labels)
         if self._worker.alone is self:
             return
         if len(claimed) < want:
-            self._pace.fell_short(len(claimed))
+            self._prefetch.fell_short(len(claimed))
             await self._watch.wait()
         else:
-            await self._pace.settle_in()
+            await self._prefetch.settle_in()
 
     @property
     def held(self) -> int:
@@ -160,7 +162,7 @@ class Lane:
             self._worker.alone = None
         else:
             while self.held and not self._stopping:
-                await self._pace.one_ends(1.0)
+                await self._prefetch.one_ends(1.0)
         return True
 
     def _labels(self) -> list[str] | None:
@@ -170,7 +172,7 @@ class Lane:
         """
         if self._ordered:
             return None
-        full = {name for name, gate in self._gates.items() if gate.full(self._blocked.get(name))}
+        full = {name for name, limits in self._kind_limits.items() if limits.full(self._blocked.get(name))}
         if not full and monotonic() > self._by_label_until:
             return None
         return [name for name in self._kinds if name not in full]
@@ -342,12 +344,12 @@ class Lane:
             if attempt.lost:
                 self._forget(attempt)
                 continue
-            gate = self._gates[attempt.job.name]
-            if gate.open:
-                gate.enter()
+            limits = self._kind_limits[attempt.job.name]
+            if limits.open:
+                limits.enter()
                 return attempt
-            if gate.holders:
-                gate.wait()
+            if limits.shares:
+                limits.wait()
             self._blocked.setdefault(attempt.job.name, deque()).append(attempt)
         return None
 
@@ -359,7 +361,7 @@ class Lane:
                 continue
             self._ready.extendleft(reversed(attempts))
             for _ in attempts:
-                self._gates[name].unwait()
+                self._kind_limits[name].unwait()
             attempts.clear()
         self._wake(len(self._ready))
 
@@ -381,8 +383,8 @@ class Lane:
 
     def _finish(self, attempt: Attempt, settlement: Settlement | None) -> None:
         self.running -= 1
-        gate = self._gates[attempt.job.name]
-        gate.leave()
+        limits = self._kind_limits[attempt.job.name]
+        limits.leave()
         if settlement is not None and attempt.settled is None:
             attempt.settled = settlement
             self._worker.settler.settle(attempt, settlement)
@@ -392,10 +394,10 @@ class Lane:
         self._forget(attempt, returned=attempt.settled is not None and attempt.settled.redelivers)
         blocked = self._blocked.get(attempt.job.name)
         if blocked:
-            gate.unwait()
+            limits.unwait()
             self._ready.appendleft(blocked.popleft())
             self._wake(1)
-        self._pace.ended(monotonic() - attempt.started_at)
+        self._prefetch.ended(monotonic() - attempt.started_at)
         self._worker.finished(attempt, settlement or attempt.settled)
 
     def _forget(self, attempt: Attempt, *, returned: bool = False) -> None:

@@ -10,7 +10,7 @@ import psycopg
 
 from trunkline import telemetry
 from trunkline.client import Client, SyncClient
-from trunkline.client.borrowed import async_driver, sync_driver
+from trunkline.client.foreign_connections import async_driver, sync_driver
 from trunkline.codec import encode_message
 from trunkline.db.calls import jobs as calls
 from trunkline.db.pool import Connection
