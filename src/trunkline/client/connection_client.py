@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any
-from uuid import UUID
+from typing import Any, Unpack
 
 import psycopg
 
@@ -17,8 +15,9 @@ from trunkline.codec import duration, encode_message
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import from_psycopg
+from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.publisher import new_messages, send
-from trunkline.types import Duration, Headers, NewMessage, PerBody, Published, Result
+from trunkline.types import Duration, NewMessage, Published, Result
 
 
 class ConnectionClient:
@@ -31,105 +30,25 @@ class ConnectionClient:
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
-    async def publish(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-    ) -> Published:
+    async def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published:
         """Publish a message to a topic when the caller's transaction commits."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-        )
+        message = NewMessage(body=body, **options)
         return await self._one("topic", topic, message)
 
-    async def enqueue(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-        priority: int | None = None,
-    ) -> Published:
+    async def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published:
         """Publish a message directly to a queue when the caller's transaction commits."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-            priority=priority,
-        )
+        message = NewMessage(body=body, **options)
         return await self._one("inbox", queue, message)
 
-    async def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    async def publish_many(self, topic: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish any number of bodies or `NewMessage`s. Results are in input order."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         async with self._borrow() as conn:
             return await send(conn, "topic", topic, messages)
 
-    async def enqueue_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    async def enqueue_many(self, queue: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish any number of bodies or `NewMessage`s. Results are in input order."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         async with self._borrow() as conn:
             return await send(conn, "inbox", queue, messages)
 

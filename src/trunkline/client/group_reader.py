@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from trunkline.client.batches import Batch
+from trunkline.client.batches import Batch, DatabaseCommits
 from trunkline.concurrency.aio import log
 from trunkline.db import calls
 from trunkline.db.wakeup import Watch
@@ -43,6 +43,7 @@ class GroupReader(Generic[T]):
         self.group = group
         self.member = member or consumer_name()
         self._session = session
+        self._commits = DatabaseCommits(session)
         self._start = start
         self._size = batch
         self._lease = lease
@@ -90,7 +91,7 @@ class GroupReader(Generic[T]):
                 async with self._session.connection() as conn:
                     batch = await calls.fetch(
                         conn,
-                        partial(Batch, self._session, self.topic, self.group, lease=self._lease),
+                        partial(Batch, self._commits, self.topic, self.group, member=self.member, lease=self._lease),
                         self.topic,
                         self.group,
                         member=self.member,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from trunkline.db.calls.job_records import JobEnd
 from trunkline.jobs.job import TRACK, UNIQUE, Job
+from trunkline.receipt import Receipt
 from trunkline.runtime.transactions import CommitMark
 from trunkline.types import Delivery
 
@@ -109,14 +110,10 @@ class Attempt:
         return self.delivery.receipt
 
     @property
-    def position(self) -> int:
-        """The first part of the receipt, which identifies the message within its lease."""
-        return int(self.delivery.receipt.partition(".")[0])
-
-    @property
-    def lease(self) -> str:
-        """The rest of the receipt, the same for all messages of a claim."""
-        return self.delivery.receipt.partition(".")[2]
+    def receipt_parts(self) -> Receipt:
+        parts = Receipt.parse(self.delivery.receipt)
+        assert parts is not None  # noqa: S101  # it is from a claim
+        return parts
 
     @property
     def once(self) -> CommitMark:

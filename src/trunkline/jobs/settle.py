@@ -71,16 +71,19 @@ class AttemptSettler:
     async def _ack(self, attempts: list[Attempt]) -> Sequence[Result]:
         """Ack with one statement per lease. Jobs with a result or unique key share a separate statement."""
         leases: dict[str, list[Attempt]] = {}
+        positions: dict[str, list[int]] = {}
         rich: list[Attempt] = []
         for attempt in attempts:
             if attempt.plain:
-                leases.setdefault(attempt.lease, []).append(attempt)
+                position, lease = attempt.receipt_parts
+                leases.setdefault(lease, []).append(attempt)
+                positions.setdefault(lease, []).append(position)
             else:
                 rich.append(attempt)
         results: dict[str, Result] = {}
         async with self._session.connection(writing=True) as conn:
             for text, group in leases.items():
-                acked = await jobs.ack_lease(conn, text, [attempt.position for attempt in group])
+                acked = await jobs.ack_lease(conn, text, positions[text])
                 results.update(zip((attempt.receipt for attempt in group), acked, strict=True))
             if rich:
                 acked = await jobs.finish_jobs(conn, "ack", [attempt.ending() for attempt in rich])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -13,8 +13,10 @@ from psycopg.pq import TransactionStatus
 from trunkline.db import calls
 from trunkline.db.pool import Connection
 from trunkline.errors import LeaseLost, OffsetAhead, TransactionMisuse, from_psycopg
-from trunkline.runtime.session import Session
 from trunkline.types import Result
+
+if TYPE_CHECKING:
+    from trunkline.runtime.session import Session
 
 
 class BorrowedConnection(psycopg.AsyncConnection[tuple[Any, ...]]):

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any
-from uuid import UUID
+from typing import Any, Unpack
 
 import psycopg
 
@@ -18,8 +16,9 @@ from trunkline.codec import duration, encode_message
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import from_psycopg
+from trunkline.messaging import ManyOptions, MessageOptions, QueueMessageOptions
 from trunkline.runtime.sync.publisher import new_messages, send
-from trunkline.types import Duration, Headers, NewMessage, PerBody, Published, Result
+from trunkline.types import Duration, NewMessage, Published, Result
 
 
 class ConnectionClient:
@@ -32,105 +31,25 @@ class ConnectionClient:
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
-    def publish(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-    ) -> Published:
+    def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published:
         """Publish a message to a topic when the caller's transaction commits."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-        )
+        message = NewMessage(body=body, **options)
         return self._one("topic", topic, message)
 
-    def enqueue(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        key: str | None = None,
-        routing_key: str | None = None,
-        label: str | None = None,
-        headers: Headers | None = None,
-        id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        idempotency_key: str | None = None,
-        delay: Duration | None = None,
-        deliver_at: datetime | None = None,
-        content_type: str | None = None,
-        priority: int | None = None,
-    ) -> Published:
+    def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published:
         """Publish a message directly to a queue when the caller's transaction commits."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            routing_key=routing_key,
-            label=label,
-            headers=headers,
-            id=id,
-            occurred_at=occurred_at,
-            idempotency_key=idempotency_key,
-            delay=delay,
-            deliver_at=deliver_at,
-            content_type=content_type,
-            priority=priority,
-        )
+        message = NewMessage(body=body, **options)
         return self._one("inbox", queue, message)
 
-    def publish_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    def publish_many(self, topic: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish any number of bodies or `NewMessage`s. Results are in input order."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         with self._borrow() as conn:
             return send(conn, "topic", topic, messages)
 
-    def enqueue_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        key: PerBody = None,
-        routing_key: PerBody = None,
-        label: PerBody = None,
-        headers: Headers | None = None,
-        content_type: str | None = None,
-    ) -> list[Published]:
+    def enqueue_many(self, queue: str, bodies: Iterable[Any], **options: Unpack[ManyOptions]) -> list[Published]:
         """Publish any number of bodies or `NewMessage`s. Results are in input order."""
-        messages = new_messages(
-            bodies, key=key, routing_key=routing_key, label=label, headers=headers, content_type=content_type
-        )
+        messages = new_messages(bodies, **options)
         with self._borrow() as conn:
             return send(conn, "inbox", queue, messages)
 

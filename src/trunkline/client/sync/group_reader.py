@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from trunkline.client.sync.batches import Batch
+from trunkline.client.sync.batches import Batch, DatabaseCommits
 from trunkline.concurrency.threads import log
 from trunkline.db.sync import calls
 from trunkline.db.sync.wakeup import Watch
@@ -44,6 +44,7 @@ class GroupReader(Generic[T]):
         self.group = group
         self.member = member or consumer_name()
         self._session = session
+        self._commits = DatabaseCommits(session)
         self._start = start
         self._size = batch
         self._lease = lease
@@ -91,7 +92,7 @@ class GroupReader(Generic[T]):
                 with self._session.connection() as conn:
                     batch = calls.fetch(
                         conn,
-                        partial(Batch, self._session, self.topic, self.group, lease=self._lease),
+                        partial(Batch, self._commits, self.topic, self.group, member=self.member, lease=self._lease),
                         self.topic,
                         self.group,
                         member=self.member,

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
 
-from trunkline.codec import duration
 from trunkline.db.sync.pool import Connection
 from trunkline.runtime.sync.session import Session
-
-S = TypeVar("S")
 
 
 class Resource:
@@ -25,9 +21,3 @@ class Resource:
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return self._session().connection(writing=True)
-
-
-def settings(**values: Any) -> dict[str, Any]:
-    """Return the settings that are not None, with durations in text form converted to timedeltas."""
-    spans = {"retention", "hard_retention", "lease", "backoff_base", "backoff_cap", "ttl", "delivery_delay", "history"}
-    return {name: duration(value) if name in spans else value for name, value in values.items() if value is not None}

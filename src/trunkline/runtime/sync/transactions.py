@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -14,8 +14,10 @@ from psycopg.pq import TransactionStatus
 from trunkline.db.sync import calls
 from trunkline.db.sync.pool import Connection
 from trunkline.errors import LeaseLost, OffsetAhead, TransactionMisuse, from_psycopg
-from trunkline.runtime.sync.session import Session
 from trunkline.types import Result
+
+if TYPE_CHECKING:
+    from trunkline.runtime.sync.session import Session
 
 
 class BorrowedConnection(psycopg.Connection[tuple[Any, ...]]):
