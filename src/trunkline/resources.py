@@ -20,7 +20,7 @@ from trunkline.types import Duration
 
 
 class Setting(NamedTuple):
-    """What is known about a setting besides its type. SQL checks ranges."""
+    """A setting apart from its name and type. SQL checks ranges."""
 
     help: str
     default: str | None = None
@@ -60,13 +60,16 @@ class QueueSettings(TypedDict, total=False):
 
 
 class NewQueueSettings(QueueSettings, total=False):
-    """Settings of a new queue; the last three cannot be changed later."""
+    """Settings of a new queue; the last four cannot be changed later."""
 
     ordered: Annotated[bool | None, Setting("Deliver messages with the same key in order.")]
     partitions: Annotated[
         int | None, Setting("Number of partitions; an ordered queue works on one key per partition at a time.", "1", 1)
     ]
     priorities: Annotated[int | None, Setting("Number of priority levels; 0 is the lowest.", "1", 1)]
+    segment_rows: Annotated[
+        int | None, Setting("Tables of its own, with this many messages each; without it, a shared store.", None, 16)
+    ]
 
 
 class Field(NamedTuple):
