@@ -68,7 +68,7 @@ class NewQueueSettings(QueueSettings, total=False):
     ]
     priorities: Annotated[int | None, Setting("Number of priority levels; 0 is the lowest.", "1", 1)]
     segment_rows: Annotated[
-        int | None, Setting("Tables of its own, with this many messages each; without it, a shared store.", None, 16)
+        int | None, Setting("Own tables, each for this many messages. Without it: the shared store.", None, 16)
     ]
 
 
