@@ -41,7 +41,7 @@ def ack_answered_early() -> None:
             await verb(receipts)
 
         call.service.spawn(settle())
-        return respond(claims.Settlements([claims.Settled(receipt, "done") for receipt in receipts]))
+        return respond(claims.SettlementResults([claims.Settled(receipt, "done") for receipt in receipts]))
 
     claims._settle = hasty
 

@@ -18,13 +18,13 @@ from tests.push.receivers import Receiver, Seen, receiving
 from tests.push.test_dispatch import make, value
 from tests.support.waiting import until
 from trunkline.push.dispatcher import PLAN_SECONDS
-from trunkline.push.outcomes import Answer, judge, judge_batch, pause_asked_for
+from trunkline.push.outcomes import Reply, judge, judge_batch, pause_asked_for
 
 ID = UUID("019a8b3e-0000-7000-8000-000000000000")
 
 
-def answered(body: bytes, status: int = 200, **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): text for name, text in headers.items()}, body, None, 0.1)
+def answered(body: bytes, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, {name.replace("_", "-"): text for name, text in headers.items()}, body, None, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ _BY_STATUS: dict[int, type[TrunklineError]] = {
 }
 
 
-class Page(msgspec.Struct):
+class _Page(msgspec.Struct):
     data: list[msgspec.Raw]
 
 
@@ -119,7 +119,7 @@ class Transport:
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
             part = given(after=after, offset=len(rows), limit=size, **query)
-            page = await self.ask("GET", path, query=part, kind=Page)
+            page = await self.ask("GET", path, query=part, kind=_Page)
             rows += [msgspec.json.decode(row, type=kind) for row in page.data]
             if len(page.data) < PAGE:
                 return rows

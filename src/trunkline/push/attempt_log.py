@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
-from trunkline.db.calls.push import Settlement
+from trunkline.db.calls.push import AttemptRow
 from trunkline.runtime.leases import HeldLeases
 from trunkline.runtime.session import Session
 from trunkline.runtime.settle_buffer import SettleBuffer
@@ -62,7 +62,7 @@ class AttemptLog:
         )
         self.drain = self._buffer.drain
 
-    def add(self, items: Sequence[Settlement], settled: Callable[[], None] | None = None) -> None:
+    def add(self, items: Sequence[AttemptRow], settled: Callable[[], None] | None = None) -> None:
         """Queue settlements. `settled` is called for each that is settled or abandoned."""
         for item in items:
             self._buffer.add(_Entry(item, settled))
@@ -84,5 +84,5 @@ class AttemptLog:
 
 
 class _Entry(NamedTuple):
-    item: Settlement
+    item: AttemptRow
     settled: Callable[[], None] | None

@@ -19,7 +19,7 @@ from trunkline.errors import OutcomeUnknown, TrunklineError, Unavailable
 from trunkline.push.attempt_log import AttemptLog, RenewedLeases
 from trunkline.push.egress import Guard
 from trunkline.push.endpoint_sender import EndpointSender, trial_settlement
-from trunkline.push.outcomes import Answer
+from trunkline.push.outcomes import Reply
 from trunkline.push.rate_limiter import RateLimiter
 from trunkline.push.request import READ_LIMIT, Prepared, trial
 from trunkline.push.sender import Sender
@@ -48,7 +48,7 @@ class DispatchContext:
     def now(self) -> float:
         return self._clock + monotonic()
 
-    def request(self, planned: EndpointPlan, prepared: Prepared, limit: int = READ_LIMIT) -> Coroutine[Any, Any, Answer]:
+    def request(self, planned: EndpointPlan, prepared: Prepared, limit: int = READ_LIMIT) -> Coroutine[Any, Any, Reply]:
         if self._on_start is not None:
             self._on_start(planned.name)
         return self._sender.send(

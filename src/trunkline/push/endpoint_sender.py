@@ -17,13 +17,13 @@ import msgspec
 
 from trunkline.concurrency.aio import log
 from trunkline.db.calls import push
-from trunkline.db.calls.push import EndpointPlan, Settlement
+from trunkline.db.calls.push import AttemptRow, EndpointPlan
 from trunkline.db.pool import Connection
 from trunkline.errors import TrunklineError
 from trunkline.push import outcomes, request
 from trunkline.push.bound_queues import BoundQueue, BoundQueues
 from trunkline.push.breaker import Breaker, Store
-from trunkline.push.outcomes import Answer, Verdict
+from trunkline.push.outcomes import Reply, Verdict
 from trunkline.push.rate_limiter import RateLimiter
 from trunkline.push.window import Window
 from trunkline.types import Delivery
@@ -38,7 +38,7 @@ _WELL = [outcomes.ACKED]
 """The outcome of most single deliveries."""
 
 
-class Run(NamedTuple):
+class QueueRun(NamedTuple):
     """Deliveries of one queue sent one after another, in as many requests as the mode needs."""
 
     source: BoundQueue
@@ -55,7 +55,7 @@ class EndpointSender:
         self._rate_limiter = RateLimiter(self._take_permits)
         self._breaker = Breaker(Store(self._open_breaker, self._take_probe, self._close_breaker))
         self._queues = BoundQueues(context, self._free, self._accept)
-        self._buffer: deque[Run] = deque()
+        self._buffer: deque[QueueRun] = deque()
         self._under_way = 0
         self._held = 0
         self._in_order: Counter[int] = Counter()
@@ -145,11 +145,11 @@ class EndpointSender:
         if source.ordered:
             by_partition = sorted(claimed, key=lambda each: (each.topic or "", each.partition, each.offset))
             for _, group in groupby(by_partition, key=lambda each: (each.topic, each.partition)):
-                self._buffer.append(Run(source, list(group)))
+                self._buffer.append(QueueRun(source, list(group)))
         else:
             size = self._planned.batch_size if self._planned.mode == "batch" else 1
             for start in range(0, len(claimed), size):
-                self._buffer.append(Run(source, list(claimed[start : start + size])))
+                self._buffer.append(QueueRun(source, list(claimed[start : start + size])))
         self._pump()
 
     async def _take_probe_now(self) -> bool:
@@ -187,7 +187,7 @@ class EndpointSender:
             self._work.add(task)
             task.add_done_callback(self._work.discard)
 
-    async def _send_runs(self, run: Run) -> None:
+    async def _send_runs(self, run: QueueRun) -> None:
         """Send this run, then others from the buffer. The next request does not wait for the last settlement."""
         try:
             while True:
@@ -201,7 +201,7 @@ class EndpointSender:
             self._under_way -= 1
             self._go_on()
 
-    async def _send_parts(self, run: Run) -> None:
+    async def _send_parts(self, run: QueueRun) -> None:
         start = 0
         while start < len(run.deliveries):
             permitted = self._planned.rate is None or await self._rate_limiter.permit()
@@ -259,14 +259,14 @@ class EndpointSender:
             log.warning("could not store endpoint state endpoint=%s error=%s", planned.name, exc)
         return verdicts
 
-    async def _request(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> Answer:
+    async def _request(self, planned: EndpointPlan, source: BoundQueue, part: list[Delivery[Any]]) -> Reply:
         if planned.mode == "batch":
             prepared, limit = request.batch([(source.name, each) for each in part]), request.BATCH_READ_LIMIT
         else:
             prepared, limit = request.single(source.name, part[0]), request.READ_LIMIT
         return await self._context.request(planned, prepared, limit)
 
-    async def _learn(self, answer: Answer, now: float) -> None:
+    async def _learn(self, answer: Reply, now: float) -> None:
         """Update the endpoint's state from a response."""
         state = outcomes.health(answer)
         if state == "unknown":
@@ -336,7 +336,7 @@ class EndpointSender:
         verdict = Verdict("released")
         self._settle(source, [_settlement(self._planned, source, each, verdict, None, 0.0) for each in deliveries])
 
-    def _settle(self, source: BoundQueue, items: list[Settlement]) -> None:
+    def _settle(self, source: BoundQueue, items: list[AttemptRow]) -> None:
         self._context.attempt_log.add(items, partial(self._settled, source))
 
     def _settled(self, source: BoundQueue) -> None:
@@ -394,12 +394,12 @@ def _settlement(
     source: BoundQueue,
     delivery: Delivery[Any],
     verdict: Verdict,
-    answer: Answer | None,
+    answer: Reply | None,
     started: float,
-) -> Settlement:
+) -> AttemptRow:
     seconds, status, text = (None, None, None) if answer is None else (answer.seconds, answer.status, snippet(answer))
     # positional arguments take half the time of keywords
-    return Settlement(
+    return AttemptRow(
         planned.endpoint_id,
         source.queue_id,
         delivery.receipt,
@@ -415,8 +415,8 @@ def _settlement(
     )
 
 
-def trial_settlement(planned: EndpointPlan, id: UUID, answer: Answer, started: float) -> Settlement:
-    return Settlement(
+def trial_settlement(planned: EndpointPlan, id: UUID, answer: Reply, started: float) -> AttemptRow:
+    return AttemptRow(
         endpoint_id=planned.endpoint_id,
         queue_id=None,
         receipt=None,
@@ -432,7 +432,7 @@ def trial_settlement(planned: EndpointPlan, id: UUID, answer: Answer, started: f
     )
 
 
-def snippet(answer: Answer) -> str | None:
+def snippet(answer: Reply) -> str | None:
     """The start of the response body as text that Postgres can store."""
     if not answer.body:
         return None

@@ -12,7 +12,7 @@ import aiohttp
 
 from trunkline.push.egress import Blocked, Guard, NotAllowed, connecting
 from trunkline.push.http1 import Http1, NotHttp
-from trunkline.push.outcomes import Answer
+from trunkline.push.outcomes import Reply
 from trunkline.push.request import READ_LIMIT, Prepared
 from trunkline.push.signing import sign_all
 
@@ -55,8 +55,8 @@ class Sender:
         timeout: float,
         stamp: int,
         limit: int = READ_LIMIT,
-    ) -> Answer:
-        """Send a POST request. Failures are returned as an `Answer`, not raised."""
+    ) -> Reply:
+        """Send a POST request. Failures are returned as an `Reply`, not raised."""
         start = monotonic()
         sent = {
             **(_fixed(tuple(headers.items())) if headers else _OURS),
@@ -86,7 +86,7 @@ class Sender:
             cause = tried.refusal or exc
             refused = isinstance(cause, NotAllowed)
             error = _words(cause)
-        return Answer(status, found, body, error, monotonic() - start, refused)
+        return Reply(status, found, body, error, monotonic() - start, refused)
 
 
 def _words(exc: BaseException) -> str:

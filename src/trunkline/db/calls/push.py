@@ -230,7 +230,7 @@ async def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -253,7 +253,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+async def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True

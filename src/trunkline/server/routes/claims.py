@@ -96,7 +96,7 @@ class SettleError(Settle, kw_only=True, forbid_unknown_fields=True):
     """Stored with the message, truncated to 10,000 characters. Characters that cannot be stored are replaced."""
 
 
-class Retry(SettleError, kw_only=True, forbid_unknown_fields=True):
+class NackRequest(SettleError, kw_only=True, forbid_unknown_fields=True):
     """Receipts, the reason, and the delay before redelivery. The default delay is the queue's backoff."""
 
     delay_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] | None = None
@@ -114,7 +114,7 @@ class Settled(msgspec.Struct, frozen=True):
     """done; lost: the lease ended or was replaced, no effect; unknown: not a receipt of this queue."""
 
 
-class Settlements(msgspec.Struct, frozen=True):
+class SettlementResults(msgspec.Struct, frozen=True):
     """Results in the order of the receipts."""
 
     results: list[Settled]
@@ -130,7 +130,12 @@ async def _read(call: Request, kind: type[E]) -> E:
 
 def _doc(body: Any) -> Doc:
     return Doc(
-        tag=TAG, scope="consume", body=body, responses={200: Settlements}, problems=(400, 404, 408, 413), object="queue"
+        tag=TAG,
+        scope="consume",
+        body=body,
+        responses={200: SettlementResults},
+        problems=(400, 404, 408, 413),
+        object="queue",
     )
 
 
@@ -146,7 +151,7 @@ def _on_connection(call: Request, function: Callable[[Connection, Sequence[str]]
     return verb
 
 
-def _nack(call: Request, body: Retry) -> Verb:
+def _nack(call: Request, body: NackRequest) -> Verb:
     return _on_connection(call, partial(calls.nack, delay=span(body.delay_seconds), error=body.error))
 
 
@@ -167,7 +172,7 @@ async def _settle(call: Request, queue: str, receipts: list[str], verb: Verb) ->
 
 
 def _settlements(receipts: list[str], results: list[Result]) -> Response:
-    return respond(Settlements([Settled(receipt, result) for receipt, result in zip(receipts, results, strict=True)]))
+    return respond(SettlementResults([Settled(receipt, result) for receipt, result in zip(receipts, results, strict=True)]))
 
 
 @route("POST", "/queues/{queue:str}/ack", _doc(Settle))
@@ -177,10 +182,10 @@ async def ack_many(request: Request, queue: FromPath[str]) -> Response:
     return await _settle(request, queue, body.receipts, request.service.acker.ack)
 
 
-@route("POST", "/queues/{queue:str}/nack", _doc(Retry))
+@route("POST", "/queues/{queue:str}/nack", _doc(NackRequest))
 async def nack_many(request: Request, queue: FromPath[str]) -> Response:
     """Nack messages: redeliver them after a delay, or bury them after their last attempt."""
-    body = await _read(request, Retry)
+    body = await _read(request, NackRequest)
     return await _settle(request, queue, body.receipts, _nack(request, body))
 
 
@@ -210,7 +215,12 @@ async def extend_many(request: Request, queue: FromPath[str]) -> Response:
 
 def _any_queue(body: Any) -> Doc:
     return Doc(
-        tag=TAG, scope="consume", body=body, responses={200: Settlements}, problems=(400, 403, 408, 413), object=IN_BODY
+        tag=TAG,
+        scope="consume",
+        body=body,
+        responses={200: SettlementResults},
+        problems=(400, 403, 408, 413),
+        object=IN_BODY,
     )
 
 
@@ -239,10 +249,10 @@ async def ack_any(request: Request) -> Response:
     return await _settle_any(request, body.receipts, request.service.acker.ack)
 
 
-@route("POST", "/receipts/nack", _any_queue(Retry))
+@route("POST", "/receipts/nack", _any_queue(NackRequest))
 async def nack_any(request: Request) -> Response:
     """Nack messages of any queue: redeliver them after a delay, or bury them after their last attempt."""
-    body = await _read(request, Retry)
+    body = await _read(request, NackRequest)
     return await _settle_any(request, body.receipts, _nack(request, body))
 
 

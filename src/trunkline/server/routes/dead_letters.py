@@ -21,7 +21,7 @@ from trunkline.wire import DeadLetterView
 TAG = "dead letters"
 
 
-class DeadLetters(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeadLetterPage(msgspec.Struct, frozen=True, omit_defaults=True):
     data: list[DeadLetterView]
     next: int | None = None
     """Pass as `after` to get the next page; omitted on the last."""
@@ -37,7 +37,7 @@ class DeadLetters(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", kind=int, default=0, low=0, words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of dead letters."),
         ),
-        responses={200: DeadLetters},
+        responses={200: DeadLetterPage},
         problems=(404,),
         object="queue",
     ),
@@ -48,7 +48,7 @@ async def list_dead(request: Request, queue: FromPath[str]) -> Response:
     budget = request.service.config.max_response_bytes
     rows, more = await dead_letters(request.mq, queue, after=query["after"], limit=query["limit"], max_bytes=budget)
     following = rows[-1].dead_id if more else None
-    return respond(DeadLetters([dead_view(queue, row) for row in rows], following))
+    return respond(DeadLetterPage([dead_view(queue, row) for row in rows], following))
 
 
 @route(

@@ -26,7 +26,7 @@ Small = Annotated[int, Meta(ge=1, le=1000)]
 Url = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
-class NewEndpoint(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EndpointBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An endpoint to create."""
 
     name: str | None = None
@@ -92,7 +92,7 @@ class MadeEndpoint(msgspec.Struct, frozen=True):
     """As in `EndpointView`."""
 
 
-def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
+def _settings(body: EndpointBody | EndpointChange) -> dict[str, Any]:
     fields = {
         name: getattr(body, name) for name in ("url", "rate", "burst", "max_in_flight", "headers", "mode", "batch_size")
     }
@@ -104,13 +104,13 @@ def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
     "POST",
     "/endpoints",
     Doc(
-        tag=TAG, scope="admin", body=NewEndpoint, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"
+        tag=TAG, scope="admin", body=EndpointBody, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"
     ),
 )
 async def create_endpoint(request: Request) -> Response:
     """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
-    body = await request.read(NewEndpoint)
+    body = await request.read(EndpointBody)
     refuse(name=name_fault(body.name))
     assert body.name is not None  # noqa: S101
     await request.audit(body.name)

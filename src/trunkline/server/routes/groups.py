@@ -215,7 +215,7 @@ class Commit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     offset: Offset
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommitResult(msgspec.Struct, frozen=True):
     partition: int
     next_offset: int
 
@@ -227,7 +227,7 @@ class Committed(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="consume",
         body=Commit,
-        responses={200: Committed},
+        responses={200: CommitResult},
         problems=(400, 404, 408, 409, 413),
         object="topic",
     ),
@@ -247,7 +247,7 @@ async def commit(request: Request, topic: FromPath[str], group: FromPath[str]) -
         # on the same connection: if it is lost here, the error must be that the outcome is unknown
         rows = await calls.group_stats(conn, topic, group)
     position = next(row.next_offset for row in rows if row.partition == body.partition)
-    return respond(Committed(body.partition, position))
+    return respond(CommitResult(body.partition, position))
 
 
 class Seek(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

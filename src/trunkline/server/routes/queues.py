@@ -182,7 +182,7 @@ async def resume_queue(request: Request, queue: FromPath[str]) -> Response:
     return nothing()
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingPage(msgspec.Struct, frozen=True):
     data: list[WaitingView]
 
 
@@ -193,7 +193,7 @@ class Waiting(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),),
-        responses={200: Waiting},
+        responses={200: WaitingPage},
         problems=(404,),
         object="queue",
         reads=True,
@@ -203,7 +203,7 @@ async def peek_queue(request: Request, queue: FromPath[str]) -> Response:
     """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
     rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.service.config.max_response_bytes)
-    return respond(Waiting([waiting_view(row) for row in rows]))
+    return respond(WaitingPage([waiting_view(row) for row in rows]))
 
 
 ROUTES = [

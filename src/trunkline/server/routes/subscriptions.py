@@ -25,7 +25,7 @@ TAG = "subscriptions"
 _QUEUE = Param(name="queue", words="Queue of the subscription, if several queues have one of that name.")
 
 
-class NewSubscription(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SubscriptionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A subscription to create. Messages match if each header in `headers` has one of its values and the routing key
     matches `pattern`."""
 
@@ -45,7 +45,7 @@ class NewSubscription(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Doc(
         tag=TAG,
         scope="admin",
-        body=NewSubscription,
+        body=SubscriptionBody,
         object=IN_BODY,
         responses={201: SubscriptionView},
         problems=(400, 404, 409, 416),
@@ -55,7 +55,7 @@ class NewSubscription(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def create_subscription(request: Request) -> Response:
     """Feed a queue from a topic, from now on or from `start`."""
     request.query()
-    body = await request.read(NewSubscription)
+    body = await request.read(SubscriptionBody)
     refuse(
         queue=name_fault(body.queue),
         topic=name_fault(body.topic),

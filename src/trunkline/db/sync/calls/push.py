@@ -227,7 +227,7 @@ def take_permits(conn: Connection, endpoint_id: int, want: int) -> Permits:
     return Permits(*rows[0])
 
 
-class Settlement(NamedTuple):
+class AttemptRow(NamedTuple):
     """The outcome of a delivery and its request. `seconds` is None if no request was made."""
 
     endpoint_id: int
@@ -250,7 +250,7 @@ def _array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[Settlement], *, now: float) -> list[Result]:
+def settle_attempts(conn: Connection, dispatcher: str, items: Sequence[AttemptRow], *, now: float) -> list[Result]:
     """Settle deliveries and record their attempts. `now` is by the same clock as `started`."""
     endpoints, queues, receipts, ids, attempts, started, seconds, statuses, outcomes, delays, errors, snippets = zip(
         *items, strict=True
