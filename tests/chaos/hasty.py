@@ -22,7 +22,7 @@ LATER_SECONDS = 1.0
 
 def publish_answered_early() -> None:
     async def hasty(call: Any, kind: str, name: str) -> Response:
-        sent = await messages.read_messages(call, call.query())
+        sent = await messages.read_messages(call, call.query())  # type: ignore[attr-defined]
 
         async def store() -> None:
             await asyncio.sleep(LATER_SECONDS)
@@ -43,18 +43,18 @@ def ack_answered_early() -> None:
         call.service.spawn(settle())
         return respond(claims.SettlementResults([claims.Settled(receipt, "done") for receipt in receipts]))
 
-    claims._settle = hasty
+    claims._settle = hasty  # type: ignore[assignment]
 
 
 def key_ignored() -> None:
-    right = messages.read_messages
+    right = messages.read_messages  # type: ignore[attr-defined]
 
     async def careless(call: Any, query: dict[str, Any]) -> Any:
         sent = await right(call, query)
         without = [msgspec.structs.replace(message, idempotency_key=None) for message in sent.messages]
         return msgspec.structs.replace(sent, messages=without)
 
-    messages.read_messages = careless
+    messages.read_messages = careless  # type: ignore[attr-defined]
 
 
 def resume_skips_one() -> None:

@@ -92,10 +92,10 @@ def path_of(part: dict[str, Any]) -> str:
 def envelopes(part: dict[str, Any]) -> list[dict[str, Any]]:
     fields = {name: part[name] for name in ("routing_key", "label") if name in part}
     if part.get("delay"):
-        fields["delay_seconds"] = part["delay"]
+        fields["delay_seconds"] = part["delay"]  # type: ignore[index]
     keys = part.get("keys") or [None] * len(part["values"])
     return [
-        {"payload": value, **fields, **({} if key is None else {"key": key})}
+        {"payload": value, **fields, **({} if key is None else {"key": key})}  # type: ignore[dict-item]
         for value, key in zip(part["values"], keys, strict=True)
     ]
 

@@ -24,7 +24,7 @@ from trunkline.cli.framework.ports import reserved_port
 
 _held = ExitStack()
 # A client reads all certificates of the machine when it is made, 50 ms of CPU each time; here one reads them for all.
-_transports.create_ssl_context = cache(_transports.create_ssl_context)
+_transports.create_ssl_context = cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def free_port() -> int:

@@ -139,7 +139,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         def __eq__(self, other: object) -> bool:
             return bytes.__eq__(self, other) if compared else pytest.fail("compared without compare_digest")
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+    monkeypatch.setattr(auth.hmac, "compare_digest", compare)  # type: ignore[attr-defined]
     keeper = auth.Auth(Config(database_url="", require_token=True), None)  # type: ignore[arg-type]
     id, secret = "0" * 16, "a" * 64
     keeper._known = {

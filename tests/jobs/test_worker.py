@@ -47,7 +47,7 @@ async def test_outcomes_are_values(app: App) -> None:
         return Done(what)
 
     async with Worker(app):
-        assert await (await work.enqueue("done")).result("10s") == "done"
+        assert await (await work.enqueue("done")).result("10s") == "done"  # type: ignore[comparison-overlap]
         await (await work.enqueue("retry")).result("10s")
         await (await work.enqueue("snooze")).result("10s")
         with pytest.raises(JobFailed, match="no such address"):
