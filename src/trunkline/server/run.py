@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from trunkline.server import logs
-from trunkline.server.addresses import check_address
+from trunkline.server import json_logs
+from trunkline.server.listen import check_address
 from trunkline.server.config import STOP_SIGNAL, Config
 
 
@@ -55,7 +55,7 @@ def serve(
 
     check_address(config.host, tokens=bool(config.require_token))
     msgspec.structs.replace(config, tls=tls_cert is not None).to_environment()
-    logs.set_up()
+    json_logs.set_up()
     shared: str | None = None
     workers = config.workers * len(ports)
     if workers > 1:

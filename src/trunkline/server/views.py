@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.server.parsing import check_value
+from trunkline.server.bodies import check_value
 from trunkline.server.problems import Problem
 from trunkline.types import (
     DeadLetter,

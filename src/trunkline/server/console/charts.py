@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 Number = float | None
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class QueueWaiters(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a chart. A value of None is a gap."""
 
     label: str
@@ -97,7 +97,7 @@ def nice(top: float) -> float:
 def chart(
     title: str,
     unit: str,
-    lines: Sequence[Line],
+    lines: Sequence[QueueWaiters],
     times: Sequence[datetime],
     *,
     since: datetime,

@@ -10,9 +10,10 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import LIMIT, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
+from trunkline.server.bodies import name_fault, refuse
+from trunkline.server.query import LIMIT, OFFSET, Param
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
@@ -102,9 +103,9 @@ def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
 @route(
     "POST",
     "/endpoints",
-    Doc(tag=TAG, scope="admin", body=NewEndpoint, answers={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
+    Doc(tag=TAG, scope="admin", body=NewEndpoint, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
 )
-async def create_endpoint(request: Call) -> Answer:
+async def create_endpoint(request: Request) -> Response:
     """Create an endpoint. Returns the secret that signs its deliveries."""
     request.query()
     body = await request.read(NewEndpoint)
@@ -115,25 +116,25 @@ async def create_endpoint(request: Call) -> Answer:
     if settings["rate"] == 0:
         settings["rate"] = None
     made = await request.mq.endpoints.create(body.name, secret=body.secret, **settings)
-    return answer(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
+    return respond(MadeEndpoint(made.name, made.secret, made.needs_allow), 201)
 
 
-@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), answers={200: Page}))
-async def list_endpoints(request: Call) -> Answer:
+@route("GET", "/endpoints", Doc(tag=TAG, scope="read", params=(OFFSET, LIMIT), responses={200: Page}))
+async def list_endpoints(request: Request) -> Response:
     """List endpoints by name, 100 per page by default."""
     query = request.query()
-    return answer(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
+    return respond(page([EndpointView.of(row) for row in await request.mq.endpoints.list()], query))
 
 
 @route(
     "GET",
     "/endpoints/{endpoint:str}",
-    Doc(tag=TAG, scope="read", object="endpoint", answers={200: EndpointView}, problems=(404,)),
+    Doc(tag=TAG, scope="read", object="endpoint", responses={200: EndpointView}, problems=(404,)),
 )
-async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def get_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Get one endpoint."""
     request.query()
-    return answer(EndpointView.of(await request.mq.endpoints.get(endpoint)))
+    return respond(EndpointView.of(await request.mq.endpoints.get(endpoint)))
 
 
 @route(
@@ -143,19 +144,19 @@ async def get_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
         tag=TAG,
         scope="admin",
         body=EndpointChange,
-        answers={200: EndpointView},
+        responses={200: EndpointView},
         problems=(400, 404, 408, 413),
         audit=True,
     ),
 )
-async def alter_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def alter_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
     body = await request.read(EndpointChange)
-    return answer(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
+    return respond(EndpointView.of(await request.mq.endpoints.alter(endpoint, **_settings(body))))
 
 
-_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404, 409), "audit": True}
+_CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "responses": {204: None}, "problems": (404, 409), "audit": True}
 
 
 @route(
@@ -167,14 +168,14 @@ _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None},
         params=(Param(name="force", kind=bool, default=False, words="Delete even if queues are bound to it."),),
     ),
 )
-async def delete_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def delete_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Delete an endpoint. Its queues remain."""
     await request.mq.endpoints.delete(endpoint, force=request.query()["force"])
     return nothing()
 
 
 @route("PUT", "/endpoints/{endpoint:str}/pause", Doc(**_CHANGE, object="endpoint"))
-async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def pause_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Pause the endpoint until `resume`."""
     request.query()
     await request.mq.endpoints.pause(endpoint)
@@ -182,7 +183,7 @@ async def pause_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/endpoints/{endpoint:str}/resume", Doc(**_CHANGE, object="endpoint"))
-async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def resume_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Resume sending after a pause, a 410 response or an open circuit breaker."""
     request.query()
     await request.mq.endpoints.resume(endpoint)
@@ -190,7 +191,7 @@ async def resume_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
 
 
 @route("PUT", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
-async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+async def bind_queue(request: Request, endpoint: FromPath[str], queue: FromPath[str]) -> Response:
     """Send a queue's messages to the endpoint. Requires admin scope on both: the endpoint signs deliveries."""
     request.query()
     _check_endpoint(request, endpoint)
@@ -199,7 +200,7 @@ async def bind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str
 
 
 @route("DELETE", "/endpoints/{endpoint:str}/queues/{queue:str}", Doc(**_CHANGE, object="queue"))
-async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[str]) -> Answer:
+async def unbind_queue(request: Request, endpoint: FromPath[str], queue: FromPath[str]) -> Response:
     """Stop sending a queue's messages. Requires admin scope on the queue and the endpoint."""
     request.query()
     _check_endpoint(request, endpoint)
@@ -208,9 +209,9 @@ async def unbind_queue(request: Call, endpoint: FromPath[str], queue: FromPath[s
     return nothing()
 
 
-def _check_endpoint(call: Call, endpoint: str) -> None:
+def _check_endpoint(call: Request, endpoint: str) -> None:
     """Check the scope for the endpoint of a binding; the route has checked the queue."""
-    call.engine.access.check(call.scope, "admin", endpoint)
+    call.service.auth.check(call.scope, "admin", endpoint)
 
 
 class Rotated(msgspec.Struct, frozen=True):
@@ -220,12 +221,12 @@ class Rotated(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/endpoints/{endpoint:str}/rotate",
-    Doc(tag=TAG, scope="admin", object="endpoint", answers={200: Rotated}, problems=(404,), audit=True),
+    Doc(tag=TAG, scope="admin", object="endpoint", responses={200: Rotated}, problems=(404,), audit=True),
 )
-async def rotate_secret(request: Call, endpoint: FromPath[str]) -> Answer:
+async def rotate_secret(request: Request, endpoint: FromPath[str]) -> Response:
     """Create a new secret. The previous one also signs until the next rotation."""
     request.query()
-    return answer(Rotated(await request.mq.endpoints.rotate(endpoint)))
+    return respond(Rotated(await request.mq.endpoints.rotate(endpoint)))
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -240,16 +241,16 @@ class Attempts(msgspec.Struct, frozen=True):
         scope="admin",
         params=(Param(name="wait", kind=float, default=10, low=0, words="Seconds to wait for the outcome."),),
         object="endpoint",
-        answers={200: Attempts},
+        responses={200: Attempts},
         problems=(404,),
         audit=True,
     ),
 )
-async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
+async def test_endpoint(request: Request, endpoint: FromPath[str]) -> Response:
     """Send a test request through a dispatcher and return its outcome, or none if it did not finish in time."""
     wait = request.query()["wait"] or 0
     found = await request.mq.endpoints.test(endpoint, timeout=timedelta(seconds=wait))
-    return answer(Attempts([] if found is None else [found]))
+    return respond(Attempts([] if found is None else [found]))
 
 
 @route(
@@ -264,11 +265,11 @@ async def test_endpoint(request: Call, endpoint: FromPath[str]) -> Answer:
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of attempts."),
         ),
         object="endpoint",
-        answers={200: Attempts},
+        responses={200: Attempts},
         problems=(404,),
     ),
 )
-async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
+async def list_attempts(request: Request, endpoint: FromPath[str]) -> Response:
     """List requests, newest first, with status, time, outcome and the start of the response."""
     query = request.query()
     id = query["message_id"]
@@ -279,7 +280,7 @@ async def list_attempts(request: Call, endpoint: FromPath[str]) -> Answer:
     rows = await request.mq.endpoints.attempts(
         endpoint, id=message, since=timedelta(seconds=query["since"]), limit=query["limit"]
     )
-    return answer(Attempts(rows))
+    return respond(Attempts(rows))
 
 
 class Replay(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -303,12 +304,12 @@ class Replayed(msgspec.Struct, frozen=True):
         scope="admin",
         body=Replay,
         object="queue",
-        answers={200: Replayed},
+        responses={200: Replayed},
         problems=(400, 404, 408, 413),
         audit=True,
     ),
 )
-async def replay(request: Call, queue: FromPath[str]) -> Answer:
+async def replay(request: Request, queue: FromPath[str]) -> Response:
     """Deliver messages again that were already delivered."""
     request.query()
     body = await request.read(Replay)
@@ -316,7 +317,7 @@ async def replay(request: Call, queue: FromPath[str]) -> Answer:
         if at is not None and at.tzinfo is None:
             raise invalid("start, end: must have a time zone.")
     count = await request.mq.endpoints.replay(queue, ids=body.ids, start=body.start, end=body.end, limit=body.limit)
-    return answer(Replayed(count))
+    return respond(Replayed(count))
 
 
 ROUTES = [

@@ -9,10 +9,11 @@ from litestar.params import FromPath
 
 from trunkline.errors import AlreadyExists
 from trunkline.server import budget
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.auth import IN_BODY
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
+from trunkline.server.bodies import Count, Span, given, name_fault, refuse, span
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import MessageView, Page, QueueView, message_view, page
 from trunkline.types import QueueStats
@@ -69,12 +70,12 @@ class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
         params=(ENSURE,),
         body=NewQueue,
         object=IN_BODY,
-        answers={201: QueueView, 200: QueueView},
+        responses={201: QueueView, 200: QueueView},
         problems=(400, 409),
         audit=True,
     ),
 )
-async def create_queue(request: Call) -> Answer:
+async def create_queue(request: Request) -> Response:
     """Create a queue. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
     body = await request.read(NewQueue)
@@ -83,11 +84,11 @@ async def create_queue(request: Call) -> Answer:
     await request.allow(body.name)
     settings = body.changes() | given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(body.name, **settings)), 201)
+        return respond(QueueView.of(await request.mq.queues.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(QueueView.of(await request.mq.queues.ensure(body.name, **settings)))
+    return respond(QueueView.of(await request.mq.queues.ensure(body.name, **settings)))
 
 
 @route(
@@ -97,35 +98,35 @@ async def create_queue(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         body=QueueSettings,
-        answers={200: QueueView},
+        responses={200: QueueView},
         problems=(400, 404, 409),
         object="queue",
         audit=True,
     ),
 )
-async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def alter_queue(request: Request, queue: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
     body = await request.read(QueueSettings)
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
+    return respond(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
 
 
 @route(
     "GET",
     "/queues/{queue:str}",
-    Doc(tag=TAG, scope="read", answers={200: QueueView}, problems=(404,), object="queue"),
+    Doc(tag=TAG, scope="read", responses={200: QueueView}, problems=(404,), object="queue"),
 )
-async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def get_queue(request: Request, queue: FromPath[str]) -> Response:
     """Get one queue."""
     request.query()
-    return answer(QueueView.of(await request.mq.queues.get(queue)))
+    return respond(QueueView.of(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), answers={200: Page}))
-async def list_queues(request: Call) -> Answer:
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), responses={200: Page}))
+async def list_queues(request: Request) -> Response:
     """List queues by name, 100 per page by default."""
     query = request.query()
-    return answer(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
+    return respond(page([QueueView.of(row) for row in await request.mq.queues.list(after=query["after"])], query))
 
 
 @route(
@@ -135,28 +136,28 @@ async def list_queues(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        answers={204: None},
+        responses={204: None},
         problems=(404, 409),
         object="queue",
         audit=True,
     ),
 )
-async def delete_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def delete_queue(request: Request, queue: FromPath[str]) -> Response:
     """Delete a queue with its messages and subscriptions. Refused while it has dead letters, unless forced."""
     await request.mq.queues.delete(queue, force=request.query()["force"])
-    request.engine.lines.look(queue)
+    request.service.long_poll.look(queue)
     return nothing()
 
 
 @route(
     "GET",
     "/queues/{queue:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: QueueStats}, problems=(404,), object="queue", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: QueueStats}, problems=(404,), object="queue", reads=True),
 )
-async def queue_stats(request: Call, queue: FromPath[str]) -> Answer:
+async def queue_stats(request: Request, queue: FromPath[str]) -> Response:
     """Count the messages by state, with the age of the oldest ready one in seconds."""
     request.query()
-    return answer((await request.mq.queues.stats(queue))[0])
+    return respond((await request.mq.queues.stats(queue))[0])
 
 
 class PurgedQueue(msgspec.Struct, frozen=True):
@@ -166,12 +167,12 @@ class PurgedQueue(msgspec.Struct, frozen=True):
 @route(
     "PUT",
     "/queues/{queue:str}/purge",
-    Doc(tag=TAG, scope="admin", answers={200: PurgedQueue}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={200: PurgedQueue}, problems=(404,), object="queue", audit=True),
 )
-async def purge_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def purge_queue(request: Request, queue: FromPath[str]) -> Response:
     """Drop all undelivered messages. Messages that are leased at this moment are kept."""
     request.query()
-    return answer(PurgedQueue(await request.mq.queues.purge(queue)))
+    return respond(PurgedQueue(await request.mq.queues.purge(queue)))
 
 
 class CleanedQueue(msgspec.Struct, frozen=True):
@@ -182,20 +183,20 @@ class CleanedQueue(msgspec.Struct, frozen=True):
 @route(
     "PUT",
     "/queues/{queue:str}/cleanup",
-    Doc(tag=TAG, scope="admin", answers={200: CleanedQueue}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={200: CleanedQueue}, problems=(404,), object="queue", audit=True),
 )
-async def cleanup_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def cleanup_queue(request: Request, queue: FromPath[str]) -> Response:
     """Remove finished messages now instead of waiting for retention."""
     request.query()
-    return answer(CleanedQueue(await request.mq.queues.cleanup(queue)))
+    return respond(CleanedQueue(await request.mq.queues.cleanup(queue)))
 
 
 @route(
     "PUT",
     "/queues/{queue:str}/pause",
-    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), object="queue", audit=True),
 )
-async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def pause_queue(request: Request, queue: FromPath[str]) -> Response:
     """Pause deliveries until `resume`. Publishing and settling continue."""
     request.query()
     await request.mq.queues.pause(queue)
@@ -205,13 +206,13 @@ async def pause_queue(request: Call, queue: FromPath[str]) -> Answer:
 @route(
     "PUT",
     "/queues/{queue:str}/resume",
-    Doc(tag=TAG, scope="admin", answers={204: None}, problems=(404,), object="queue", audit=True),
+    Doc(tag=TAG, scope="admin", responses={204: None}, problems=(404,), object="queue", audit=True),
 )
-async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def resume_queue(request: Request, queue: FromPath[str]) -> Response:
     """Resume deliveries."""
     request.query()
     await request.mq.queues.resume(queue)
-    request.engine.lines.look(queue)
+    request.service.long_poll.look(queue)
     return nothing()
 
 
@@ -233,16 +234,16 @@ class Waiting(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(Param(name="limit", kind=int, default=10, low=1, high=1000, words="Maximum number of messages."),),
-        answers={200: Waiting},
+        responses={200: Waiting},
         problems=(404,),
         object="queue",
         reads=True,
     ),
 )
-async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
+async def peek_queue(request: Request, queue: FromPath[str]) -> Response:
     """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
-    rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.engine.config.max_response_bytes)
+    rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.service.config.max_response_bytes)
     shown = [
         WaitingView(
             **msgspec.structs.asdict(message_view(row)),
@@ -253,7 +254,7 @@ async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
         )
         for row in rows
     ]
-    return answer(Waiting(shown))
+    return respond(Waiting(shown))
 
 
 ROUTES = [
