@@ -19,8 +19,8 @@ from trunkline.db.calls import tokens
 from trunkline.db.calls.tokens import Token
 from trunkline.db.pool import connect
 from trunkline.server import auth
-from trunkline.server.auth import IN_BODY, Caller
 from trunkline.server.app import create_app
+from trunkline.server.auth import IN_BODY, Caller
 from trunkline.server.config import COMPAT_APIS, Config
 from trunkline.server.openapi import routes
 from trunkline.server.problems import Problem

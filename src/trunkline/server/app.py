@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import multiprocessing
-import time
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import litestar
 from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp
 from litestar.utils import normalize_path
 
-from trunkline import telemetry
 from trunkline.hints import Words
-from trunkline.server import service, limits, json_logs
-from trunkline.server.browsers import foreign
-from trunkline.server.request import Request, ClientGone
-from trunkline.server.response import Response, SAFE
+from trunkline.server import json_logs, limits, service
 from trunkline.server.compat import pg_messaging, psqlqueue, pubsub_queue
 from trunkline.server.config import Config
-from trunkline.server.guard import RequestGuard, problem_body
 from trunkline.server.console import routes as console_routes
 from trunkline.server.console.errors import is_page, problem_page
+from trunkline.server.guard import RequestGuard, problem_body
 from trunkline.server.parent_death import end_with
 from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, from_any, no_route
+from trunkline.server.request import ClientGone, Request
+from trunkline.server.response import SAFE
 from trunkline.server.routes import (
     claims,
     dead_letters,
@@ -144,7 +139,9 @@ def _problem(request: Any, exc: Exception) -> litestar.Response[bytes]:
         return problem_page(request, problem)
     headers = {**_SAFE, **problem.headers}
     words: Words = "sql" if HINTS in request.headers else "route"
-    return litestar.Response(problem_body(request.scope, problem, words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+    return litestar.Response(
+        problem_body(request.scope, problem, words), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers
+    )
 
 
 def _translate(exc: Exception) -> Problem:

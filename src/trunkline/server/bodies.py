@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import accumulate
 from datetime import timedelta
+from itertools import accumulate
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec

@@ -14,10 +14,10 @@ import msgspec
 
 from trunkline.db.pool import Connection
 from trunkline.runtime.publisher import MAX_BYTES, MAX_MESSAGES, send
-from trunkline.server.request import Request
-from trunkline.server.messages import message_of
 from trunkline.server.limits import Limits, limited
+from trunkline.server.messages import message_of
 from trunkline.server.problems import Problem, body_timeout, invalid
+from trunkline.server.request import Request
 from trunkline.server.views import PublishedView
 from trunkline.types import NewMessage, Published
 

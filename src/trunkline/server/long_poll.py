@@ -13,9 +13,9 @@ from trunkline import Client, telemetry
 from trunkline.client.deliveries import Deliveries
 from trunkline.db.wakeup import Watch
 from trunkline.errors import Busy
-from trunkline.server.request import Request, ClientGone
 from trunkline.server.claiming import CONSUMER, TOGETHER, Claimer, Key, Part, own_copy
 from trunkline.server.problems import Problem, busy
+from trunkline.server.request import ClientGone, Request
 
 T = TypeVar("T")
 _TURN_SECONDS = 5.0

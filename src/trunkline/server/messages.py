@@ -14,10 +14,10 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.server.request import Request
-from trunkline.server.query import Param
 from trunkline.server.bodies import check_depth, check_json, check_value, too_large
 from trunkline.server.problems import Problem, invalid, malformed
+from trunkline.server.query import Param
+from trunkline.server.request import Request
 from trunkline.types import NewMessage
 
 MAX_MESSAGES = 1000

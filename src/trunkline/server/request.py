@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import litestar
-from litestar.types import Receive, Scope, Send
 
 from trunkline import Client, telemetry
 from trunkline.db.pool import Connection
 from trunkline.server import bodies
-from trunkline.server.query import read_query
 from trunkline.server.problems import Problem, body_timeout
+from trunkline.server.query import read_query
 
 if TYPE_CHECKING:
-    from trunkline.server.service import Service
     from trunkline.server.routing import Doc
+    from trunkline.server.service import Service
 
 T = TypeVar("T")
 _RECHECK_SECONDS = 2.0

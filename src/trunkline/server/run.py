@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from trunkline.server import json_logs
-from trunkline.server.listen import check_address
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.listen import check_address
 
 
 def serve(

@@ -22,12 +22,12 @@ from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
 from trunkline.server.console.state import Console
 from trunkline.server.limits import LimitedPool
+from trunkline.server.long_poll import LongPoll
 from trunkline.server.metrics import Metrics
 from trunkline.server.metrics_server import serve_metrics
-from trunkline.server.timeouts import TimeoutGroup
 from trunkline.server.problems import busy
+from trunkline.server.timeouts import TimeoutGroup
 from trunkline.server.topic_tail import TopicTails
-from trunkline.server.long_poll import LongPoll
 from trunkline.types import NewMessage, Published
 
 log = logging.getLogger("trunkline.server")

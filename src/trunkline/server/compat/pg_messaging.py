@@ -13,15 +13,14 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.db.calls import compat
 from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import Offset, check_value, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
+from trunkline.server.problems import Problem, invalid
+from trunkline.server.query import WAIT, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, respond
-from trunkline.server.bodies import Offset, name_fault, refuse
-from trunkline.server.query import WAIT, Param
-from trunkline.server.bodies import check_value
-from trunkline.server.problems import Problem, invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
-from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.types import NewMessage
 
 TAG = "pubsub"
@@ -74,7 +73,9 @@ class Ids(msgspec.Struct, frozen=True):
 @route(
     "POST",
     "/pubsub/publish",
-    Doc(tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, responses={201: Ids}, problems=(400, 404, 413)),
+    Doc(
+        tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Publish, responses={201: Ids}, problems=(400, 404, 413)
+    ),
 )
 async def publish(request: Request) -> Response:
     """Publish payloads, all or none. Returns their ids."""
@@ -260,7 +261,13 @@ class JobId(msgspec.Struct, frozen=True):
     "POST",
     "/queue/enqueue",
     Doc(
-        tag=TAG, object=IN_BODY, scope="publish", strict=False, body=Enqueue, responses={201: JobId}, problems=(400, 404, 413)
+        tag=TAG,
+        object=IN_BODY,
+        scope="publish",
+        strict=False,
+        body=Enqueue,
+        responses={201: JobId},
+        problems=(400, 404, 413),
     ),
 )
 async def enqueue(request: Request) -> Response:

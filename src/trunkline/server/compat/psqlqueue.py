@@ -22,14 +22,14 @@ from trunkline.errors import AlreadyExists, InUse, SubscriptionNotFound, Trunkli
 from trunkline.hints import Words
 from trunkline.server import problems
 from trunkline.server.auth import IN_BODY
-from trunkline.server.request import Request
-from trunkline.server.response import Response, nothing, respond
+from trunkline.server.bodies import BLANK, Seconds, name_fault, refuse, span
 from trunkline.server.claiming import settle
 from trunkline.server.messages import idempotency_key, traced
-from trunkline.server.bodies import BLANK, Seconds, name_fault, refuse, span
 from trunkline.server.pages import html_page
-from trunkline.server.query import FORCE, Param
 from trunkline.server.problems import Malformed, Problem, message_not_found
+from trunkline.server.query import FORCE, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Health, Page, page, seconds
 from trunkline.types import Delivery, NewMessage, Queue, QueueStats, Result, Subscription, Topic

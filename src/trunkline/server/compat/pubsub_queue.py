@@ -14,15 +14,14 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from trunkline.db.calls import compat
 from trunkline.errors import AlreadyExists, TrunklineError
 from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import Offset, check_value, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
+from trunkline.server.problems import invalid
+from trunkline.server.query import WAIT, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, respond
-from trunkline.server.bodies import Offset, name_fault, refuse
-from trunkline.server.query import WAIT, Param
-from trunkline.server.bodies import check_value
-from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import render
-from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.types import Message, Topic
 
 TAG = "api"

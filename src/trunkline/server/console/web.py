@@ -16,13 +16,13 @@ from markupsafe import Markup
 
 from trunkline.errors import TrunklineError
 from trunkline.server.auth import SOME, Caller
-from trunkline.server.request import Request
-from trunkline.server.response import Response
 from trunkline.server.console import shapes
 from trunkline.server.console.reading import Work
 from trunkline.server.console.sessions import cookies, csrf_of
 from trunkline.server.limits import Limits, limited
 from trunkline.server.problems import Problem, no_route
+from trunkline.server.request import Request
+from trunkline.server.response import Response
 from trunkline.server.routing import Doc, Scope, route
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ class View:
     def values(self, **values: Any) -> Values:
         return {"view": self, "zone": self.zone, **values}
 
-    def render(self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any) -> Response:
+    def render(
+        self, template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
+    ) -> Response:
         """Answer with a template."""
         return html(self.console.pages.render(template, self.values(**values)), status, headers)
 

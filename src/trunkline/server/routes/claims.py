@@ -17,11 +17,11 @@ from trunkline.db.pool import Connection
 from trunkline.errors import QueueNotFound
 from trunkline.server import bodies
 from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import span
+from trunkline.server.claiming import CONSUMER, settle
+from trunkline.server.problems import invalid
 from trunkline.server.request import Request
 from trunkline.server.response import Response, respond
-from trunkline.server.claiming import CONSUMER, settle
-from trunkline.server.bodies import span
-from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeliveryView, delivery_view
 from trunkline.types import Result

@@ -9,11 +9,11 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.server.bodies import Name
 from trunkline.server.budget import dead_letters
+from trunkline.server.query import Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, respond
-from trunkline.server.bodies import Name
-from trunkline.server.query import Param
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import DeadLetterView, dead_view
 

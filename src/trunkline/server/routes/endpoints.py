@@ -10,11 +10,11 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.server.bodies import name_fault, refuse
+from trunkline.server.problems import invalid
+from trunkline.server.query import LIMIT, OFFSET, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
-from trunkline.server.bodies import name_fault, refuse
-from trunkline.server.query import LIMIT, OFFSET, Param
-from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
 from trunkline.types import Attempt, Endpoint
@@ -103,7 +103,9 @@ def _settings(body: NewEndpoint | EndpointChange) -> dict[str, Any]:
 @route(
     "POST",
     "/endpoints",
-    Doc(tag=TAG, scope="admin", body=NewEndpoint, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"),
+    Doc(
+        tag=TAG, scope="admin", body=NewEndpoint, responses={201: MadeEndpoint}, problems=(400, 408, 409, 413), audit="body"
+    ),
 )
 async def create_endpoint(request: Request) -> Response:
     """Create an endpoint. Returns the secret that signs its deliveries."""

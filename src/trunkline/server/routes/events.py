@@ -16,9 +16,9 @@ from trunkline.client.batches import Batch
 from trunkline.client.consuming import consumer_name
 from trunkline.db import calls
 from trunkline.errors import TrunklineError
-from trunkline.server.request import Request
-from trunkline.server.query import Param
 from trunkline.server.problems import Problem, from_error
+from trunkline.server.query import Param
+from trunkline.server.request import Request
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import message_view
 
@@ -174,7 +174,9 @@ async def follow_group(request: Request, topic: FromPath[str], group: FromPath[s
 class _GroupStream:
     """A group member behind an HTTP connection."""
 
-    def __init__(self, call: Request, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]) -> None:
+    def __init__(
+        self, call: Request, topic: str, group: str, member: str, query: dict[str, Any], seen: dict[int, int]
+    ) -> None:
         self._service = call.service
         self._scope = call.scope
         self._mq = call.mq

@@ -14,15 +14,15 @@ from trunkline.client.batches import Batch
 from trunkline.client.consuming import consumer_name
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists, GroupNotFound
+from trunkline.server.bodies import Name, Offset, name_fault, refuse
+from trunkline.server.long_poll import retry_until, until_gone
+from trunkline.server.problems import Problem, invalid
+from trunkline.server.query import AFTER, ENSURE, LIMIT, OFFSET
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
-from trunkline.server.bodies import Name, Offset, name_fault, refuse
-from trunkline.server.query import AFTER, ENSURE, LIMIT, OFFSET
-from trunkline.server.problems import Problem, invalid
 from trunkline.server.routes.claims import Lease
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import GroupView, MessageView, Page, message_view, page
-from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.types import GroupStats
 
 TAG = "groups"

@@ -9,8 +9,8 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.server.budget import read_topic
-from trunkline.server.request import Request
-from trunkline.server.response import Response, respond
+from trunkline.server.line_stream import LineStream
+from trunkline.server.long_poll import retry_until, until_gone
 from trunkline.server.messages import (
     NDJSON,
     PRIORITY,
@@ -20,12 +20,12 @@ from trunkline.server.messages import (
     media_type,
     read_messages,
 )
-from trunkline.server.query import LARGEST, PARTITION, WAIT, Param
 from trunkline.server.problems import invalid, message_not_found
+from trunkline.server.query import LARGEST, PARTITION, WAIT, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
-from trunkline.server.line_stream import LineStream
 from trunkline.server.views import MessageView, PublishedView, message_view
-from trunkline.server.long_poll import retry_until, until_gone
 
 TAG = "messages"
 

@@ -10,10 +10,10 @@ from litestar.params import FromPath
 from trunkline.errors import AlreadyExists
 from trunkline.server import budget
 from trunkline.server.auth import IN_BODY
-from trunkline.server.request import Request
-from trunkline.server.response import Response, nothing, respond
 from trunkline.server.bodies import Count, Span, given, name_fault, refuse, span
 from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import MessageView, Page, QueueView, message_view, page
 from trunkline.types import QueueStats

@@ -11,11 +11,11 @@ from litestar.params import FromPath
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline.errors import ScheduleNotFound
+from trunkline.server.bodies import name_fault, refuse
+from trunkline.server.problems import invalid
+from trunkline.server.query import LIMIT, OFFSET, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
-from trunkline.server.bodies import name_fault, refuse
-from trunkline.server.query import LIMIT, OFFSET, Param
-from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, ScheduleView, page
 from trunkline.types import Schedule

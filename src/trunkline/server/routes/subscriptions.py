@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from trunkline.errors import SubscriptionNotFound
 from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import name_fault, refuse
+from trunkline.server.problems import Problem, invalid
+from trunkline.server.query import LIMIT, OFFSET, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
-from trunkline.server.bodies import name_fault, refuse
-from trunkline.server.query import LIMIT, OFFSET, Param
-from trunkline.server.problems import Problem, invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, SubscriptionView, page
 from trunkline.types import Reader, Subscription

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trunkline.server.request import Request
-from trunkline.server.response import Response, respond
 from trunkline.server.config import COMPAT_APIS
 from trunkline.server.openapi import document
 from trunkline.server.pages import html_page, static
 from trunkline.server.problems import Problem, no_route
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Health, StatsView
 

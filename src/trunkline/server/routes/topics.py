@@ -10,11 +10,11 @@ from litestar.params import FromPath
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists
 from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import Count, Span, given, name_fault, refuse, span
+from trunkline.server.problems import invalid
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
-from trunkline.server.bodies import Count, Span, given, name_fault, refuse, span
-from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
-from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, TopicView, page
 from trunkline.types import TopicStats

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trunkline.server.response import Response
 from trunkline.server.console import finding
 from trunkline.server.console.reads import overview
 from trunkline.server.console.web import View, page
+from trunkline.server.response import Response
 
 
 @page("/find")

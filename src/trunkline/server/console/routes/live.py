@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 from litestar.response import Stream
 
-from trunkline.server.response import Response, respond
 from trunkline.server.console.web import View, page
+from trunkline.server.response import Response, respond
 
 _QUIET_SECONDS = 15.0
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no", "x-content-type-options": "nosniff"}

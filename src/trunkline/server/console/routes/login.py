@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trunkline.server.auth import credential_of
-from trunkline.server.response import Response
 from trunkline.server.console.sessions import LASTS
 from trunkline.server.console.web import View, action, check_origin, page
 from trunkline.server.problems import Problem
+from trunkline.server.response import Response
 
 _ERRORS = {
     "unauthenticated": "This token is not known.",

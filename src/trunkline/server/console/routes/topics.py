@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from trunkline.server.response import Response
 from trunkline.server.console import charts, copying, ruler, shapes
 from trunkline.server.console.reads import overview
 from trunkline.server.console.reads import topics as reads
 from trunkline.server.console.web import Panel, Panels, Values, View, page
+from trunkline.server.response import Response
 from trunkline.types import TopicStats
 
 _LIST, _DETAIL = "topics.html", "topic.html"
