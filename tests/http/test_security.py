@@ -204,6 +204,15 @@ def test_every_route_has_a_scope_and_checks_it(server: HttpServer, http: httpx.C
                 assert answer.status_code == expected, (method, target, answer.text)
             count += 1
     assert count > 80
+    # pages of one topic or queue; tests/console/test_sessions.py has those of many, and the rights of each verb
+    for path, method, handler in routes(app, console=True):
+        doc = handler.opt["doc"]
+        if doc.object in values:
+            target = path
+            for name, value in values.items():
+                target = target.replace(f"{{{name}:str}}", value)
+            for headers in foreign:
+                assert http.request(method, target, headers=headers).status_code == 403, (method, target)
 
 
 def headers_scope(headers: dict[str, str], foreign: list[dict[str, str]]) -> tuple[str, ...]:

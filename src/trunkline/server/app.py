@@ -18,6 +18,8 @@ from trunkline.hints import Words
 from trunkline.server import json_logs, limits, service
 from trunkline.server.compat import pg_messaging, psqlqueue, pubsub_queue
 from trunkline.server.config import Config
+from trunkline.server.console import routes as console_routes
+from trunkline.server.console.errors import is_page, problem_page
 from trunkline.server.guard import RequestGuard, problem_body
 from trunkline.server.parent_death import end_with
 from trunkline.server.problems import HINTS, MEDIA_TYPE, Problem, from_any, no_route
@@ -65,6 +67,7 @@ def create_app(config: Config) -> ASGIApp:
             Router(f"{psqlqueue.PREFIX}/v1", route_handlers=psqlqueue.ROUTES),
             Router("/compat/pubsub-queue", route_handlers=pubsub_queue.ROUTES),
             Router("/compat/pg-messaging", route_handlers=pg_messaging.ROUTES),
+            *(console_routes.ROUTES if config.console else ()),
         ],
         request_class=Request,
         openapi_config=None,
@@ -132,6 +135,8 @@ def _problem(request: Any, exc: Exception) -> litestar.Response[bytes]:
             exc,
             exc_info=exc if problem.status == 500 else None,
         )
+    if is_page(request.scope):
+        return problem_page(request, problem)
     headers = {**_SAFE, **problem.headers}
     words: Words = "sql" if HINTS in request.headers else "route"
     return litestar.Response(

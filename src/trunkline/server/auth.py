@@ -8,7 +8,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -19,7 +19,7 @@ import msgspec
 from trunkline import Client
 from trunkline.db.calls import tokens
 from trunkline.db.calls.tokens import Token
-from trunkline.errors import TrunklineError
+from trunkline.errors import DatabaseUnavailable, TrunklineError
 from trunkline.server.browsers import hides_its_origin
 from trunkline.server.config import Config
 from trunkline.server.limits import Limits, limited
@@ -31,6 +31,8 @@ _FRESH_SECONDS = 2.0
 """Age of the token list after which it is read again."""
 _STALE_SECONDS = 5.0
 """Age of the token list after which a request waits for a new one."""
+_CONSOLE_SECONDS = 1.5
+"""Maximum wait of a console page for the token list."""
 _PAUSE_SECONDS = 0.25
 """Minimum time between two reads of the token list, regardless of the number of unknown tokens."""
 _FAILURES_PER_SECOND = 5.0
@@ -44,6 +46,14 @@ _MOST_BUCKETS = 10_000
 _HIDDEN = "<queue of the receipt>"
 IN_BODY = "@body"
 """The topic or queue is named in the body; the route checks it."""
+SOME = "@some"
+"""The scope on any name is enough; the route shows only what matches."""
+_GRANTED_BY = {
+    "view": ("read", "operate", "admin"),
+    "operate": ("admin",),
+    **dict.fromkeys(("publish", "consume", "read"), ("admin",)),
+}
+"""Scopes that include a scope. `view` shows names, settings and numbers; `operate` acts without creating or deleting."""
 
 
 class Credential(NamedTuple):
@@ -60,14 +70,14 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: tuple[str, ...] | None
 
     def may(self, scope: str, name: str | None) -> bool:
-        """Return whether the scope is granted on a topic or queue. None: on all. IN_BODY: on any, checked later."""
+        """Return whether the scope is granted on a topic or queue. None: on all. IN_BODY, SOME: on any, checked later."""
         if self.scopes is None:
             return True
         for entry in self.scopes:
             verb, _, pattern = entry.partition(":")
-            if verb not in (scope, "admin"):
+            if verb != scope and verb not in _GRANTED_BY.get(scope, ()):
                 continue
-            if name == IN_BODY or (pattern == "*" if name is None else _matches(pattern, name)):
+            if name in (IN_BODY, SOME) or (pattern == "*" if name is None else _matches(pattern, name)):
                 return True
         return False
 
@@ -110,6 +120,8 @@ class Auth:
         self._audited: dict[str, float] = {}
         self._watches: dict[asyncio.Future[Problem], Credential | None] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self.session_of: Callable[[Any], Awaitable[Credential | None]] | None = None
+        """Returns the token of a console request's session."""
 
     @property
     def open(self) -> bool:
@@ -122,16 +134,16 @@ class Auth:
         if doc.scope == "public":
             return
         if self._config.require_token is not False:
-            await self._refresh()
-        if self.open and doc.scope != "read" and hides_its_origin(scope["headers"]):
+            await (self._refresh_if_possible() if doc.console else self._refresh())
+        if self.open and doc.scope not in ("read", "view") and hides_its_origin(scope["headers"]):
             # forms of any page, and GETs that claim messages, for compatibility with other systems
             raise Problem(403, "cross_origin", "without tokens, browsers must send an Origin or Sec-Fetch-Site header")
-        caller = _LOCAL if self.open else await self._caller(scope)
+        caller = _LOCAL if self.open else await self._caller(scope, doc)
         scope["trunkline_caller"] = caller
         self._check_rate(caller.name if caller.scopes is not None else _address(scope))
-        name = doc.object if doc.object in (None, IN_BODY) else scope["path_params"][doc.object]
+        name = doc.object if doc.object in (None, IN_BODY, SOME) else scope["path_params"][doc.object]
         if not caller.may(doc.scope, name):
-            raise _denied(doc.scope, None if name == IN_BODY else name)
+            raise _denied(doc.scope, None if name in (IN_BODY, SOME) else name)
         if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
@@ -207,10 +219,18 @@ class Auth:
             return exc
         return None
 
-    async def _caller(self, scope: Any) -> Caller:
-        """Return the caller of the request's token or raise 401. For an unknown token, read the list again."""
-        arrived = time.monotonic()
+    async def _caller(self, scope: Any, doc: Doc) -> Caller:
+        """Return the caller of the request's token or session, or raise 401."""
         credential = _shown(scope)
+        if credential is None and doc.console and self.session_of is not None:
+            credential = await self.session_of(scope)
+        caller = await self.authenticate(scope, credential)
+        scope["trunkline_credential"] = credential
+        return caller
+
+    async def authenticate(self, scope: Any, credential: Credential | None) -> Caller:
+        """Return the caller with this token or raise 401. For an unknown token, read the list again."""
+        arrived = time.monotonic()
         try:
             caller = self._check(credential)
         except Problem:
@@ -224,7 +244,6 @@ class Auth:
                 if credential is not None:
                     await self._report(scope, exc.error, credential)
                 raise
-        scope["trunkline_credential"] = credential
         return caller
 
     def _check(self, credential: Credential | None) -> Caller:
@@ -250,6 +269,15 @@ class Auth:
             await self._read()
         elif age > _FRESH_SECONDS:
             self._start_reading()
+
+    async def _refresh_if_possible(self) -> None:
+        """Refresh, or continue with the last list: without a database there is nothing to show, and nothing was revoked."""
+        try:
+            async with asyncio.timeout(_CONSOLE_SECONDS):
+                await self._refresh()
+        except (TrunklineError, TimeoutError):
+            if self._read_at == float("-inf"):
+                raise DatabaseUnavailable("the database does not respond") from None
 
     async def _read(self) -> None:
         """Read the token list, or join a read in progress. Raises if the database does not respond."""
@@ -333,7 +361,12 @@ def _shown(scope: Any) -> Credential | None:
     found = [value for key, value in scope["headers"] if key == b"authorization"]
     if len(found) != 1 or found[0][:7].lower() != b"bearer ":
         return None
-    match = _TOKEN.fullmatch(found[0][7:].strip().decode("latin-1"))
+    return credential_of(found[0][7:].strip().decode("latin-1"))
+
+
+def credential_of(text: str) -> Credential:
+    """Return the id and digest of a token in its secret form."""
+    match = _TOKEN.fullmatch(text)
     return Credential(match[1] if match else None, tokens.digest(match[2] if match else _NOBODY))
 
 

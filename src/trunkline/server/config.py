@@ -67,6 +67,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     require_token: bool | None = None
     """Reject requests without a token. None: once a token exists. Without tokens every request has all rights, so the
     server listens on loopback only."""
+    console: bool = True
+    """Serve the web console at /console."""
+    console_url: str | None = None
+    """Address of the server as browsers see it behind a proxy, such as https://ops.example/queue: links begin with its
+    path."""
+    tls: bool = False
+    """The server has a certificate, so cookies are sent over TLS only."""
     access_log: bool = False
     drain_seconds: float = 10.0
 

@@ -32,6 +32,7 @@ _WORDS = {
     201: "Created.",
     204: "Done; no content.",
     302: "See the header Location.",
+    303: "See the header Location.",
     400: "The request is not valid.",
     401: "The token is missing or not valid.",
     403: "The token lacks the required scope.",
@@ -89,8 +90,11 @@ def build(app: Litestar, api: str | None = None, root: str = "") -> dict[str, An
     }
 
 
-def routes(app: Litestar, api: str | None = None) -> list[tuple[str, str, HTTPRouteHandler]]:
-    """Return path, method and handler of every route of an API. The paths of another system's begin below its prefix."""
+def routes(app: Litestar, api: str | None = None, *, console: bool = False) -> list[tuple[str, str, HTTPRouteHandler]]:
+    """Return path, method and handler of every route of an API. The paths of another system's begin below its prefix.
+
+    `console`: those of the web console instead, which is no API.
+    """
     prefix = "" if api is None else f"/compat/{api}"
     found = []
     for route in app.routes:
@@ -100,7 +104,8 @@ def routes(app: Litestar, api: str | None = None) -> list[tuple[str, str, HTTPRo
             continue
         for handler in route.route_handlers:
             path = route.path.removeprefix(prefix)
-            found += [(path, str(method), handler) for method in handler.http_methods if "doc" in handler.opt]
+            if "doc" in handler.opt and handler.opt["doc"].console is console:
+                found += [(path, str(method), handler) for method in handler.http_methods]
     return sorted(found, key=lambda row: (row[0], row[1]))
 
 

@@ -12,7 +12,7 @@ from trunkline.server.query import Param
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Scope = str
-"""One of public, publish, consume, read, admin."""
+"""One of public, publish, consume, view, read, operate, admin."""
 
 
 class Doc(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,8 @@ class Doc(msgspec.Struct, frozen=True, kw_only=True):
     """Record calls in the audit log; "body": the route does so itself (`Request.audit`) after reading the name."""
     reads: bool = False
     """Reads, claims or counts messages: see `limits.Limits.reads`."""
+    console: bool = False
+    """A page or action of the console: a session's cookie is accepted as well as a token."""
 
 
 def route(method: Method, path: str | list[str], doc: Doc) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:

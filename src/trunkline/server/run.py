@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trunkline.server import json_logs
 from trunkline.server.config import STOP_SIGNAL, Config
 from trunkline.server.listen import check_address
@@ -52,7 +54,7 @@ def serve(
             super().shutdown(exit_code)  # type: ignore[no-untyped-call]
 
     check_address(config.host, tokens=bool(config.require_token))
-    config.to_environment()
+    msgspec.structs.replace(config, tls=tls_cert is not None).to_environment()
     json_logs.set_up()
     shared: str | None = None
     workers = config.workers * len(ports)

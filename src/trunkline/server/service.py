@@ -20,6 +20,7 @@ from trunkline.errors import DatabaseUnavailable
 from trunkline.server.auth import Auth
 from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.console.state import Console
 from trunkline.server.limits import LimitedPool
 from trunkline.server.long_poll import LongPoll
 from trunkline.server.metrics import Metrics
@@ -47,6 +48,7 @@ class Service:
         self.topic_tails = TopicTails(self.mq, config.max_response_bytes)
         self.metrics = Metrics()
         self.auth = Auth(config, self.mq, self.metrics.refused)
+        self.console = Console(config, self.mq, self.auth) if config.console else None
         self.timeouts = TimeoutGroup(config.body_seconds)
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
@@ -124,6 +126,8 @@ class Service:
         self.stopping.set()
         self.long_poll.dismiss()
         self.topic_tails.ring()
+        if self.console is not None:
+            self.console.close()
 
     async def drain(self) -> None:
         """Stop, and give requests in flight time to finish."""

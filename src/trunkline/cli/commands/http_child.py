@@ -24,7 +24,7 @@ _LONGEST_PAUSE = 30.0
 
 
 def installed() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("granian", "litestar", "prometheus_client"))
+    return all(importlib.util.find_spec(name) for name in ("granian", "jinja2", "litestar", "prometheus_client"))
 
 
 class HttpService:
@@ -33,6 +33,7 @@ class HttpService:
     def __init__(self, database_url: str, ports: Ports) -> None:
         self.url = f"http://{_HOST}:{ports.http}"
         self.compat_ports = ports.compat
+        self.console = ports.console
         self._database_url = database_url
         self._ports = ports
         self._process: asyncio.subprocess.Process | None = None
@@ -44,6 +45,7 @@ class HttpService:
             *(sys.executable, "-P", "-m", "trunkline", "serve", "--no-upkeep"),
             *("--host", _HOST, "--port", str(self._ports.http), "--parent", str(os.getpid())),
             *(() if self._ports.metrics is None else ("--metrics-port", str(self._ports.metrics))),
+            *(() if self._ports.console else ("--no-console",)),
             *(word for name, port in self._ports.compat for word in ("--compat-port", f"{name}={port}")),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr,

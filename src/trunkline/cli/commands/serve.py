@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import click
@@ -54,6 +55,12 @@ from trunkline.settings import Settings
     default=30,
     help="Maximum time in seconds that a request may wait for messages.",
 )
+@click.option("--console/--no-console", default=True, help="Serve the web console at /console.")
+@click.option(
+    "--console-url",
+    metavar="URL",
+    help="Address of the server as browsers see it behind a proxy, or only its path, such as /queue.",
+)
 @click.option("--access-log", is_flag=True, help="Log each request.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate file.")
 @click.option("--parent", type=Count(1), hidden=True, help="Process to end with.")
@@ -75,6 +82,8 @@ def command(
     metrics_port: int | None,
     max_pull: int,
     max_publishing: int,
+    console: bool,
+    console_url: str | None,
     access_log: bool,
     parent: int | None,
     tls_cert: Path | None,
@@ -101,6 +110,10 @@ def command(
         end_with(parent)
     if (tls_cert is None) != (tls_key is None):
         raise SettingsError("--tls-cert requires --tls-key and vice versa", hint="Specify both or neither.")
+    if console_url is not None and not re.fullmatch(r"(https?://[^/?#\s]+)?(/[^?#\s]*)?", console_url):
+        raise SettingsError(
+            f"--console-url must be a URL or a path, got {console_url!r}", hint="Write https://ops.example/queue."
+        )
     settings = Settings.load({"database_url": database_url, "data": data, "port": port})
     url = conninfo(settings)
     tokens = require_token
@@ -112,6 +125,9 @@ def command(
     with reserved_ports(host, settings.port, compat_ports) as ports:
         if settings.port == 0:
             say(f"Serving http://{host}:{ports.http}")
+        if console:
+            scheme = "http" if tls_cert is None else "https"
+            say(f"The console is at {console_address(console_url, f'{scheme}://{host}:{ports.http}')}")
         for name, number in ports.compat:
             say(f"Serving the API of {name} on http://{host}:{number}")
         serve(
@@ -129,11 +145,20 @@ def command(
                 metrics_port=metrics_port,
                 max_pull=max_pull,
                 max_publishing=max_publishing,
+                console=console,
+                console_url=console_url,
                 access_log=access_log,
             ),
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
+
+
+def console_address(public: str | None, own: str) -> str:
+    """Return the address of the console as a person types it."""
+    if public is None:
+        return f"{own}/console"
+    return f"{public.rstrip('/')}/console" if "://" in public else f"{own}{public.rstrip('/')}/console"
 
 
 async def _has_tokens(url: str, source: str | None) -> bool:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 command = CommandGroup(
     "token",
-    help="Manage tokens of the HTTP API. A scope is publish, consume, read or admin, a colon, and a topic or queue name "
-    "in which * matches any characters.",
+    help="Manage tokens of the HTTP API and the console. A scope is publish, consume, view, read, operate or admin, a "
+    "colon, and a topic or queue name in which * matches any characters.",
 )
 _TOKENS = (
     Column("token", "name", whole=True),

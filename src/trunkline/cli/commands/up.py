@@ -58,6 +58,7 @@ A tour of 60 seconds; paste it into psql:
 @click.option("--port", metavar="N", help="HTTP port on 127.0.0.1; 0 for a free one.  [default: 8080]")
 @compat_port_option
 @click.option("--no-http", is_flag=True, help="Do not serve HTTP.")
+@click.option("--no-console", is_flag=True, help="Do not serve the web console.")
 @click.option("--pg-port", metavar="M", help="Port of the embedded Postgres.  [default: a free one]")
 @click.option("--database-url", metavar="URL", help="Server to use instead of the embedded one.")
 @click.option("--push-allow", metavar="NETWORK,...", help="Networks that webhooks may reach besides the public internet.")
@@ -65,7 +66,13 @@ A tour of 60 seconds; paste it into psql:
 @click.option(
     "--metrics-port", type=Count(1, 65535), help="Additional port on 127.0.0.1 that serves metrics without a token."
 )
-def command(no_http: bool, metrics_port: int | None, compat_ports: tuple[tuple[str, int], ...], **flags: str | None) -> None:
+def command(
+    no_http: bool,
+    no_console: bool,
+    metrics_port: int | None,
+    compat_ports: tuple[tuple[str, int], ...],
+    **flags: str | None,
+) -> None:
     """Start everything in the foreground: Postgres, the schema, upkeep, HTTP and webhooks.
 
     Installs or upgrades the schema, runs upkeep, serves HTTP on 127.0.0.1 (unless --no-http) and sends webhooks like
@@ -84,7 +91,7 @@ def command(no_http: bool, metrics_port: int | None, compat_ports: tuple[tuple[s
     if not _push_installed():
         click.echo("Webhooks are disabled: push is not installed (pip install 'trunkline[push]').", err=True)
     with nullcontext() if no_http else _http_ports(settings, compat_ports) as ports:
-        asyncio.run(_up(settings, None if ports is None else ports._replace(metrics=metrics_port)))
+        asyncio.run(_up(settings, None if ports is None else ports._replace(metrics=metrics_port, console=not no_console)))
 
 
 def _http_ports(settings: Settings, compat: tuple[tuple[str, int], ...]) -> AbstractContextManager[Ports | None]:
@@ -159,6 +166,8 @@ async def _serve(
         click.echo(f"Schema trunkline is at version {report.version}; upkeep is running.")
         click.echo(_COMMANDS.format(where=_where_commands_run(settings, server)))
         if http is not None:
+            if http.console:
+                click.echo(f"The console is at {http.url}/console\n")
             click.echo(_HTTP_TOUR.format(url=http.url))
             for name, port in http.compat_ports:
                 click.echo(f"The API of {name} is on http://127.0.0.1:{port}.\n")

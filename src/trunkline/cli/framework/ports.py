@@ -24,6 +24,8 @@ class Ports(NamedTuple):
     metrics: int | None = None
     compat: tuple[tuple[str, int], ...] = ()
     """APIs of other systems with a separate port."""
+    console: bool = True
+    """Serve the web console."""
 
 
 class CompatPort(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1

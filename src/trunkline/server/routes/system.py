@@ -65,11 +65,13 @@ async def schema(request: Request) -> Response:
 _PAGE = Doc(tag=TAG, scope="public", strict=False, responses={200: str}, media="text/html")
 
 
-@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, responses={302: None}, problems=(404,)))
+@route("GET", "/", Doc(tag=TAG, scope="public", strict=False, responses={302: None, 303: None}, problems=(404,)))
 async def root(request: Request) -> Response:
-    """Redirect a browser to the page of this API."""
+    """Redirect a browser to the console, or without one to the page of this API."""
     if not any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"]):
         raise no_route()
+    if request.service.console is not None:
+        return Response(b"", 303, None, {"location": f"{request.service.console.prefix}/console", "vary": "accept"})
     # relative: a proxy may serve this API below a path
     return Response(b"", 302, None, {"location": "docs", "vary": "accept"})
 

@@ -348,3 +348,61 @@ begin
     from trunkline._rollup_steps('group', g.subscription_id, p_since, p_step) x;
 end
 $$;
+
+-- Returns totals over all topics and queues per step, oldest first: messages per second published to topics
+-- and acked by queues, the median of the queues' median waits and their longest p99 in seconds, ready messages and
+-- dead letters (totals of the newest rollups of the step). p_since and p_step: 1 minute to 25 hours.
+create or replace function trunkline._total_rollups(p_since interval, p_step interval)
+returns table (at timestamptz, published_per_second float8, acked_per_second float8, wait_p50 float8, wait_p99 float8, ready bigint, dead bigint)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_from timestamptz;
+begin
+    perform trunkline._need_duration('since', p_since, '1 minute', '25 hours');
+    perform trunkline._need_duration('step', p_step, '1 minute', '25 hours');
+    v_from := date_bin(p_step, trunkline.clock() - p_since, 'epoch');
+    return query
+    with picked as (
+        select distinct on (x.kind, x.subject, date_bin(p_step, x.at, 'epoch')) date_bin(p_step, x.at, 'epoch') as step, x.kind, x.subject, x.at, x.head, x.acked,
+               x.wait_p50, x.wait_p99, x.ready, x.dead
+        from trunkline.rollups x where x.kind in ('topic', 'queue') and x.at >= v_from - greatest(p_step, interval '11 minutes')
+        order by x.kind, x.subject, date_bin(p_step, x.at, 'epoch'), x.at desc
+    ), pairs as (
+        select p.*, extract(epoch from p.at - lag(p.at) over w)::float8 as seconds, lag(p.head) over w as was_head, lag(p.acked) over w as was_acked
+        from picked p window w as (partition by p.kind, p.subject order by p.step)
+    )
+    select p.step, sum(trunkline._per_second(p.head, p.was_head, p.seconds)) filter (where p.kind = 'topic'),
+           sum(trunkline._per_second(p.acked, p.was_acked, p.seconds)) filter (where p.kind = 'queue'),
+           percentile_cont(0.5) within group (order by p.wait_p50), max(p.wait_p99), coalesce(sum(p.ready), 0)::bigint, coalesce(sum(p.dead), 0)::bigint
+    from pairs p where p.step >= v_from group by p.step order by p.step;
+end
+$$;
+
+-- Returns the messages published per second to each topic per step, by topic, oldest first. p_since and p_step:
+-- 1 minute to 25 hours.
+create or replace function trunkline._topic_rates(p_since interval, p_step interval)
+returns table (topic text, at timestamptz, published_per_second float8)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_from timestamptz;
+begin
+    perform trunkline._need_duration('since', p_since, '1 minute', '25 hours');
+    perform trunkline._need_duration('step', p_step, '1 minute', '25 hours');
+    v_from := date_bin(p_step, trunkline.clock() - p_since, 'epoch');
+    return query
+    with picked as (
+        select distinct on (x.subject, date_bin(p_step, x.at, 'epoch')) date_bin(p_step, x.at, 'epoch') as step, x.subject, x.at, x.head
+        from trunkline.rollups x where x.kind = 'topic' and x.at >= v_from - greatest(p_step, interval '11 minutes')
+        order by x.subject, date_bin(p_step, x.at, 'epoch'), x.at desc
+    ), pairs as (
+        select p.*, extract(epoch from p.at - lag(p.at) over w)::float8 as seconds, lag(p.head) over w as was_head
+        from picked p window w as (partition by p.subject order by p.step)
+    )
+    select t.name, p.step, trunkline._per_second(p.head, p.was_head, p.seconds)
+    from pairs p join trunkline.topics t on t.topic_id = p.subject where p.step >= v_from order by t.name, p.step;
+end
+$$;

@@ -14,10 +14,10 @@ begin
                                 'Use scopes such as publish:orders.* or admin:*.');
     end if;
     select s into v_bad from unnest(p_scopes) s
-    where s is null or s !~ '^(publish|consume|read|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
+    where s is null or s !~ '^(publish|consume|view|read|operate|admin):[A-Za-z0-9._*-]{1,200}$' limit 1;
     if found then
         perform trunkline._fail('TL001', format('scope must have the form right:name, got %s', trunkline._quoted(v_bad, 220)),
-                                'Write publish, consume, read or admin, a colon, and a name in which * matches any characters.');
+                                'Write publish, consume, view, read, operate or admin, a colon, and a name in which * matches any characters.');
     end if;
 end
 $$;
@@ -159,4 +159,62 @@ as $$
                case when h.audit_id = n.audit_id then h.hash end, h.audit_id = n.audit_id
         from (select audit_id, hash from trunkline.audit order by audit_id desc limit 1) n full join trunkline.audit_head h on true) x
     where x.hash is distinct from x.due or x.follows is not true
+$$;
+
+-- Opens a session of the console for a token and returns its row. Deletes up to 100 expired sessions. p_lasts:
+-- how long it is valid. Raises TL001 unless that is 1 minute to 30 days.
+create or replace function trunkline._open_session(p_hash bytea, p_token_id text, p_secret_hash bytea, p_lasts interval, p_address text, p_agent text)
+returns trunkline.sessions
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+    v_row trunkline.sessions;
+begin
+    perform trunkline._need_duration('lasts', p_lasts, '1 minute', '30 days');
+    delete from trunkline.sessions
+    where hash in (select s.hash from trunkline.sessions s where s.expires_at <= v_now order by s.expires_at limit 100 for update skip locked);
+    insert into trunkline.sessions (hash, token_id, secret_hash, created_at, seen_at, expires_at, address, agent)
+    values (p_hash, p_token_id, p_secret_hash, v_now, v_now, v_now + p_lasts, p_address, left(p_agent, 200))
+    returning * into v_row;
+    return v_row;
+end
+$$;
+
+-- Returns the session with this hash, unless it has expired. Notes at most once a minute that it was seen.
+create or replace function trunkline._use_session(p_hash bytea) returns setof trunkline.sessions
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := trunkline.clock();
+begin
+    if not pg_is_in_recovery() then
+        update trunkline.sessions set seen_at = v_now where hash = p_hash and seen_at < v_now - interval '1 minute';
+    end if;
+    return query select * from trunkline.sessions where hash = p_hash and expires_at > v_now;
+end
+$$;
+
+-- Ends a session; returns true if it existed.
+create or replace function trunkline._end_session(p_hash bytea) returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $$ with gone as (delete from trunkline.sessions where hash = p_hash returning 1) select exists (select from gone) $$;
+
+-- Ends all sessions of a token; returns how many.
+create or replace function trunkline._end_sessions(p_token_id text) returns int
+language sql
+set search_path = pg_catalog, pg_temp
+as $$ with gone as (delete from trunkline.sessions where token_id = p_token_id returning 1) select count(*)::int from gone $$;
+
+-- Returns the open sessions with the name of their token, the one seen last first.
+create or replace function trunkline._list_sessions() returns table (name text, created_at timestamptz, seen_at timestamptz, expires_at timestamptz, address text, agent text)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.name, s.created_at, s.seen_at, s.expires_at, s.address, s.agent
+    from trunkline.sessions s join trunkline.tokens t using (token_id)
+    where s.expires_at > trunkline.clock() order by s.seen_at desc, s.hash
 $$;

@@ -1,0 +1,1 @@
+"""The web console: pages made on the server. See README.md for how to add one."""

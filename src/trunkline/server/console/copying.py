@@ -1,0 +1,99 @@
+"""Copy-as texts: the same thing by curl, the command line, SQL, Python and as a test. Each text runs as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+Copies = list[tuple[str, str]]
+_SERVER = "http://localhost:8080"
+
+
+def sql_text(value: Any) -> str:
+    """Return a value as an SQL literal."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    quoted = text.replace("'", "''")
+    return f"E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in text else f"'{quoted}'"
+
+
+def curl(method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> str:
+    """Return a curl command. `path`: already quoted. A token is added where the server wants one."""
+    address = f"{_SERVER}{path}" + (f"?{urlencode(query)}" if query else "")
+    words = ["curl"]
+    if method != "GET":
+        words += ["-X", method]
+    words.append(shlex.quote(address))
+    if body is not None:
+        words += ["-d", shlex.quote(msgspec.json.encode(body).decode())]
+    return " ".join(words)
+
+
+def command(*words: str) -> str:
+    """Return a trunkline command."""
+    return " ".join(["trunkline", *(shlex.quote(word) for word in words)])
+
+
+def python(*lines: str) -> str:
+    """Return a program that runs these lines with a client."""
+    body = "\n".join(f"        {line}" for line in lines)
+    return (
+        "import asyncio\nimport os\n\nimport trunkline\n\n\nasync def main() -> None:\n"
+        '    async with trunkline.Client(os.environ["TRUNKLINE_DATABASE_URL"]) as mq:\n'
+        f"{body}\n\n\nasyncio.run(main())"
+    )
+
+
+def call(function: str, *arguments: Any) -> str:
+    """Return a call of a function that returns rows."""
+    return f"select * from trunkline.{function}({', '.join(sql_text(value) for value in arguments)});"  # noqa: S608  quoted
+
+
+def pytest_fixture(queue: str, payload: bytes, headers: Mapping[str, Any] | None = None) -> str:
+    """Return a test with a message as its fixture: enqueued, and claimed again unchanged."""
+    return (
+        "import os\n\nimport trunkline\n\n"
+        f"PAYLOAD = {payload!r}\nHEADERS = {dict(headers or {})!r}\n\n\n"
+        "async def test_this_message() -> None:\n"
+        '    async with trunkline.Client(os.environ["TRUNKLINE_DATABASE_URL"]) as mq:\n'
+        f"        await mq.enqueue({queue!r}, PAYLOAD, headers=HEADERS or None)\n"
+        f"        for delivery in await mq.claim({queue!r}):\n"
+        "            assert delivery.payload == PAYLOAD\n"
+        "            await mq.ack([delivery.receipt])"
+    )
+
+
+def stats() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/stats")),
+        ("trunkline", command("top", "--once")),
+        ("SQL", "\n".join(call(name) for name in ("topic_stats", "group_stats", "queue_stats"))),
+        ("Python", python("print(await mq.stats())")),
+    ]
+
+
+def topics() -> Copies:
+    return [
+        ("curl", curl("GET", "/v1/topics")),
+        ("trunkline", command("topic", "list")),
+        ("SQL", call("list_topics")),
+        ("Python", python("print(await mq.topics.list())")),
+    ]
+
+
+def topic(name: str) -> Copies:
+    return [
+        ("curl", curl("GET", f"/v1/topics/{quote(name)}")),
+        ("trunkline", command("topic", "show", name)),
+        ("SQL", f"{call('get_topic', name)}\n{call('topic_stats', name)}\n{call('group_stats', name)}"),
+        ("Python", python(f"print(await mq.topics.get({name!r}))")),
+    ]
