@@ -58,8 +58,8 @@ async def delivered(mq: Messaging, queue: str, **options: Any) -> ClaimedMessage
 
 
 async def test_topic_settings(mq: Messaging, name: str) -> None:
-    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**9, max_payload=1000)
-    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**9)
+    made = await mq.topics.create(name, partitions=2, retention="90m", retention_bytes=10**10, max_payload=1000)
+    assert (made.name, made.partitions, made.retention, made.retention_bytes) == (name, 2, timedelta(minutes=90), 10**10)
     assert made.hard_retention is None
     with pytest.raises(errors.AlreadyExists):
         await mq.topics.create(name)
