@@ -18,7 +18,8 @@ from tests.push.receivers import Receiver, Seen, receiving
 from trunkline.errors import SettingsError
 from trunkline.push.egress import Blocked, Guard
 from trunkline.push.outcomes import Answer
-from trunkline.push.requests import Sender, trial
+from trunkline.push.request import trial
+from trunkline.push.sender import Sender
 
 SECRET = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 

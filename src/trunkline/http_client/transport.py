@@ -11,8 +11,10 @@ import msgspec
 
 from trunkline import errors, telemetry
 from trunkline.errors import DatabaseUnavailable, LeaseLost, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
+from trunkline.wire import from_view, view
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 PAGE = 1000
 CONNECT_SECONDS = 2.0
 _QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
@@ -95,6 +97,25 @@ class Transport:
         content = None if body is None else msgspec.json.encode(given(**body))
         response = await self.send(method, path, content, query)
         return msgspec.json.decode(response.content, type=kind) if response.content else None
+
+    async def record(
+        self, method: str, path: str, kind: type[R], body: Any = None, *, query: Mapping[str, Any] | None = None
+    ) -> R:
+        """Send a request and return the record in its response."""
+        return from_view(kind, await self.ask(method, path, body, query=query, kind=view(kind)))
+
+    async def records(
+        self,
+        path: str,
+        kind: type[R],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
+    ) -> list[R]:
+        """Return all records of a list, or `limit` records after a name, reading it page by page."""
+        rows = await self.every(path, view(kind), after=after, limit=limit, **query)
+        return [from_view(kind, row) for row in rows]
 
     async def every(
         self,

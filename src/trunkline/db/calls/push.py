@@ -173,7 +173,7 @@ async def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -202,8 +202,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-async def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return await fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+async def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return await fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 async def leave_dispatch(conn: Connection, dispatcher: str) -> None:

@@ -30,8 +30,9 @@ from trunkline.server.pages import html_page
 from trunkline.server.params import FORCE, Param
 from trunkline.server.problems import Malformed, Problem, message_not_found
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Health, Page, page, seconds
+from trunkline.server.views import Health, Page, page
 from trunkline.types import Delivery, NewMessage, Queue, QueueStats, Result, Subscription, Topic
+from trunkline.wire import seconds
 
 PREFIX = "/compat/psqlqueue"
 _TEXT = "text/plain; charset=utf-8"

@@ -22,8 +22,9 @@ from trunkline.server.claiming import CONSUMER, settle
 from trunkline.server.fields import span
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import DeliveryView, delivery_view
+from trunkline.server.views import delivery_view
 from trunkline.types import Result
+from trunkline.wire import DeliveryView
 
 TAG = "claims"
 Lease = Annotated[float, Meta(ge=0, le=1_000_000, description="1 second to 12 hours.")]

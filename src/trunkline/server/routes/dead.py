@@ -14,7 +14,8 @@ from trunkline.server.call import Answer, Call, answer
 from trunkline.server.fields import Name
 from trunkline.server.params import Param
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import DeadLetterView, dead_view
+from trunkline.server.views import dead_view
+from trunkline.wire import DeadLetterView
 
 TAG = "dead letters"
 

@@ -12,10 +12,10 @@ import msgspec
 from litestar.params import FromPath
 from litestar.response import Stream
 
-from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
+from trunkline.client.batches import Batch, DatabaseCommits
 from trunkline.db import calls
 from trunkline.errors import TrunklineError
+from trunkline.runtime.names import consumer_name
 from trunkline.server.call import Call
 from trunkline.server.params import Param
 from trunkline.server.problems import Problem, from_error
@@ -232,7 +232,9 @@ class _GroupStream:
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,
-                lambda **fields: Batch(runtime, self._topic, self._group, lease=self._lease, **fields),
+                lambda **fields: Batch(
+                    DatabaseCommits(runtime), self._topic, self._group, member=self._member, lease=self._lease, **fields
+                ),
                 self._topic,
                 self._group,
                 member=self._member,

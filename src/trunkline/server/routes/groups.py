@@ -10,20 +10,22 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
-from trunkline.client.batches import Batch
-from trunkline.client.consuming import consumer_name
+from trunkline.client.batches import Batch, DatabaseCommits
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists, GroupNotFound
+from trunkline.runtime.names import consumer_name
 from trunkline.server.call import Answer, Call, answer, nothing
 from trunkline.server.fields import Name, Offset, name_fault, refuse
 from trunkline.server.params import AFTER, ENSURE, LIMIT, OFFSET
 from trunkline.server.problems import Problem, invalid
 from trunkline.server.routes.claims import Lease
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import GroupView, MessageView, Page, message_view, page
+from trunkline.server.views import Page, message_view, page
 from trunkline.server.waiting import retry_until, until_gone
-from trunkline.types import GroupStats
+from trunkline.types import Group, GroupStats
+from trunkline.wire import MessageView, to_view, view
 
+GroupView = view(Group)
 TAG = "groups"
 Place = Annotated[str, Meta(min_length=1, max_length=100)]
 
@@ -61,11 +63,11 @@ async def create_group(request: Call, topic: FromPath[str]) -> Answer:
     assert body.name is not None  # noqa: S101
     reads: dict[str, Any] = {"start": body.start, "pattern": body.pattern, "headers": body.headers}
     try:
-        return answer(GroupView.of(await request.mq.groups.create(topic, body.name, **reads)), 201)
+        return answer(to_view(await request.mq.groups.create(topic, body.name, **reads)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(GroupView.of(await request.mq.groups.ensure(topic, body.name, **reads)))
+    return answer(to_view(await request.mq.groups.ensure(topic, body.name, **reads)))
 
 
 @route(
@@ -84,7 +86,7 @@ async def list_groups(request: Call, topic: FromPath[str]) -> Answer:
     """List the groups of a topic by name, 100 per page by default."""
     query = request.query()
     await request.mq.topics.get(topic)
-    return answer(page([GroupView.of(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
+    return answer(page([to_view(row) for row in await request.mq.groups.list(topic, after=query["after"])], query))
 
 
 class GroupStatsView(msgspec.Struct, frozen=True):
@@ -170,7 +172,7 @@ async def fetch(request: Call, topic: FromPath[str], group: FromPath[str]) -> An
         async with runtime.connection() as conn:
             return await calls.fetch(
                 conn,
-                lambda **fields: Batch(runtime, topic, group, lease=lease, **fields),
+                lambda **fields: Batch(DatabaseCommits(runtime), topic, group, member=member, lease=lease, **fields),
                 topic,
                 group,
                 member=member,

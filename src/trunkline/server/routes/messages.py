@@ -23,8 +23,9 @@ from trunkline.server.params import LARGEST, PARTITION, WAIT, Param
 from trunkline.server.problems import invalid, message_not_found
 from trunkline.server.routing import Doc, route
 from trunkline.server.streams import LineStream
-from trunkline.server.views import MessageView, PublishedView, message_view
+from trunkline.server.views import PublishedView, message_view
 from trunkline.server.waiting import retry_until, until_gone
+from trunkline.wire import MessageView
 
 TAG = "messages"
 

@@ -8,56 +8,23 @@ import msgspec
 from litestar.params import FromPath
 
 from trunkline.errors import AlreadyExists
+from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.server import budget
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
+from trunkline.server.fields import name_fault, refuse
 from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, Param
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import MessageView, Page, QueueView, message_view, page
-from trunkline.types import QueueStats
+from trunkline.server.views import Page, page, waiting_view
+from trunkline.types import Queue, QueueStats
+from trunkline.wire import WaitingView, settings_type, to_settings, to_view, view
 
 TAG = "queues"
 
 
-class QueueSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Queue settings. `ttl_seconds` and `history_seconds` of 0 disable them."""
-
-    lease_seconds: Span | None = None
-    ttl_seconds: Span | None = None
-    delivery_delay_seconds: Span | None = None
-    max_attempts: Count | None = None
-    backoff_base_seconds: Span | None = None
-    backoff_factor: float | None = None
-    backoff_cap_seconds: Span | None = None
-    backoff_jitter: float | None = None
-    history_seconds: Span | None = None
-    retention_seconds: Span | None = None
-    max_payload: Count | None = None
-
-    def changes(self) -> dict[str, Any]:
-        return given(
-            lease=span(self.lease_seconds),
-            ttl=span(self.ttl_seconds),
-            delivery_delay=span(self.delivery_delay_seconds),
-            max_attempts=self.max_attempts,
-            backoff_base=span(self.backoff_base_seconds),
-            backoff_factor=self.backoff_factor,
-            backoff_cap=span(self.backoff_cap_seconds),
-            backoff_jitter=self.backoff_jitter,
-            history=span(self.history_seconds),
-            retention=span(self.retention_seconds),
-            max_payload=self.max_payload,
-        )
-
-
-class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
-    """A queue to create. Every setting has a default; the last three cannot be changed later."""
-
-    name: str | None = None
-    ordered: bool | None = None
-    partitions: Count | None = None
-    priorities: Count | None = None
+QueueView = view(Queue)
+ChangedQueue = settings_type(QueueSettings, "QueueSettings")
+NewQueue = settings_type(NewQueueSettings, "NewQueue", named=True)
 
 
 @route(
@@ -77,17 +44,16 @@ class NewQueue(QueueSettings, kw_only=True, forbid_unknown_fields=True):
 async def create_queue(request: Call) -> Answer:
     """Create a queue. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
-    body = await request.read(NewQueue)
+    body: Any = await request.read(NewQueue)
     refuse(name=name_fault(body.name))
-    assert body.name is not None  # noqa: S101
     await request.allow(body.name)
-    settings = body.changes() | given(ordered=body.ordered, partitions=body.partitions, priorities=body.priorities)
+    settings = to_settings(NewQueueSettings, body)
     try:
-        return answer(QueueView.of(await request.mq.queues.create(body.name, **settings)), 201)
+        return answer(to_view(await request.mq.queues.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(QueueView.of(await request.mq.queues.ensure(body.name, **settings)))
+    return answer(to_view(await request.mq.queues.ensure(body.name, **settings)))
 
 
 @route(
@@ -96,7 +62,7 @@ async def create_queue(request: Call) -> Answer:
     Doc(
         tag=TAG,
         scope="admin",
-        body=QueueSettings,
+        body=ChangedQueue,
         answers={200: QueueView},
         problems=(400, 404, 409),
         object="queue",
@@ -106,8 +72,8 @@ async def create_queue(request: Call) -> Answer:
 async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Change the given settings."""
     request.query()
-    body = await request.read(QueueSettings)
-    return answer(QueueView.of(await request.mq.queues.alter(queue, **body.changes())))
+    body = await request.read(ChangedQueue)
+    return answer(to_view(await request.mq.queues.alter(queue, **to_settings(QueueSettings, body))))
 
 
 @route(
@@ -118,7 +84,7 @@ async def alter_queue(request: Call, queue: FromPath[str]) -> Answer:
 async def get_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Get one queue."""
     request.query()
-    return answer(QueueView.of(await request.mq.queues.get(queue)))
+    return answer(to_view(await request.mq.queues.get(queue)))
 
 
 @route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
@@ -126,7 +92,7 @@ async def list_queues(request: Call) -> Answer:
     """List queues by name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.queues.list(after=query["after"], names=query["name"] or None)
-    return answer(page([QueueView.of(row) for row in rows], query))
+    return answer(page([to_view(row) for row in rows], query))
 
 
 @route(
@@ -216,13 +182,6 @@ async def resume_queue(request: Call, queue: FromPath[str]) -> Answer:
     return nothing()
 
 
-class WaitingView(MessageView, frozen=True, kw_only=True):
-    topic: str | None
-    attempt: int
-    due_at: Any
-    error: str | None
-
-
 class Waiting(msgspec.Struct, frozen=True):
     data: list[WaitingView]
 
@@ -244,17 +203,7 @@ async def peek_queue(request: Call, queue: FromPath[str]) -> Answer:
     """Show the next messages without claiming them or counting an attempt."""
     limit = request.query()["limit"]
     rows = await budget.peek_queue(request.mq, queue, limit=limit, max_bytes=request.engine.config.max_response_bytes)
-    shown = [
-        WaitingView(
-            **msgspec.structs.asdict(message_view(row)),
-            topic=row.topic,
-            attempt=row.attempt,
-            due_at=row.due_at,
-            error=row.error,
-        )
-        for row in rows
-    ]
-    return answer(Waiting(shown))
+    return answer(Waiting([waiting_view(row) for row in rows]))
 
 
 ROUTES = [

@@ -18,8 +18,9 @@ from trunkline.server.fields import name_fault, refuse
 from trunkline.server.params import LIMIT, OFFSET, Param
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, ScheduleView, page
+from trunkline.server.views import Page, page, schedule_view
 from trunkline.types import Schedule
+from trunkline.wire import ScheduleView
 
 TAG = "schedules"
 
@@ -75,7 +76,7 @@ async def create_schedule(request: Call) -> Answer:
         timezone=body.timezone,
         catch_up=body.catch_up,
     )
-    return answer(ScheduleView.of(made), 201)
+    return answer(schedule_view(made), 201)
 
 
 async def _find(call: Call, name: str) -> Schedule:
@@ -89,14 +90,14 @@ async def _find(call: Call, name: str) -> Schedule:
 async def list_schedules(request: Call) -> Answer:
     """List schedules by name, 100 per page by default."""
     query = request.query()
-    return answer(page([ScheduleView.of(row) for row in await request.mq.schedules.list()], query))
+    return answer(page([schedule_view(row) for row in await request.mq.schedules.list()], query))
 
 
 @route("GET", "/schedules/{schedule:str}", Doc(tag=TAG, scope="read", answers={200: ScheduleView}, problems=(404,)))
 async def get_schedule(request: Call, schedule: FromPath[str]) -> Answer:
     """Get one schedule."""
     request.query()
-    return answer(ScheduleView.of(await _find(request, schedule)))
+    return answer(schedule_view(await _find(request, schedule)))
 
 
 _CHANGE: dict[str, Any] = {"tag": TAG, "scope": "admin", "answers": {204: None}, "problems": (404,), "audit": True}

@@ -17,8 +17,9 @@ from trunkline.server.fields import Offset
 from trunkline.server.limits import Limits, limited
 from trunkline.server.params import PARTITION, Param
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import MessageView, message_view
+from trunkline.server.views import message_view
 from trunkline.types import SearchRange, Selection
+from trunkline.wire import MessageView
 
 TAG = "search"
 _GRACE_SECONDS = 5.0

@@ -15,9 +15,11 @@ from trunkline.server.fields import name_fault, refuse
 from trunkline.server.params import LIMIT, OFFSET, Param
 from trunkline.server.problems import Problem, invalid
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, SubscriptionView, page
+from trunkline.server.views import Page, page
 from trunkline.types import Reader, Subscription
+from trunkline.wire import to_view, view
 
+SubscriptionView = view(Subscription)
 TAG = "subscriptions"
 _QUEUE = Param(name="queue", words="Queue of the subscription, if several queues have one of that name.")
 
@@ -64,7 +66,7 @@ async def create_subscription(request: Call) -> Answer:
     added = await request.mq.subscriptions.add(
         body.queue, body.topic, pattern=body.pattern, headers=body.headers, start=body.start, name=body.name
     )
-    return answer(SubscriptionView.of(added), 201)
+    return answer(to_view(added), 201)
 
 
 async def _find(call: Call, name: str, queue: str | None) -> Subscription:
@@ -86,7 +88,7 @@ async def _find(call: Call, name: str, queue: str | None) -> Subscription:
 )
 async def get_subscription(request: Call, subscription: FromPath[str]) -> Answer:
     """Get one subscription."""
-    return answer(SubscriptionView.of(await _find(request, subscription, request.query()["queue"])))
+    return answer(to_view(await _find(request, subscription, request.query()["queue"])))
 
 
 @route(
@@ -108,7 +110,7 @@ async def list_subscriptions(request: Call) -> Answer:
     """List subscriptions by queue and name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.subscriptions.list(query["queue"], query["topic"])
-    return answer(page([SubscriptionView.of(row) for row in rows], query))
+    return answer(page([to_view(row) for row in rows], query))
 
 
 @route(

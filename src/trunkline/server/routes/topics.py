@@ -9,41 +9,23 @@ from litestar.params import FromPath
 
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists
+from trunkline.resources import TopicSettings
 from trunkline.server.access import IN_BODY
 from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import Count, Span, given, name_fault, refuse, span
+from trunkline.server.fields import name_fault, refuse
 from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
 from trunkline.server.problems import invalid
 from trunkline.server.routing import Doc, route
-from trunkline.server.views import Page, TopicView, page
-from trunkline.types import TopicStats
+from trunkline.server.views import Page, page
+from trunkline.types import Topic, TopicStats
+from trunkline.wire import settings_type, to_settings, to_view, view
 
 TAG = "topics"
 
 
-class TopicSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Topic settings. Partitions can be added but not removed."""
-
-    partitions: Count | None = None
-    retention_seconds: Span | None = None
-    retention_bytes: Count | None = None
-    hard_retention_seconds: Span | None = None
-    max_payload: Count | None = None
-
-    def changes(self) -> dict[str, Any]:
-        return given(
-            partitions=self.partitions,
-            retention=span(self.retention_seconds),
-            retention_bytes=self.retention_bytes,
-            hard_retention=span(self.hard_retention_seconds),
-            max_payload=self.max_payload,
-        )
-
-
-class NewTopic(TopicSettings, kw_only=True, forbid_unknown_fields=True):
-    """A topic to create."""
-
-    name: str | None = None
+TopicView = view(Topic)
+ChangedTopic = settings_type(TopicSettings, "TopicSettings")
+NewTopic = settings_type(TopicSettings, "NewTopic", named=True)
 
 
 @route(
@@ -63,16 +45,16 @@ class NewTopic(TopicSettings, kw_only=True, forbid_unknown_fields=True):
 async def create_topic(request: Call) -> Answer:
     """Create a topic. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
-    body = await request.read(NewTopic)
+    body: Any = await request.read(NewTopic)
     refuse(name=name_fault(body.name))
-    assert body.name is not None  # noqa: S101
     await request.allow(body.name)
+    settings = to_settings(TopicSettings, body)
     try:
-        return answer(TopicView.of(await request.mq.topics.create(body.name, **body.changes())), 201)
+        return answer(to_view(await request.mq.topics.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(TopicView.of(await request.mq.topics.ensure(body.name, **body.changes())))
+    return answer(to_view(await request.mq.topics.ensure(body.name, **settings)))
 
 
 @route(
@@ -81,7 +63,7 @@ async def create_topic(request: Call) -> Answer:
     Doc(
         tag=TAG,
         scope="admin",
-        body=TopicSettings,
+        body=ChangedTopic,
         answers={200: TopicView},
         problems=(400, 404, 409),
         object="topic",
@@ -91,8 +73,8 @@ async def create_topic(request: Call) -> Answer:
 async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Change the given settings."""
     request.query()
-    body = await request.read(TopicSettings)
-    return answer(TopicView.of(await request.mq.topics.alter(topic, **body.changes())))
+    body = await request.read(ChangedTopic)
+    return answer(to_view(await request.mq.topics.alter(topic, **to_settings(TopicSettings, body))))
 
 
 @route(
@@ -103,7 +85,7 @@ async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
 async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
     """Get one topic."""
     request.query()
-    return answer(TopicView.of(await request.mq.topics.get(topic)))
+    return answer(to_view(await request.mq.topics.get(topic)))
 
 
 @route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
@@ -111,7 +93,7 @@ async def list_topics(request: Call) -> Answer:
     """List topics by name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.topics.list(after=query["after"], names=query["name"] or None)
-    return answer(page([TopicView.of(row) for row in rows], query))
+    return answer(page([to_view(row) for row in rows], query))
 
 
 @route(

@@ -174,7 +174,7 @@ def replay(
 # Dispatching
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint's state and settings for one dispatcher at time `now`. Times are in seconds from `now`."""
 
     now: datetime
@@ -203,8 +203,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tests: list[UUID] | None
 
 
-def dispatch_plan(conn: Connection, dispatcher: str) -> list[Planned]:
-    return fetch_records(conn, Planned, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
+def dispatch_plan(conn: Connection, dispatcher: str) -> list[EndpointPlan]:
+    return fetch_records(conn, EndpointPlan, "select * from trunkline.dispatch_plan(%b)", (dispatcher,))
 
 
 def leave_dispatch(conn: Connection, dispatcher: str) -> None:

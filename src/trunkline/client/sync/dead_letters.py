@@ -1,0 +1,88 @@
+# Written by tools/unasync.py from src/trunkline/client/dead_letters.py; change that file, not this one.
+"""Dead letters: list, redrive and purge them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+from trunkline.client.sync.resource import Resource
+from trunkline.db.sync import calls
+from trunkline.types import DeadLetter
+
+T = TypeVar("T")
+_STEP = 1000
+
+
+class DeadLetters(Resource):
+    """`client.dead`"""
+
+    @overload
+    def list(self, queue: str, *, after: int = 0, limit: int = 100, type: None = None) -> builtins.list[DeadLetter[Any]]: ...
+    @overload
+    def list(self, queue: str, *, after: int = 0, limit: int = 100, type: type[T]) -> builtins.list[DeadLetter[T]]: ...
+    def list(self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None) -> builtins.list[DeadLetter[Any]]:
+        """List dead letters, oldest first. For the next page pass the last `dead_id` as `after`."""
+        with self._reading() as conn:
+            return calls.list_dead_letters(conn, queue, after=after, limit=limit, type=type)
+
+    def get(self, queue: str, id: UUID) -> DeadLetter[Any]:
+        """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
+        with self._reading() as conn:
+            return calls.get_dead_letter(conn, queue, id)
+
+    def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        to: str | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Move dead letters back to the queue: all of them, those in `ids`, or the oldest `limit`.
+
+        Attempts start again from 1. `to` moves the messages to another queue. Runs in atomic steps of at most 1,000
+        messages, so it is safe to interrupt and repeat. Returns the number of messages moved.
+        """
+        total = 0
+        while limit is None or total < limit:
+            with self._writing() as conn:
+                step = calls.redrive(
+                    conn, queue, ids=ids, to=to, limit=_STEP if limit is None else min(_STEP, limit - total)
+                )
+            if step == 0:
+                break
+            total += step
+            if on_progress is not None:
+                on_progress(total)
+        if total:
+            self._session().wakeup.published("inbox", to or queue)
+        return total
+
+    def purge(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[UUID] | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Delete dead letters: all of them, those in `ids`, or the oldest `limit`.
+
+        Runs in steps of at most 1,000 messages. Returns the number of messages deleted.
+        """
+        total = 0
+        while limit is None or total < limit:
+            with self._writing() as conn:
+                step = calls.purge_dead_letters(
+                    conn, queue, ids=ids, limit=_STEP if limit is None else min(_STEP, limit - total)
+                )
+            if step == 0:
+                break
+            total += step
+            if on_progress is not None:
+                on_progress(total)
+        return total
