@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from trunkline.server.patience import Patience
+from trunkline.server.timeouts import TimeoutGroup
 
 
 def test_a_wait_ends_with_its_answer_or_with_its_time() -> None:
     async def main() -> None:
-        patience = Patience(0.05)
+        patience = TimeoutGroup(0.05)
 
         async def soon() -> int:
             await asyncio.sleep(0)
@@ -31,7 +31,7 @@ def test_a_wait_ends_with_its_answer_or_with_its_time() -> None:
 
 def test_a_task_that_is_cancelled_stays_so() -> None:
     async def main() -> None:
-        patience = Patience(30)
+        patience = TimeoutGroup(30)
         task = asyncio.create_task(patience.wait(asyncio.Event().wait))
         await asyncio.sleep(0)
         task.cancel()

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from trunkline.cron import in_words
-from trunkline.server.parsing import check_value
+from trunkline.server.bodies import check_value
 from trunkline.server.problems import Problem
 from trunkline.types import DeadLetter, Delivery, GroupStats, Message, QueueStats, Schedule, TopicStats, Waiting
 from trunkline.wire import DeadLetterView, DeliveryView, MessageView, ScheduleView, WaitingView

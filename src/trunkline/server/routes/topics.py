@@ -10,11 +10,12 @@ from litestar.params import FromPath
 from trunkline.db import calls
 from trunkline.errors import AlreadyExists
 from trunkline.resources import TopicSettings
-from trunkline.server.access import IN_BODY
-from trunkline.server.call import Answer, Call, answer, nothing
-from trunkline.server.fields import name_fault, refuse
-from trunkline.server.params import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
+from trunkline.server.auth import IN_BODY
+from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import Page, page
 from trunkline.types import Topic, TopicStats
@@ -37,12 +38,12 @@ NewTopic = settings_type(TopicSettings, "NewTopic", named=True)
         params=(ENSURE,),
         body=NewTopic,
         object=IN_BODY,
-        answers={201: TopicView, 200: TopicView},
+        responses={201: TopicView, 200: TopicView},
         problems=(400, 409),
         audit=True,
     ),
 )
-async def create_topic(request: Call) -> Answer:
+async def create_topic(request: Request) -> Response:
     """Create a topic. With `ensure`, update the given settings if it exists."""
     ensure = request.query()["ensure"]
     body: Any = await request.read(NewTopic)
@@ -50,11 +51,11 @@ async def create_topic(request: Call) -> Answer:
     await request.allow(body.name)
     settings = to_settings(TopicSettings, body)
     try:
-        return answer(to_view(await request.mq.topics.create(body.name, **settings)), 201)
+        return respond(to_view(await request.mq.topics.create(body.name, **settings)), 201)
     except AlreadyExists:
         if not ensure:
             raise
-    return answer(to_view(await request.mq.topics.ensure(body.name, **settings)))
+    return respond(to_view(await request.mq.topics.ensure(body.name, **settings)))
 
 
 @route(
@@ -64,36 +65,36 @@ async def create_topic(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         body=ChangedTopic,
-        answers={200: TopicView},
+        responses={200: TopicView},
         problems=(400, 404, 409),
         object="topic",
         audit=True,
     ),
 )
-async def alter_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def alter_topic(request: Request, topic: FromPath[str]) -> Response:
     """Change the given settings."""
     request.query()
     body = await request.read(ChangedTopic)
-    return answer(to_view(await request.mq.topics.alter(topic, **to_settings(TopicSettings, body))))
+    return respond(to_view(await request.mq.topics.alter(topic, **to_settings(TopicSettings, body))))
 
 
 @route(
     "GET",
     "/topics/{topic:str}",
-    Doc(tag=TAG, scope="read", answers={200: TopicView}, problems=(404,), object="topic"),
+    Doc(tag=TAG, scope="read", responses={200: TopicView}, problems=(404,), object="topic"),
 )
-async def get_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def get_topic(request: Request, topic: FromPath[str]) -> Response:
     """Get one topic."""
     request.query()
-    return answer(to_view(await request.mq.topics.get(topic)))
+    return respond(to_view(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), answers={200: Page}))
-async def list_topics(request: Call) -> Answer:
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), responses={200: Page}))
+async def list_topics(request: Request) -> Response:
     """List topics by name, 100 per page by default."""
     query = request.query()
     rows = await request.mq.topics.list(after=query["after"], names=query["name"] or None)
-    return answer(page([to_view(row) for row in rows], query))
+    return respond(page([to_view(row) for row in rows], query))
 
 
 @route(
@@ -103,13 +104,13 @@ async def list_topics(request: Call) -> Answer:
         tag=TAG,
         scope="admin",
         params=(FORCE,),
-        answers={204: None},
+        responses={204: None},
         problems=(404, 409),
         object="topic",
         audit=True,
     ),
 )
-async def delete_topic(request: Call, topic: FromPath[str]) -> Answer:
+async def delete_topic(request: Request, topic: FromPath[str]) -> Response:
     """Delete a topic with its messages. Refused while it has readers or schedules, unless forced."""
     await request.mq.topics.delete(topic, force=request.query()["force"])
     return nothing()
@@ -122,12 +123,12 @@ class TopicStatsView(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/topics/{topic:str}/stats",
-    Doc(tag=TAG, scope="read", answers={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
+    Doc(tag=TAG, scope="read", responses={200: TopicStatsView}, problems=(404,), object="topic", reads=True),
 )
-async def topic_stats(request: Call, topic: FromPath[str]) -> Answer:
+async def topic_stats(request: Request, topic: FromPath[str]) -> Response:
     """Get earliest offset, head, bytes and rate per partition."""
     request.query()
-    return answer(TopicStatsView(await request.mq.topics.stats(topic)))
+    return respond(TopicStatsView(await request.mq.topics.stats(topic)))
 
 
 class OffsetView(msgspec.Struct, frozen=True):
@@ -142,20 +143,20 @@ class OffsetView(msgspec.Struct, frozen=True):
         tag=TAG,
         scope="read",
         params=(PARTITION, Param(name="at", words="earliest, latest, or a time with a zone.", default="latest")),
-        answers={200: OffsetView},
+        responses={200: OffsetView},
         problems=(404, 416),
         object="topic",
         reads=True,
     ),
 )
-async def offset_at(request: Call, topic: FromPath[str]) -> Answer:
+async def offset_at(request: Request, topic: FromPath[str]) -> Response:
     """Find an offset: the first message at or after a time, or head + 1."""
     query = request.query()
     async with request.mq.session.reading(topic=topic) as conn:
         if query["partition"] >= (await calls.get_topic(conn, topic)).partitions:
             raise invalid(f"topic {topic} has no partition {query['partition']}")
         offset = await calls.offset_of(conn, topic, query["partition"], query["at"])
-    return answer(OffsetView(query["partition"], offset))
+    return respond(OffsetView(query["partition"], offset))
 
 
 ROUTES = [create_topic, alter_topic, get_topic, list_topics, delete_topic, topic_stats, offset_at]

@@ -14,10 +14,10 @@ import msgspec
 
 from trunkline.db.pool import Connection
 from trunkline.runtime.publisher import MAX_BYTES, MAX_MESSAGES, send
-from trunkline.server.call import Call
-from trunkline.server.envelopes import message_of
 from trunkline.server.limits import Limits, limited
+from trunkline.server.messages import message_of
 from trunkline.server.problems import Problem, body_timeout, invalid
+from trunkline.server.request import Request
 from trunkline.server.views import PublishedView
 from trunkline.types import NewMessage, Published
 
@@ -40,9 +40,9 @@ class Splitter:
         return [bytes(line) for line in whole if line.strip()]
 
 
-async def lines(call: Call) -> AsyncIterator[bytes]:
+async def lines(call: Request) -> AsyncIterator[bytes]:
     """Yield the lines of a body as they arrive, without blank ones."""
-    config = call.engine.config
+    config = call.service.config
     splitter = Splitter()
     async for part in call.parts(config.max_stream_body):
         for line in splitter.feed(part):
@@ -56,7 +56,7 @@ async def lines(call: Call) -> AsyncIterator[bytes]:
 class LineStream:
     """A request that publishes an NDJSON stream."""
 
-    def __init__(self, call: Call, kind: str, name: str, key: str | None, trace: str | None) -> None:
+    def __init__(self, call: Request, kind: str, name: str, key: str | None, trace: str | None) -> None:
         self._call = call
         self._kind = kind
         self._name = name
@@ -92,7 +92,7 @@ class LineStream:
             self._call.mq.session.wakeup.published(self._kind, self._name)
 
     def _read(self, line: bytes) -> NewMessage:
-        config = self._call.engine.config
+        config = self._call.service.config
         number, self.count = self.count, self.count + 1
         try:
             if number == config.max_stream:
@@ -108,22 +108,22 @@ class LineStream:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Connection]:
-        engine = self._call.engine
+        service = self._call.service
         try:
-            with engine.streaming(), limited(Limits(seconds=engine.config.stream_seconds + 1)):
-                async with asyncio.timeout(engine.config.stream_seconds), self._call.writing() as conn, conn.transaction():
+            with service.streaming(), limited(Limits(seconds=service.config.stream_seconds + 1)):
+                async with asyncio.timeout(service.config.stream_seconds), self._call.writing() as conn, conn.transaction():
                     yield conn
         except TimeoutError:
             raise body_timeout("the stream took too long; nothing was stored") from None
 
     async def _flush(self, conn: Connection) -> None:
-        with self._call.engine.publishing(self._size):
+        with self._call.service.publishing(self._size):
             self._keep(await send(conn, self._kind, self._name, self._batch))
 
     async def _store_at_once(self) -> None:
         mq = self._call.mq
         many = mq.publish_many if self._kind == "topic" else mq.enqueue_many
-        with self._call.engine.publishing(self._size):
+        with self._call.service.publishing(self._size):
             self._keep(await many(self._name, self._batch))
 
     def _keep(self, stored: list[Published]) -> None:

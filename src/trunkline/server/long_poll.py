@@ -13,9 +13,9 @@ from trunkline import Client, telemetry
 from trunkline.client.deliveries import Deliveries
 from trunkline.db.wakeup import Watch
 from trunkline.errors import Busy
-from trunkline.server.call import Call, ClientGone
 from trunkline.server.claiming import CONSUMER, TOGETHER, Claimer, Key, Part, own_copy
 from trunkline.server.problems import Problem, busy
+from trunkline.server.request import ClientGone, Request
 
 T = TypeVar("T")
 _TURN_SECONDS = 5.0
@@ -28,20 +28,20 @@ _BRIEF_SECONDS = 0.5
 class Waiter(Part):
     """A client waiting for deliveries of a queue."""
 
-    __slots__ = ("answer",)
+    __slots__ = ("result",)
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self.answer: asyncio.Future[Deliveries[Any]] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Deliveries[Any]] = asyncio.get_running_loop().create_future()
 
     def give(self, deliveries: Deliveries[Any]) -> None:
         if deliveries:
             super().give(deliveries)
-            self.answer.set_result(deliveries)
+            self.result.set_result(deliveries)
             self.gone = True
 
 
-class Line:
+class QueueWaiters:
     """Clients waiting with the same parameters. One claim at a time serves all of them."""
 
     def __init__(self, mq: Client, claimer: Claimer, key: Key) -> None:
@@ -77,7 +77,7 @@ class Line:
         while self._waiters:
             waiter = self._waiters.popitem()[0]
             waiter.gone = True
-            waiter.answer.cancel()
+            waiter.result.cancel()
         self.look()
 
     def _start(self) -> None:
@@ -97,8 +97,8 @@ class Line:
         except Exception as exc:
             while self._waiters:
                 waiter = self._waiters.popitem()[0]
-                if not waiter.answer.done():
-                    waiter.answer.set_exception(own_copy(exc))
+                if not waiter.result.done():
+                    waiter.result.set_exception(own_copy(exc))
         finally:
             self._mq.session.wakeup.unwatch(watch)
             self._task = self._watch = None
@@ -129,17 +129,17 @@ class Line:
             self.quiet = False
 
 
-class Lines:
+class LongPoll:
     """All lines of a worker."""
 
     def __init__(self, mq: Client, claimer: Claimer) -> None:
         self._mq = mq
         self._claimer = claimer
-        self._lines: dict[Key, Line] = {}
+        self._lines: dict[Key, QueueWaiters] = {}
 
     async def claim(
         self,
-        call: Call,
+        call: Request,
         queue: str,
         *,
         limit: int,
@@ -154,14 +154,14 @@ class Lines:
         line = self._lines.get(key)
         deliveries = Deliveries[Any]()
         if wait <= 0 or line is None or not line.quiet:
-            deliveries = await self._claim(call, key, Part(limit), max(wait, call.engine.config.lock_seconds))
+            deliveries = await self._claim(call, key, Part(limit), max(wait, call.service.config.lock_seconds))
         if not deliveries and wait > 0:
             deliveries = await self._wait(call, key, Waiter(limit), wait)
         if tracer is not None and deliveries:
             telemetry.claimed(tracer, queue, deliveries, began)
         return deliveries
 
-    async def _claim(self, call: Call, key: Key, part: Part, seconds: float) -> Deliveries[Any]:
+    async def _claim(self, call: Request, key: Key, part: Part, seconds: float) -> Deliveries[Any]:
         """Claim now, batched with other requests. If the request ends first, its deliveries are released."""
         future = self._claimer.offer(key, part)
         used = False
@@ -175,12 +175,12 @@ class Lines:
             if not used:
                 self._claimer.withdraw(part, future)
 
-    async def _claim_slowly(self, call: Call, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
+    async def _claim_slowly(self, call: Request, key: Key, future: asyncio.Future[Any], seconds: float) -> None:
         """Wait for a slow claim, while watching for a disconnect, an ended token and a stopping server."""
         gone = asyncio.create_task(disconnected(call))
-        stop = asyncio.create_task(call.engine.stopping.wait())
+        stop = asyncio.create_task(call.service.stopping.wait())
         try:
-            with call.engine.access.watch(call.scope) as ended:
+            with call.service.auth.watch(call.scope) as ended:
                 first = (future, gone, stop, ended)
                 await asyncio.wait(first, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
                 _check_still_there(gone, ended)
@@ -196,30 +196,30 @@ class Lines:
             gone.cancel()
             stop.cancel()
 
-    async def _wait(self, call: Call, key: Key, waiter: Waiter, seconds: float) -> Deliveries[Any]:
+    async def _wait(self, call: Request, key: Key, waiter: Waiter, seconds: float) -> Deliveries[Any]:
         line = self._lines.get(key)
         if line is None:
             self._lines = {known: other for known, other in self._lines.items() if not other.idle}
-            line = self._lines[key] = Line(self._mq, self._claimer, key)
+            line = self._lines[key] = QueueWaiters(self._mq, self._claimer, key)
         line.add(waiter)
         gone = asyncio.ensure_future(disconnected(call))
         used = False
         try:
-            with call.engine.access.watch(call.scope) as ended:
-                if not call.engine.stopping.is_set():
-                    first = (waiter.answer, gone, ended)
+            with call.service.auth.watch(call.scope) as ended:
+                if not call.service.stopping.is_set():
+                    first = (waiter.result, gone, ended)
                     await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 _check_still_there(gone, ended)
             used = True
             # cancelled: the server is stopping
-            over = waiter.answer.cancelled() or not waiter.answer.done()
-            return Deliveries[Any]() if over else waiter.answer.result()
+            over = waiter.result.cancelled() or not waiter.result.done()
+            return Deliveries[Any]() if over else waiter.result.result()
         finally:
             gone.cancel()
             line.remove(waiter)
             waiter.gone = True
             if not used:
-                self._claimer.withdraw(waiter, waiter.answer)
+                self._claimer.withdraw(waiter, waiter.result)
 
     def look(self, queue: str) -> None:
         """Wake the waiters of a queue that was changed or deleted."""
@@ -233,7 +233,7 @@ class Lines:
             line.dismiss()
 
 
-async def disconnected(call: Call) -> None:
+async def disconnected(call: Request) -> None:
     """Return when the client closes its connection. The body must have been read before."""
     while True:
         event = await call.receive()
@@ -249,13 +249,13 @@ def _check_still_there(gone: asyncio.Future[None], ended: asyncio.Future[Problem
         raise ended.result()
 
 
-async def until_gone(call: Call, work: Awaitable[T]) -> T:
+async def until_gone(call: Request, work: Awaitable[T]) -> T:
     """Run `work` while the client is connected and its token valid. Else cancel it and raise `ClientGone` or 401."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(disconnected(call))
-    stop = asyncio.create_task(call.engine.stopping.wait())
+    stop = asyncio.create_task(call.service.stopping.wait())
     try:
-        with call.engine.access.watch(call.scope) as ended:
+        with call.service.auth.watch(call.scope) as ended:
             await asyncio.wait((task, gone, stop, ended), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()

@@ -108,7 +108,7 @@ def _matches(pattern: str, name: str) -> bool:
 _LOCAL = Caller("local", None)
 
 
-class Access:
+class Auth:
     """Admits the requests of a worker. A revoked token is rejected within seconds; a new one works immediately."""
 
     def __init__(self, config: Config, mq: Client, refused: Callable[[str], None] = lambda reason: None) -> None:

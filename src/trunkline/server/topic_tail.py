@@ -31,7 +31,7 @@ class Event(msgspec.Struct, frozen=True):
         return cls(message.partition, message.offset, msgspec.json.encode(message_view(message)))
 
 
-class Tail:
+class TopicTail:
     """The end of a topic: recent messages, and an event for new ones."""
 
     def __init__(self, mq: Client, topic: str, places: list[int], max_bytes: int) -> None:
@@ -126,13 +126,13 @@ class Tail:
         news.set()
 
 
-class Tails:
+class TopicTails:
     """The tails of a worker. A tail exists while it has followers."""
 
     def __init__(self, mq: Client, max_bytes: int) -> None:
         self._mq = mq
         self._max_bytes = max_bytes
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, TopicTail] = {}
 
     def close(self) -> None:
         for tail in self._tails.values():
@@ -162,7 +162,7 @@ class Tails:
             heads = await self.heads(topic)
             tail = self._tails.get(topic)
             if tail is None or tail.failure is not None:
-                tail = self._tails[topic] = Tail(self._mq, topic, heads, self._max_bytes)
+                tail = self._tails[topic] = TopicTail(self._mq, topic, heads, self._max_bytes)
         tail.followers += 1
         try:
             while tail.failure is None:
@@ -182,7 +182,7 @@ class Tails:
                 del self._tails[topic]
                 tail.close()
 
-    async def _due(self, tail: Tail, places: list[int]) -> list[Event]:
+    async def _due(self, tail: TopicTail, places: list[int]) -> list[Event]:
         for partition, start in enumerate(places):
             if start < tail.next[partition]:
                 known = tail.recent(partition, start)

@@ -14,10 +14,10 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from trunkline.server.call import Call
-from trunkline.server.params import Param
-from trunkline.server.parsing import check_depth, check_json, check_value, too_large
+from trunkline.server.bodies import check_depth, check_json, check_value, too_large
 from trunkline.server.problems import Problem, invalid, malformed
+from trunkline.server.query import Param
+from trunkline.server.request import Request
 from trunkline.types import NewMessage
 
 MAX_MESSAGES = 1000
@@ -70,7 +70,7 @@ class Sent(msgspec.Struct, frozen=True):
     single: bool
 
 
-def media_type(call: Call) -> str:
+def media_type(call: Request) -> str:
     return _media_type(call.header("content-type") or "")
 
 
@@ -79,19 +79,19 @@ def _media_type(text: str) -> str:
     return text.partition(";")[0].strip().lower()
 
 
-def idempotency_key(call: Call) -> str | None:
+def idempotency_key(call: Request) -> str | None:
     key = call.header("idempotency-key")
     if key is not None and not 1 <= len(key) <= 255:
         raise invalid(f"header idempotency-key must have 1 to 255 characters, got {len(key)}", "bad_idempotency_key")
     return key
 
 
-async def read_messages(call: Call, query: dict[str, Any]) -> Sent:
+async def read_messages(call: Request, query: dict[str, Any]) -> Sent:
     """Read the messages of a publish request that is not a stream."""
     kind = media_type(call)
     key = idempotency_key(call)
     trace = call.trace()
-    limits = call.engine.config
+    limits = call.service.config
     if query["raw"] or (kind not in _ENVELOPES and not kind.endswith("+json")):
         body = await call.bytes()
         message = _raw(call, body, query, key, trace)
@@ -200,7 +200,7 @@ def _content(envelope: Envelope) -> tuple[bytes, str]:
     raise invalid("payload: cannot be blank.")
 
 
-def _raw(call: Call, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
+def _raw(call: Request, body: bytes, query: dict[str, Any], key: str | None, trace: str | None) -> NewMessage:
     headers = {
         name[len(b"trunkline-header-") :].decode("latin-1"): value.decode("latin-1")
         for name, value in call.scope["headers"]

@@ -9,10 +9,11 @@ import msgspec
 from litestar.params import FromPath
 from msgspec import Meta
 
+from trunkline.server.bodies import Name
 from trunkline.server.budget import dead_letters
-from trunkline.server.call import Answer, Call, answer
-from trunkline.server.fields import Name
-from trunkline.server.params import Param
+from trunkline.server.query import Param
+from trunkline.server.request import Request
+from trunkline.server.response import Response, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import dead_view
 from trunkline.wire import DeadLetterView
@@ -20,7 +21,7 @@ from trunkline.wire import DeadLetterView
 TAG = "dead letters"
 
 
-class DeadLetters(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeadLetterPage(msgspec.Struct, frozen=True, omit_defaults=True):
     data: list[DeadLetterView]
     next: int | None = None
     """Pass as `after` to get the next page; omitted on the last."""
@@ -36,29 +37,29 @@ class DeadLetters(msgspec.Struct, frozen=True, omit_defaults=True):
             Param(name="after", kind=int, default=0, low=0, words="`next` of the previous page."),
             Param(name="limit", kind=int, default=100, low=1, high=1000, words="Maximum number of dead letters."),
         ),
-        answers={200: DeadLetters},
+        responses={200: DeadLetterPage},
         problems=(404,),
         object="queue",
     ),
 )
-async def list_dead(request: Call, queue: FromPath[str]) -> Answer:
+async def list_dead(request: Request, queue: FromPath[str]) -> Response:
     """List dead letters, oldest first."""
     query = request.query()
-    budget = request.engine.config.max_response_bytes
+    budget = request.service.config.max_response_bytes
     rows, more = await dead_letters(request.mq, queue, after=query["after"], limit=query["limit"], max_bytes=budget)
     following = rows[-1].dead_id if more else None
-    return answer(DeadLetters([dead_view(queue, row) for row in rows], following))
+    return respond(DeadLetterPage([dead_view(queue, row) for row in rows], following))
 
 
 @route(
     "GET",
     "/queues/{queue:str}/dead-letters/{message:uuid}",
-    Doc(tag=TAG, scope="read", answers={200: DeadLetterView}, problems=(404,), object="queue"),
+    Doc(tag=TAG, scope="read", responses={200: DeadLetterView}, problems=(404,), object="queue"),
 )
-async def get_dead(request: Call, queue: FromPath[str], message: FromPath[UUID]) -> Answer:
+async def get_dead(request: Request, queue: FromPath[str], message: FromPath[UUID]) -> Response:
     """Get one dead letter by message id."""
     request.query()
-    return answer(dead_view(queue, await request.mq.dead.get(queue, message)))
+    return respond(dead_view(queue, await request.mq.dead.get(queue, message)))
 
 
 Ids = Annotated[list[UUID], Meta(min_length=1, max_length=1000)]
@@ -86,21 +87,21 @@ class Redriven(msgspec.Struct, frozen=True):
         scope="admin",
         body=Redrive,
         optional_body=True,
-        answers={200: Redriven},
+        responses={200: Redriven},
         problems=(400, 404, 408, 413),
         object="queue",
         audit=True,
     ),
 )
-async def redrive(request: Call, queue: FromPath[str]) -> Answer:
+async def redrive(request: Request, queue: FromPath[str]) -> Response:
     """Move dead letters back to the queue. Their attempts start again from 1."""
     request.query()
     body = await request.read(Redrive, optional=True)
     if body.to is not None:
-        request.engine.access.check(request.scope, "admin", body.to)
+        request.service.auth.check(request.scope, "admin", body.to)
     await request.mq.queues.get(queue)
     redriven = await request.mq.dead.redrive(queue, ids=body.ids, to=body.to, limit=body.limit)
-    return answer(Redriven(redriven, await _left(request, queue)))
+    return respond(Redriven(redriven, await _left(request, queue)))
 
 
 class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -124,22 +125,22 @@ class Purged(msgspec.Struct, frozen=True):
         scope="admin",
         body=Purge,
         optional_body=True,
-        answers={200: Purged},
+        responses={200: Purged},
         problems=(400, 404, 408, 413),
         object="queue",
         audit=True,
     ),
 )
-async def purge_dead(request: Call, queue: FromPath[str]) -> Answer:
+async def purge_dead(request: Request, queue: FromPath[str]) -> Response:
     """Delete dead letters permanently."""
     request.query()
     body = await request.read(Purge, optional=True)
     await request.mq.queues.get(queue)
     purged = await request.mq.dead.purge(queue, ids=body.ids, limit=body.limit)
-    return answer(Purged(purged, await _left(request, queue)))
+    return respond(Purged(purged, await _left(request, queue)))
 
 
-async def _left(request: Call, queue: str) -> int:
+async def _left(request: Request, queue: str) -> int:
     return (await request.mq.queues.stats(queue))[0].dead
 
 

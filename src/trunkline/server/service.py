@@ -17,17 +17,17 @@ from trunkline import Client, upkeep
 from trunkline.db import calls
 from trunkline.db.calls import health
 from trunkline.errors import DatabaseUnavailable
-from trunkline.server.access import Access
+from trunkline.server.auth import Auth
 from trunkline.server.claiming import Acker, Claimer, cursor_of
 from trunkline.server.config import STOP_SIGNAL, Config
 from trunkline.server.console.state import Console
 from trunkline.server.limits import LimitedPool
+from trunkline.server.long_poll import LongPoll
 from trunkline.server.metrics import Metrics
-from trunkline.server.metrics_port import serve_metrics
-from trunkline.server.patience import Patience
+from trunkline.server.metrics_server import serve_metrics
 from trunkline.server.problems import busy
-from trunkline.server.tails import Tails
-from trunkline.server.waiting import Lines
+from trunkline.server.timeouts import TimeoutGroup
+from trunkline.server.topic_tail import TopicTails
 from trunkline.types import NewMessage, Published
 
 log = logging.getLogger("trunkline.server")
@@ -35,7 +35,7 @@ _PATIENCE_SECONDS = 3.0
 _GARBAGE = 10_000
 
 
-class Engine:
+class Service:
     """A running worker."""
 
     def __init__(self, config: Config) -> None:
@@ -44,12 +44,12 @@ class Engine:
         self.mq.session.pool = LimitedPool(config)
         self.claimer = Claimer(self.mq, self.spawn, config.max_response_bytes)
         self.acker = Acker(self.mq)
-        self.lines = Lines(self.mq, self.claimer)
-        self.tails = Tails(self.mq, config.max_response_bytes)
+        self.long_poll = LongPoll(self.mq, self.claimer)
+        self.topic_tails = TopicTails(self.mq, config.max_response_bytes)
         self.metrics = Metrics()
-        self.access = Access(config, self.mq, self.metrics.refused)
-        self.console = Console(config, self.mq, self.access) if config.console else None
-        self.patience = Patience(config.body_seconds)
+        self.auth = Auth(config, self.mq, self.metrics.refused)
+        self.console = Console(config, self.mq, self.auth) if config.console else None
+        self.timeouts = TimeoutGroup(config.body_seconds)
         self.cursors: dict[int, str] = {}
         self.stopping = asyncio.Event()
         self.examining = asyncio.Lock()
@@ -126,8 +126,8 @@ class Engine:
     def stop(self) -> None:
         """Accept no more work. Requests that wait for messages return empty at once."""
         self.stopping.set()
-        self.lines.dismiss()
-        self.tails.ring()
+        self.long_poll.dismiss()
+        self.topic_tails.ring()
         if self.console is not None:
             self.console.close()
 
@@ -138,7 +138,7 @@ class Engine:
             async with asyncio.timeout(self.config.drain_seconds):
                 while self.under_way or self._tasks:
                     await asyncio.sleep(0.02)
-        self.access.close()
+        self.auth.close()
 
 
 def _spare_collections() -> None:
@@ -150,21 +150,21 @@ def _spare_collections() -> None:
 
 @asynccontextmanager
 async def running(app: Litestar) -> AsyncIterator[None]:
-    """Run the engine for the lifetime of a worker."""
-    engine = Engine(app.state.config)
-    app.state.engine = engine
+    """Run the service for the lifetime of a worker."""
+    service = Service(app.state.config)
+    app.state.service = service
     keeper: asyncio.Task[Any] | None = None
     with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # not in the main thread
-        asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, engine.stop)
-    async with engine.mq:
-        if engine.config.upkeep_seconds is not None:
-            keeper = asyncio.create_task(engine.keep_up(), name="trunkline upkeep")
-        scraped = await serve_metrics(engine) if engine.config.metrics_port is not None else None
+        asyncio.get_running_loop().add_signal_handler(STOP_SIGNAL, service.stop)
+    async with service.mq:
+        if service.config.upkeep_seconds is not None:
+            keeper = asyncio.create_task(service.keep_up(), name="trunkline upkeep")
+        scraped = await serve_metrics(service) if service.config.metrics_port is not None else None
         _spare_collections()
         try:
             yield
         finally:
-            await engine.drain()
+            await service.drain()
             if scraped is not None:
                 scraped.close()
             if keeper is not None:

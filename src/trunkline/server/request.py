@@ -1,30 +1,25 @@
-"""The request class: body limits, parameters, access to the engine. And the response class."""
+"""The request class: body limits, parameters, access to the service."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-from litestar import Request
-from litestar.types import Receive, Scope, Send
+import litestar
 
 from trunkline import Client, telemetry
 from trunkline.db.pool import Connection
-from trunkline.server import parsing
-from trunkline.server.params import read_query
+from trunkline.server import bodies
 from trunkline.server.problems import Problem, body_timeout
+from trunkline.server.query import read_query
 
 if TYPE_CHECKING:
-    from trunkline.server.engine import Engine
     from trunkline.server.routing import Doc
+    from trunkline.server.service import Service
 
 T = TypeVar("T")
-JSON = "application/json"
-SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-"""Headers of every response."""
 _RECHECK_SECONDS = 2.0
 """Interval at which the token of a request is checked again while its body arrives."""
 
@@ -33,15 +28,15 @@ class ClientGone(Exception):
     """The client closed its connection; no response is possible."""
 
 
-class Call(Request[Any, Any, Any]):
+class Request(litestar.Request[Any, Any, Any]):
     """One request."""
 
     _headers_by_name: dict[bytes, bytes | list[bytes]] | None = None
 
     @property
-    def engine(self) -> Engine:
-        engine: Engine = self.scope["trunkline_engine"]  # type: ignore[typeddict-item]
-        return engine
+    def service(self) -> Service:
+        service: Service = self.scope["trunkline_service"]  # type: ignore[typeddict-item]
+        return service
 
     @property
     def api(self) -> str | None:
@@ -56,7 +51,7 @@ class Call(Request[Any, Any, Any]):
 
     @property
     def mq(self) -> Client:
-        return self.engine.mq
+        return self.service.mq
 
     def writing(self) -> AbstractAsyncContextManager[Connection]:
         """A connection for writes. If it is lost, the error is `OutcomeUnknown`."""
@@ -72,12 +67,12 @@ class Call(Request[Any, Any, Any]):
 
         `hide`: the caller did not name it, so the error must not either.
         """
-        await self.engine.access.allow(self.scope, scope or self.doc.scope, name, hide=hide)
+        await self.service.auth.allow(self.scope, scope or self.doc.scope, name, hide=hide)
 
     @property
     def caller(self) -> str:
         """The name of the token, or `local` without tokens."""
-        return self.engine.access.caller_name(self.scope)
+        return self.service.auth.caller_name(self.scope)
 
     @property
     def portal(self) -> bool:
@@ -86,7 +81,7 @@ class Call(Request[Any, Any, Any]):
 
     async def audit(self, name: str) -> None:
         """Write an audit entry with a name from the body."""
-        await self.engine.access.record(self.scope, name)
+        await self.service.auth.record(self.scope, name)
 
     def header(self, name: str) -> str | None:
         """Return a header that may occur at most once."""
@@ -118,12 +113,12 @@ class Call(Request[Any, Any, Any]):
         doc = self.doc
         values = read_query(self.scope["query_string"], doc.params, strict=doc.strict)
         if values.get("wait"):
-            values["wait"] = min(values["wait"], self.engine.config.max_wait)
+            values["wait"] = min(values["wait"], self.service.config.max_wait)
         return values
 
     async def bytes(self, limit: int | None = None) -> bytes:
         """Read the body within the size and time limits."""
-        limit = limit or self.engine.config.max_body
+        limit = limit or self.service.config.max_body
         parts = [part async for part in self.parts(limit)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -132,24 +127,24 @@ class Call(Request[Any, Any, Any]):
         self._check_body(limit)
         size, more = 0, True
         checked = time.monotonic()
-        end = checked + self.engine.config.whole_body_seconds
+        end = checked + self.service.config.whole_body_seconds
         while more:
             chunk, more = await self._part()
             now = time.monotonic()
             if more and now > end:
                 raise body_timeout("the request body took too long")
             if now - checked > _RECHECK_SECONDS:
-                await self.engine.access.recheck(self.scope)
+                await self.service.auth.recheck(self.scope)
                 checked = now
             size += len(chunk)
             if size > limit:
-                raise parsing.too_large(limit)
+                raise bodies.too_large(limit)
             yield chunk
 
     async def _part(self) -> tuple[Any, bool]:
         """Return the next part of the body, and whether more follow."""
         try:
-            event = await self.engine.patience.wait(self.receive)
+            event = await self.service.timeouts.wait(self.receive)
         except TimeoutError:
             raise body_timeout("timed out waiting for the rest of the body") from None
         if event["type"] == "http.disconnect":
@@ -168,44 +163,11 @@ class Call(Request[Any, Any, Any]):
             )
         length = self.header("content-length")
         if length is not None and length.isdigit() and int(length) > limit:
-            raise parsing.too_large(limit)
+            raise bodies.too_large(limit)
 
     async def read(self, kind: type[T], *, optional: bool = False) -> T:
         """Decode the JSON body. `optional`: treat an empty body as an empty object."""
         body = await self.bytes()
         if optional and not body.strip():
             body = b"{}"
-        return parsing.decode(body, kind, max_depth=self.engine.config.max_depth)
-
-
-class Answer:
-    """A response ready to send. Litestar's own costs more than most of our routes do."""
-
-    __slots__ = ("_body", "_headers", "_status")
-
-    def __init__(
-        self, body: bytes, status: int = 200, media_type: str | None = JSON, headers: Mapping[str, str] | None = None
-    ) -> None:
-        self._body = body
-        self._status = status
-        self._headers: list[tuple[bytes, bytes]]
-        if media_type is None:
-            self._headers = [*SAFE]
-        else:
-            self._headers = [*SAFE, (b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
-        if headers:
-            self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
-        await send({"type": "http.response.body", "body": self._body, "more_body": False})
-
-
-def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return a JSON response."""
-    return Answer(msgspec.json.encode(value), status, JSON, headers)
-
-
-def nothing(headers: Mapping[str, str] | None = None) -> Answer:
-    """Return a 204 response."""
-    return Answer(b"", 204, None, headers)
+        return bodies.decode(body, kind, max_depth=self.service.config.max_depth)

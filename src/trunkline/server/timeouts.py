@@ -11,7 +11,7 @@ T = TypeVar("T")
 _PARTS = 10
 
 
-class Patience:
+class TimeoutGroup:
     """Limits waits to this many seconds, with a tolerance of a tenth."""
 
     def __init__(self, seconds: float) -> None:
