@@ -47,8 +47,9 @@ FUNCTIONS = {
     "list_subscriptions": Action("trunkline subscription list", "GET /v1/subscriptions", "client.subscriptions.list()"),
     "list_dead_letters": Action("trunkline dead list", "GET /v1/queues/QUEUE/dead-letters", "client.dead.list()"),
     "explain_message": Action("trunkline message explain", "GET /v1/messages/ID/explanation", "client.explain(id)"),
-    "list_jobs": Action("trunkline job list", None, None),
-    "cancel_job": Action("trunkline job cancel", None, "app.cancel(id)"),
+    "list_jobs": Action("trunkline job list", "GET /v1/jobs", None),
+    "cancel_job": Action("trunkline job cancel", "POST /v1/jobs/ID/cancel", "app.cancel(id)"),
+    "list_alerts": Action(None, "GET /v1/alerts", None),
     "create_schedule": Action(
         "trunkline schedule create NAME", "POST /v1/schedules", "client.schedules.create('NAME', ...)"
     ),

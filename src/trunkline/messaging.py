@@ -9,11 +9,12 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 from trunkline.resources import NewQueueSettings, QueueSettings, TopicSettings
 from trunkline.types import (
+    Attention,
     CatchUp,
     DeadLetter,
     Duration,
@@ -21,7 +22,9 @@ from trunkline.types import (
     Group,
     GroupStats,
     Headers,
+    Member,
     Message,
+    PartitionMap,
     PerBody,
     Place,
     Published,
@@ -29,7 +32,12 @@ from trunkline.types import (
     QueueStats,
     Reader,
     Result,
+    RetentionDeadline,
     Schedule,
+    Search,
+    SearchRange,
+    Selection,
+    SeriesPoint,
     Stats,
     Subscription,
     Topic,
@@ -83,12 +91,39 @@ class ScheduleOptions(TypedDict, total=False):
     catch_up: CatchUp
 
 
+class RangeOptions(TypedDict, total=False):
+    """Where to search."""
+
+    partitions: Sequence[int] | None
+    start: Place
+    end: Place
+
+
+class SearchOptions(RangeOptions, total=False):
+    """Where to search, and when to stop."""
+
+    limit: int
+    backwards: bool
+    max_rows: int
+    budget: Duration
+    after: dict[str, int] | None
+
+
 class TopicsApi(Protocol):
     async def create(self, name: str, **settings: Unpack[TopicSettings]) -> Topic: ...
     async def ensure(self, name: str, **settings: Unpack[TopicSettings]) -> Topic: ...
     async def alter(self, name: str, **settings: Unpack[TopicSettings]) -> Topic: ...
     async def get(self, name: str) -> Topic: ...
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]: ...
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Topic]: ...
+    async def map(self, topic: str) -> builtins.list[PartitionMap]: ...
+    async def estimate_search(
+        self, topic: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]: ...
+    async def search(
+        self, topic: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]: ...
     async def delete(self, name: str, *, force: bool = False) -> None: ...
     async def stats(self, name: str | None = None) -> builtins.list[TopicStats]: ...
     async def head(self, topic: str, partition: int = 0) -> int: ...
@@ -104,13 +139,24 @@ class QueuesApi(Protocol):
     async def ensure(self, name: str, **settings: Unpack[NewQueueSettings]) -> Queue: ...
     async def alter(self, name: str, **settings: Unpack[QueueSettings]) -> Queue: ...
     async def get(self, name: str) -> Queue: ...
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]: ...
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Queue]: ...
+    async def read(
+        self, queue: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
+    ) -> builtins.list[Message[Any]]: ...
+    async def estimate_search(
+        self, queue: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]: ...
+    async def search(
+        self, queue: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]: ...
     async def delete(self, name: str, *, force: bool = False) -> None: ...
     async def pause(self, name: str) -> None: ...
     async def resume(self, name: str) -> None: ...
     async def purge(self, name: str, *, on_progress: Callable[[int], None] | None = None) -> int: ...
     async def cleanup(self, name: str) -> int: ...
-    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]: ...
+    async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]: ...
     async def peek(self, queue: str, *, limit: int = 10, type: Any = None) -> builtins.list[Waiting[Any]]: ...
 
 
@@ -136,6 +182,7 @@ class GroupsApi(Protocol):
     async def list(
         self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> builtins.list[Group]: ...
+    async def members(self, topic: str, group: str) -> builtins.list[Member]: ...
     async def delete(self, topic: str, group: str) -> None: ...
     async def seek(self, topic: str, group: str, to: Place, *, partition: int | None = None) -> dict[int, int]: ...
     async def stats(self, topic: str | None = None, group: str | None = None) -> builtins.list[GroupStats]: ...
@@ -195,6 +242,19 @@ class SchedulesApi(Protocol):
     async def next_runs(
         self, cron: str, *, timezone: str = "UTC", limit: int = 5, after: datetime | None = None
     ) -> builtins.list[datetime]: ...
+
+
+class InspectionApi(Protocol):
+    async def attention(self) -> list[Attention]: ...
+    async def series(
+        self,
+        kind: Literal["topic", "queue", "group", "endpoint", "label", "system"],
+        names: Sequence[str] | None = None,
+        *,
+        since: Duration = "1h",
+        step: Duration = "1m",
+    ) -> list[SeriesPoint]: ...
+    async def deadlines(self, topic: str | None = None) -> list[RetentionDeadline]: ...
 
 
 class Settles(Protocol):
@@ -303,6 +363,8 @@ class Messaging(Settles, Protocol):
     def dead(self) -> DeadLettersApi: ...
     @property
     def schedules(self) -> SchedulesApi: ...
+    @property
+    def inspect(self) -> InspectionApi: ...
 
     async def publish(self, topic: str, body: Any, **options: Unpack[MessageOptions]) -> Published: ...
     async def enqueue(self, queue: str, body: Any, **options: Unpack[QueueMessageOptions]) -> Published: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -317,6 +317,158 @@ class Stats(msgspec.Struct, frozen=True):
     topics: list[TopicStats]
     groups: list[GroupStats]
     queues: list[QueueStats]
+
+
+class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates, backlog and latencies of one subject in one step: see `trunkline.rollup_lines` for each kind of subject."""
+
+    name: str
+    at: datetime
+    in_per_second: float | None
+    out_per_second: float | None
+    failed_per_second: float | None
+    lag: int
+    leased: int
+    oldest_age: float
+    wait_p50: float | None
+    wait_p99: float | None
+    work_p50: float | None
+    work_p99: float | None
+    bytes: int | None
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs attention. `severity`: loss, stopped, slow or note."""
+
+    severity: str
+    rule: str
+    kind: str
+    subject: str
+    since: datetime | None
+    deadline: datetime | None
+    n: int | None
+    cause: str
+    next_step: str
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """An active member of a group, with the partitions that it has leased."""
+
+    member: str
+    seen_until: datetime
+    partitions: list[int]
+    deadline: datetime | None
+
+
+class RetentionDeadline(msgspec.Struct, frozen=True, kw_only=True):
+    """The time at which hard retention removes what a reader needs next. `lost_at`: None if that is not known yet."""
+
+    topic: str
+    partition: int
+    kind: Literal["group", "queue"]
+    reader: str
+    next_offset: int
+    unread: int
+    lost_at: datetime | None
+
+
+class MapSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a partition. `staged`: Spark tasks write it."""
+
+    segment: int
+    first_offset: int | None
+    last_offset: int | None
+    created_at: datetime
+    sealed_at: datetime | None
+    bytes: int | None
+    staged: bool
+
+
+class MapTime(msgspec.Struct, frozen=True):
+    """An offset, and when it was assigned."""
+
+    offset: int
+    at: datetime
+
+
+class MapReader(msgspec.Struct, frozen=True, kw_only=True):
+    """The position of a reader in a partition."""
+
+    kind: Literal["group", "queue"]
+    name: str
+    next_offset: int
+    lag: int
+    member: str | None
+
+
+class MapArchive(msgspec.Struct, frozen=True):
+    """A range of offsets that adjoining archive files cover."""
+
+    first_offset: int
+    last_offset: int
+    files: int
+    bytes: int
+
+
+class MapKeeps(msgspec.Struct, frozen=True):
+    """The times at which retention may remove the offsets up to `last_offset`, and at which hard retention does."""
+
+    last_offset: int
+    until: datetime
+    at_most: datetime | None
+
+
+class PartitionMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a partition, from the archive to messages without an offset."""
+
+    partition: int
+    lowest_offset: int
+    head: int
+    unsequenced: int
+    staged: int
+    segments: list[MapSegment]
+    times: list[MapTime]
+    readers: list[MapReader]
+    archive: list[MapArchive]
+    keeps: MapKeeps | None
+
+
+class Selection(TypedDict, total=False):
+    """Which messages a search returns. All given fields must match."""
+
+    key: str
+    routing: str
+    """A pattern: `*` stands for one word, `#` for any number."""
+    label: str | list[str]
+    headers: Headers
+    """As in the filter of a subscription."""
+    body: str | list[str]
+    """JSON paths that must exist, such as `$.total ? (@ > 100)`."""
+    text: str
+    """Part of the payload."""
+    regex: str
+
+
+class SearchRange(msgspec.Struct, frozen=True):
+    """The offsets that a search reads at most in one partition."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    bytes: int
+
+
+class Search(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """The result of a search, and what it did."""
+
+    matches: list[Message[T]]
+    scanned: int
+    matched: int
+    stopped: Literal["end", "limit", "rows", "bytes", "time"]
+    next: dict[str, int] | None
+    """Pass as `after` to continue. None: nothing is left."""
+    seconds: float
 
 
 class Explanation(dict[str, Any]):

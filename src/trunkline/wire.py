@@ -155,7 +155,7 @@ def from_settings(settings: type, values: Mapping[str, Any]) -> dict[str, Any]:
 # Messages
 
 
-def _payload(payload: msgspec.Raw, encoding: str) -> bytes:
+def payload_bytes(payload: msgspec.Raw, encoding: str) -> bytes:
     """Return the payload as it was published. JSON contains JSON payloads unchanged."""
     if encoding == "json":
         return bytes(payload)
@@ -182,7 +182,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
         """Return the fields that all message records share."""
         return {
             **{name: getattr(self, name) for name in _SHARED},
-            "payload": _payload(self.payload, self.encoding),
+            "payload": payload_bytes(self.payload, self.encoding),
             "_decode": decoder(kind),
         }
 
@@ -246,11 +246,13 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None
     headers: Headers | None
     paused: bool
+    words: str
+    """The cron expression in words."""
     next_at: datetime | None
     last_at: datetime | None
     last_id: UUID | None
     created_at: datetime
 
     def schedule(self) -> Schedule:
-        same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("payload", "encoding")}
-        return Schedule(**same, payload=_payload(self.payload, self.encoding), content_type=JSON)
+        same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("payload", "encoding", "words")}
+        return Schedule(**same, payload=payload_bytes(self.payload, self.encoding), content_type=JSON)

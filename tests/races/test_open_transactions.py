@@ -28,6 +28,7 @@ CALLS = {
     "archive_stats": "archive_stats()",
     "archive_tiers": "archive_tiers('t', 0, 1, 1)",
     "assign_writer": "assign_writer('w', current_user::text)",
+    "attention": "attention()",
     "audit_queue": "audit_queue('q')",
     "bar_dispatcher": "bar_dispatcher('d', {endpoint}, 'no')",
     "begin_once": "begin_once('s', 'k')",
@@ -40,6 +41,7 @@ CALLS = {
     "claim_offsets": "claim_offsets('ranges', 1, 'single')",
     "claim_range": "claim_range('single', 'ranges', 1)",
     "clock": "clock()",
+    "close_alert": "close_alert({alert})",
     "close_breaker": "close_breaker({endpoint})",
     "close_stage": "close_stage({many})",
     "commit": "commit('t', 'g', {partition}, '{generation}', {fetched})",
@@ -75,6 +77,7 @@ CALLS = {
     "ensure_queue": "ensure_queue('q', p_max_attempts => 3)",
     "ensure_schedule": "ensure_schedule('s', '* * * * *', 't')",
     "ensure_topic": "ensure_topic('t', p_max_payload => 1000)",
+    "estimate_search": "estimate_search('t')",
     "explain_message": "explain_message('{id}')",
     "explain_offset": "explain_offset('t', {partition}, 1)",
     "extend": "extend(array['{receipt}'])",
@@ -99,18 +102,30 @@ CALLS = {
     "leave": "leave('t', 'g', 'm')",
     "leave_dispatch": "leave_dispatch('d')",
     "lift_bar": "lift_bar('d', {endpoint})",
+    "list_alerts": "list_alerts()",
     "list_archive": "list_archive()",
     "list_archive_files": "list_archive_files()",
     "list_attempts": "list_attempts()",
     "list_cancels": "list_cancels()",
+    "list_commits": "list_commits('w')",
+    "list_consumers": "list_consumers('q')",
     "list_dead_letters": "list_dead_letters('dead')",
+    "list_delayed": "list_delayed('q')",
     "list_deliveries": "list_deliveries()",
+    "list_endpoint_events": "list_endpoint_events('e')",
     "list_endpoints": "list_endpoints()",
+    "list_fires": "list_fires('s')",
     "list_groups": "list_groups()",
     "list_jobs": "list_jobs()",
+    "list_members": "list_members('t', 'g')",
+    "list_limits": "list_limits()",
     "list_pipelines": "list_pipelines()",
+    "list_progress": "list_progress('p')",
     "list_queues": "list_queues()",
     "list_schedules": "list_schedules()",
+    "list_segments": "list_segments()",
+    "list_sessions": "list_sessions()",
+    "list_sizes": "list_sizes()",
     "list_subscriptions": "list_subscriptions()",
     "list_topics": "list_topics()",
     "list_workers": "list_workers()",
@@ -147,6 +162,7 @@ CALLS = {
     "queue_number": "queue_number('q')",
     "queue_rollups": "queue_rollups('q')",
     "queue_stats": "queue_stats()",
+    "read_queue": "read_queue('q')",
     "read": "read('t', {partition}, 1)",
     "reader_lags": "reader_lags()",
     "receive": "receive('r', 'id')",
@@ -156,12 +172,15 @@ CALLS = {
     "replay": "replay('q', p_from => now() - interval '1 hour')",
     "report_pipeline": "report_pipeline('p', 'copy')",
     "require_archive": "require_archive('t')",
+    "retention_deadlines": "retention_deadlines()",
     "resume_endpoint": "resume_endpoint('e')",
     "resume_queue": "resume_queue('q')",
     "resume_schedule": "resume_schedule('s')",
     "retry_job": "retry_job('{dead}')",
     "rotate_secret": "rotate_secret('e')",
+    "rollup_lines": "rollup_lines('queue')",
     "run_schedule": "run_schedule('s')",
+    "search_log": "search_log('t')",
     "seek": "seek('t', 'victim', 'latest')",
     "settle_attempts": "settle_attempts('d'" + ", '{{}}'" * 12 + ")",
     "snooze": "snooze(array['{receipt}'], '1 second')",
@@ -176,10 +195,12 @@ CALLS = {
     "return_test": "return_test(1, gen_random_uuid())",
     "test_routing": "test_routing('t', 'a')",
     "test_subscriptions": "test_subscriptions('t', 'a')",
+    "topic_map": "topic_map('t')",
     "topic_number": "topic_number('topic', 't')",
     "topic_rollups": "topic_rollups('t')",
     "topic_stats": "topic_stats()",
     "unbind_queue": "unbind_queue('bound')",
+    "uncancel_job": "uncancel_job('{id}')",
     "unsubscribe": "unsubscribe('q', 'single2')",
     "upkeep_stats": "upkeep_stats()",
 }
@@ -218,6 +239,7 @@ VARIANTS = (
 # Tables whose partitions are emptied in turn.
 ROTATED = (
     "ticks positions leases settled extensions returns later cursor_states passes history attempts job_results job_once"
+    " schedule_fires endpoint_events pipeline_progress"
 )
 LOCKS = """
     select c.relname, left(l.mode, -4) as mode from pg_locks l join pg_class c on c.oid = l.relation
@@ -268,7 +290,9 @@ class World:
         [delivery] = claim(conn, "q", 1)
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
+        alert = value(conn, "insert into trunkline.alerts (at, kind, detail) values (now(), 'k', '{}') returning alert_id")
         self.facts = {
+            "alert": alert,
             "receipt": delivery.receipt,
             "ordered": claim(conn, "ordered", 2)[0].receipt,
             "lease": lease,

@@ -42,7 +42,7 @@ NUMBERS = {
     "p_segment_rows", "p_topic_id", "p_until", "p_version", "p_want",
 }  # fmt: skip
 # Of a pipeline: the rows of a file, or those written up to now; of a COPY: the rows that the caller brings.
-AMOUNTS = {("plan_archive", "p_rows"), ("report_pipeline", "p_rows"), ("draw_ids", "p_n")}
+AMOUNTS = {("plan_archive", "p_rows"), ("report_pipeline", "p_rows"), ("draw_ids", "p_n"), ("search_log", "p_scan")}
 # The names that pg-messaging uses.
 FOREIGN = {
     ("claim_offsets", "p_max"),

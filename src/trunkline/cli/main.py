@@ -33,6 +33,7 @@ COMMANDS = {
     "message": "Explain or trace a message.",
     "pipeline": "Run Spark pipelines: archive, replay, compact, report, your own.",
     "top": "Show a live overview.",
+    "attention": "Show what needs attention.",
     "demo": "Start a private Postgres with sample traffic.",
     "serve": "Serve the HTTP API.",
     "dispatch": "Send webhooks.",

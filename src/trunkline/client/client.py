@@ -17,6 +17,7 @@ from trunkline.client.deliveries import Deliveries
 from trunkline.client.endpoints import Endpoints
 from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
+from trunkline.client.inspection import Inspection
 from trunkline.client.on_connection import OnConnection
 from trunkline.client.queues import Queues
 from trunkline.client.schedules import Schedules
@@ -79,6 +80,7 @@ class Client(OnConnection):
         self.dead = DeadLetters(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
+        self.inspect = Inspection(self._open)
 
     async def __aenter__(self) -> Self:
         self._open()

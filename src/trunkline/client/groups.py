@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 
 from trunkline.client.resource import Resource
 from trunkline.codec import place
 from trunkline.db import calls
-from trunkline.types import Group, GroupStats, Headers, Place
+from trunkline.db.calls import inspection
+from trunkline.types import Group, GroupStats, Headers, Member, Place
 
 
 class Groups(Resource):
@@ -54,14 +56,25 @@ class Groups(Resource):
             )
 
     async def list(
-        self, topic: str | None = None, *, after: str | None = None, limit: int | None = None
+        self,
+        topic: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> builtins.list[Group]:
         """List the groups of a topic, or of all topics, by name.
 
-        `after` and `limit` page through the list. Without a topic, `after` is `"topic/group"`.
+        `after` and `limit` page through the list. `names`: only these; `*` stands for any characters. Without a topic,
+        names are `"topic/group"`.
         """
         async with self._reading() as conn:
-            return await calls.list_groups(conn, topic, after=after, limit=limit)
+            return await calls.list_groups(conn, topic, after=after, limit=limit, names=names)
+
+    async def members(self, topic: str, group: str) -> builtins.list[Member]:
+        """Return the active members of a group, each with the partitions that it has leased."""
+        async with self._reading() as conn:
+            return await inspection.list_members(conn, topic, group)
 
     async def delete(self, topic: str, group: str) -> None:
         """Delete the group and its position."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator
-from datetime import datetime
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from trunkline.client.resource import Resource
-from trunkline.codec import place
+from trunkline.codec import duration, place
 from trunkline.db import calls
+from trunkline.db.calls import inspection
 from trunkline.resources import TopicSettings, checked
-from trunkline.types import Message, Place, Topic, TopicStats
+from trunkline.types import (
+    Duration,
+    Message,
+    PartitionMap,
+    Place,
+    Search,
+    SearchRange,
+    Selection,
+    Topic,
+    TopicStats,
+)
 
 T = TypeVar("T")
 _PAGE = 1000
@@ -63,10 +74,15 @@ class Topics(Resource):
         async with self._reading() as conn:
             return await calls.get_topic(conn, name)
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
-        """List topics by name. `after` and `limit` page through the list."""
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Topic]:
+        """List topics by name. `after` and `limit` page through the list.
+
+        `names`: only these; `*` stands for any characters.
+        """
         async with self._reading() as conn:
-            return await calls.list_topics(conn, after=after, limit=limit)
+            return await calls.list_topics(conn, after=after, limit=limit, names=names)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Delete the topic and its messages. Raises `InUse` if it has readers or schedules, unless `force` is set."""
@@ -87,6 +103,63 @@ class Topics(Resource):
         """Return the first offset whose message was created at or after this time; head + 1 if there is none."""
         async with self._session().reading(topic=topic) as conn:
             return await calls.offset_at(conn, topic, partition, at)
+
+    async def map(self, topic: str) -> builtins.list[PartitionMap]:
+        """Return what each partition holds: segments, times of offsets, readers, archive, staged rows."""
+        async with self._session().reading(topic=topic) as conn:
+            return await inspection.topic_map(conn, topic)
+
+    async def estimate_search(
+        self,
+        topic: str,
+        selection: Selection | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        async with self._session().reading(topic=topic) as conn:
+            return await inspection.estimate_search(
+                conn, "topic", topic, selection or {}, partitions=partitions, start=place(start), end=place(end)
+            )
+
+    async def search(
+        self,
+        topic: str,
+        selection: Selection | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+        limit: int = 50,
+        backwards: bool = True,
+        max_rows: int = 1_000_000,
+        budget: Duration = "5s",
+        after: dict[str, int] | None = None,
+        type: Any = None,
+    ) -> Search[Any]:
+        """Search messages of a topic, whether or not they were consumed. The newest first, or forwards.
+
+        Stops after `limit` matches (at most 1,000), `max_rows` messages read, or `budget` (at most one minute). To
+        continue, pass `next` of the result as `after`. `end` is inclusive if it is an offset.
+        """
+        async with self._session().reading(topic=topic) as conn:
+            return await inspection.search_log(
+                conn,
+                "topic",
+                topic,
+                selection or {},
+                partitions=partitions,
+                start=place(start),
+                end=place(end),
+                limit=limit,
+                backwards=backwards,
+                max_rows=max_rows,
+                budget=duration(budget) or timedelta(seconds=5),
+                after=after,
+                type=type,
+            )
 
     @overload
     async def read(

@@ -18,8 +18,10 @@ from trunkline.errors import InvalidValue, NotFound, SettingsError
 from trunkline.http_client.dead_letters import HttpDeadLetters
 from trunkline.http_client.groups import HttpGroups, group_path
 from trunkline.http_client.messages import NDJSON, array, batches, envelope, lines
+from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.queues import HttpQueues
 from trunkline.http_client.schedules import HttpSchedules
+from trunkline.http_client.searching import HttpInspection
 from trunkline.http_client.settler import HttpCommits, HttpSettler, deliveries_of
 from trunkline.http_client.subscriptions import HttpSubscriptions
 from trunkline.http_client.topics import HttpTopics
@@ -84,6 +86,10 @@ class HttpClient:
         self.subscriptions = HttpSubscriptions(self._transport)
         self.dead = HttpDeadLetters(self._transport)
         self.schedules = HttpSchedules(self._transport)
+        self.inspect = HttpInspection(self._transport)
+        self.jobs = HttpJobs(self._transport)
+        self.pipelines = HttpPipelines(self._transport)
+        self.system = HttpSystem(self._transport)
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,9 +14,14 @@ from trunkline.types import (
     Group,
     GroupStats,
     Headers,
+    Member,
     Place,
     Topic,
 )
+
+
+class _Members(msgspec.Struct):
+    data: list[Member]
 
 
 class HttpGroups(HttpResource):
@@ -73,6 +78,10 @@ class HttpGroups(HttpResource):
             if limit is None or len(groups) < limit:
                 groups += await self.list(row.name, limit=None if limit is None else limit - len(groups))
         return groups
+
+    async def members(self, topic: str, group: str) -> builtins.list[Member]:
+        """Return the active members of a group, each with the partitions that it has leased."""
+        return (await self._transport.ask("GET", f"{group_path(topic, group)}/members", kind=_Members)).data
 
     async def delete(self, topic: str, group: str) -> None:
         """Delete the group and its position."""

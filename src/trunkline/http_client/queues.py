@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import msgspec
 
 from trunkline.http_client.resource import HttpResource
+from trunkline.http_client.searching import MessagesPage, estimate, search
 from trunkline.http_client.transport import quoted
+from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.resources import NewQueueSettings, QueueSettings
-from trunkline.types import (
-    Queue,
-    QueueStats,
-    Waiting,
-)
+from trunkline.types import Message, Queue, QueueStats, Search, SearchRange, Selection, Waiting
 from trunkline.wire import WaitingView, from_settings
+
+
+class _StatsPage(msgspec.Struct):
+    data: list[QueueStats]
 
 
 class _Waiting(msgspec.Struct):
@@ -46,9 +48,31 @@ class HttpQueues(HttpResource):
     async def get(self, name: str) -> Queue:
         return await self._transport.record("GET", queue_path(name), Queue)
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """List queues by name. `after` and `limit` page through the list."""
-        return await self._transport.records("/v1/queues", Queue, after=after, limit=limit)
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Queue]:
+        """List queues by name. `after` and `limit` page through the list. `names`: only these, with `*`."""
+        return await self._transport.records("/v1/queues", Queue, after=after, limit=limit, name=names)
+
+    async def read(
+        self, queue: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
+    ) -> builtins.list[Message[Any]]:
+        """Read messages that were sent to the queue directly, from offset `start`, whether or not they were consumed."""
+        query = {"partition": partition, "start": start, "limit": limit}
+        body = await self._transport.ask("GET", f"{queue_path(queue)}/log", query=query, kind=MessagesPage)
+        return [row.message(type) for row in body.data]
+
+    async def estimate_search(
+        self, queue: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        return await estimate(self._transport, queue_path(queue), selection, **options)
+
+    async def search(
+        self, queue: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]:
+        """Search messages that were sent to a queue directly, whether or not they were consumed."""
+        return await search(self._transport, queue_path(queue), selection, type=type, **options)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", queue_path(name), query={"force": str(force).lower()})
@@ -78,8 +102,11 @@ class HttpQueues(HttpResource):
         emptied: int = (await self._transport.ask("PUT", f"{queue_path(name)}/cleanup"))["emptied"]
         return emptied
 
-    async def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """Return one row per queue, of one queue or of all."""
+    async def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
+        """Return one row per queue, of one queue or of all. `names`: only these, with `*`."""
+        if names is not None:
+            query = {"name": list(names)}
+            return (await self._transport.ask("GET", "/v1/queue-stats", query=query, kind=_StatsPage)).data
         if name is None:
             return msgspec.convert((await self._transport.ask("GET", "/v1/stats"))["queues"], builtins.list[QueueStats])
         return [await self._transport.ask("GET", f"{queue_path(name)}/stats", kind=QueueStats)]

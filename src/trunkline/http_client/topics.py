@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -11,12 +11,18 @@ import msgspec
 
 from trunkline.codec import place
 from trunkline.http_client.resource import HttpResource
+from trunkline.http_client.searching import estimate, search
 from trunkline.http_client.transport import quoted
+from trunkline.messaging import RangeOptions, SearchOptions
 from trunkline.resources import TopicSettings
 from trunkline.types import (
     Duration,
     Message,
+    PartitionMap,
     Place,
+    Search,
+    SearchRange,
+    Selection,
     Topic,
     TopicStats,
 )
@@ -25,6 +31,10 @@ from trunkline.wire import MessageView, from_settings, seconds
 
 class _Partitions(msgspec.Struct):
     partitions: list[TopicStats]
+
+
+class _Maps(msgspec.Struct):
+    partitions: list[PartitionMap]
 
 
 class _Messages(msgspec.Struct):
@@ -55,9 +65,27 @@ class HttpTopics(HttpResource):
     async def get(self, name: str) -> Topic:
         return await self._transport.record("GET", topic_path(name), Topic)
 
-    async def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Topic]:
-        """List topics by name. `after` and `limit` page through the list."""
-        return await self._transport.records("/v1/topics", Topic, after=after, limit=limit)
+    async def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Topic]:
+        """List topics by name. `after` and `limit` page through the list. `names`: only these, with `*`."""
+        return await self._transport.records("/v1/topics", Topic, after=after, limit=limit, name=names)
+
+    async def map(self, topic: str) -> builtins.list[PartitionMap]:
+        """Return what each partition holds: segments, times of offsets, readers, archive, staged rows."""
+        return (await self._transport.ask("GET", f"{topic_path(topic)}/map", kind=_Maps)).partitions
+
+    async def estimate_search(
+        self, topic: str, selection: Selection | None = None, **options: Unpack[RangeOptions]
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        return await estimate(self._transport, topic_path(topic), selection, **options)
+
+    async def search(
+        self, topic: str, selection: Selection | None = None, *, type: Any = None, **options: Unpack[SearchOptions]
+    ) -> Search[Any]:
+        """Search messages of a topic, whether or not they were consumed."""
+        return await search(self._transport, topic_path(topic), selection, type=type, **options)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         await self._transport.ask("DELETE", topic_path(name), query={"force": str(force).lower()})

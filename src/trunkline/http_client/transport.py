@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from urllib.parse import quote
 
@@ -105,14 +105,26 @@ class Transport:
         return from_view(kind, await self.ask(method, path, body, query=query, kind=view(kind)))
 
     async def records(
-        self, path: str, kind: type[R], *, after: str | None = None, limit: int | None = None, **query: str | None
+        self,
+        path: str,
+        kind: type[R],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
     ) -> list[R]:
         """Return all records of a list, or `limit` records after a name, reading it page by page."""
         rows = await self.every(path, view(kind), after=after, limit=limit, **query)
         return [from_view(kind, row) for row in rows]
 
     async def every(
-        self, path: str, kind: type[T], *, after: str | None = None, limit: int | None = None, **query: str | None
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
     ) -> list[T]:
         """Return all rows of a list, or `limit` rows after a name, reading it page by page."""
         rows: list[T] = []

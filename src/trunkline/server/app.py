@@ -28,14 +28,21 @@ from trunkline.server.response import SAFE
 from trunkline.server.routes import (
     claims,
     dead_letters,
+    delayed,
     endpoints,
     events,
     groups,
+    inspection,
+    jobs,
     messages,
+    operations,
+    pipelines,
     queues,
     schedules,
+    search,
     subscriptions,
     system,
+    tokens,
     topics,
 )
 
@@ -58,6 +65,13 @@ def create_app(config: Config) -> ASGIApp:
             *dead_letters.ROUTES,
             *schedules.ROUTES,
             *endpoints.ROUTES,
+            *inspection.ROUTES,
+            *search.ROUTES,
+            *delayed.ROUTES,
+            *jobs.ROUTES,
+            *pipelines.ROUTES,
+            *operations.ROUTES,
+            *tokens.ROUTES,
         ],
     )
     app = Litestar(

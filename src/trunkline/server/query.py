@@ -147,6 +147,7 @@ def _bad(detail: str) -> Problem:
 
 AFTER = Param(name="after", words="Only names after this one.")
 OFFSET = Param(name="offset", kind=int, default=0, low=0, words="Number of items to skip.")
+NAMES = Param(name="name", many=True, words="Only these names; * stands for any characters. May be repeated.")
 LIMIT = Param(name="limit", kind=int, default=100, low=0, words="Maximum number of items; `next` indicates more.")
 FORCE = Param(name="force", kind=bool, default=False, words="Delete even if it is in use.")
 ENSURE = Param(name="ensure", kind=bool, default=False, words="If it exists, update it and return 200.")

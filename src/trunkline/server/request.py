@@ -69,6 +69,16 @@ class Request(litestar.Request[Any, Any, Any]):
         """
         await self.service.auth.allow(self.scope, scope or self.doc.scope, name, hide=hide)
 
+    @property
+    def caller(self) -> str:
+        """The name of the token, or `local` without tokens."""
+        return self.service.auth.caller_name(self.scope)
+
+    @property
+    def portal(self) -> bool:
+        """True if the token is for the portal of one endpoint: it must not see other objects or our processes."""
+        return "trunkline_portal" in self.scope
+
     async def audit(self, name: str) -> None:
         """Write an audit entry with a name from the body."""
         await self.service.auth.record(self.scope, name)

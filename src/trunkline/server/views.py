@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from trunkline.cron import in_words
 from trunkline.server.bodies import check_value
 from trunkline.server.problems import Problem
 from trunkline.types import DeadLetter, Delivery, GroupStats, Message, QueueStats, Schedule, TopicStats, Waiting
@@ -93,8 +94,10 @@ def waiting_view(message: Waiting[Any]) -> WaitingView:
 
 def schedule_view(row: Schedule) -> ScheduleView:
     shown = render(row.payload, row.content_type)
-    same = {name: getattr(row, name) for name in ScheduleView.__struct_fields__ if name not in ("payload", "encoding")}
-    return ScheduleView(**same, payload=_raw(shown), encoding=shown.encoding)
+    same = {
+        name: getattr(row, name) for name in ScheduleView.__struct_fields__ if name not in ("payload", "encoding", "words")
+    }
+    return ScheduleView(**same, payload=_raw(shown), encoding=shown.encoding, words=in_words(row.cron))
 
 
 def dead_view(queue: str, letter: DeadLetter[Any]) -> DeadLetterView:

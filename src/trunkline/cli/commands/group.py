@@ -40,6 +40,20 @@ _LAG = (
     Column("seconds", "lag_seconds", right=True),
     Column("member", "member"),
 )
+_MEMBERS = (
+    Column("member", "member", whole=True),
+    Column("partitions", lambda row: ", ".join(map(str, row.partitions))),
+    Column("leased until", "deadline"),
+    Column("seen until", "seen_until"),
+)
+_DEADLINES = (
+    Column("topic", "topic", whole=True),
+    Column("partition", "partition", right=True),
+    Column("reader", lambda row: f"{row.kind} {row.reader}", whole=True),
+    Column("next", "next_offset", right=True),
+    Column("unread", "unread", right=True),
+    Column("lost at", "lost_at"),
+)
 _MOVES = (
     Column("topic", "topic", whole=True),
     Column("group", "group", whole=True),
@@ -93,6 +107,21 @@ def show(invocation: Invocation, topic: str, group: str) -> None:
         }
 
     invocation.out.one(invocation.run(work))
+
+
+@command.verb("members", example="trunkline group members orders billing")
+@click.argument("topic")
+@click.argument("group")
+def members(invocation: Invocation, topic: str, group: str) -> None:
+    """List the active members of a group and the partitions that each has leased."""
+    invocation.out.many(invocation.run(lambda mq: mq.groups.members(topic, group)), _MEMBERS)
+
+
+@command.verb("deadlines", example="trunkline group deadlines orders")
+@click.argument("topic", required=False)
+def deadlines(invocation: Invocation, topic: str | None) -> None:
+    """Show when readers that are behind lose messages by hard retention, the earliest first."""
+    invocation.out.many(invocation.run(lambda mq: mq.inspect.deadlines(topic)), _DEADLINES)
 
 
 @command.verb("create", example="trunkline group create orders billing --start latest --pattern 'order.paid.#'")

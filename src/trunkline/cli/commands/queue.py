@@ -11,10 +11,11 @@ import click
 import msgspec
 
 from trunkline.cli.commands import publish
-from trunkline.cli.commands.topic import given
+from trunkline.cli.commands.topic import MESSAGES, given
 from trunkline.cli.framework import confirm
 from trunkline.cli.framework.command import CommandGroup, Count, Duration, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, progress, shorten
+from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import Conflict, NotFound
 from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.types import Result
@@ -269,3 +270,22 @@ def release(invocation: Invocation, receipts: tuple[str, ...]) -> None:
 def extend(invocation: Invocation, receipts: tuple[str, ...], lease: timedelta) -> None:
     """Extend leases."""
     _settle(invocation, receipts, lambda mq, given: mq.extend(given, lease=lease))
+
+
+@command.verb("log", example="trunkline queue log mail --start 100 --limit 20")
+@click.argument("name")
+@click.option("--partition", type=Count(0), default=0, show_default=True, help="The partition, or the priority.")
+@click.option("--start", type=Count(1), default=1, show_default=True, help="First offset.")
+@click.option("--limit", type=Count(1, 1000), default=100, show_default=True, help="Maximum number of messages.")
+def log(invocation: Invocation, name: str, partition: int, start: int, limit: int) -> None:
+    """Read messages that were sent to the queue directly, consumed or not. Claims nothing."""
+    rows = invocation.run(lambda mq: mq.queues.read(name, partition, start=start, limit=limit))
+    invocation.out.many(rows, MESSAGES)
+
+
+@command.verb("search", example="trunkline queue search mail --text 'ann@example.com' --start 1d")
+@click.argument("name")
+@search_options
+def search(invocation: Invocation, name: str, **given: Any) -> None:
+    """Search messages that were sent to a queue directly, the newest first. Claims nothing."""
+    run_search(invocation, name, MESSAGES, lambda mq: mq.queues, given)

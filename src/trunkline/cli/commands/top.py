@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from trunkline.cli.commands.attention import ATTENTION
 from trunkline.cli.commands.top_view import View, keys, short
 from trunkline.cli.commands.worker import WORKERS
 from trunkline.cli.framework.command import Duration, Invocation, sequence
@@ -30,9 +31,10 @@ from trunkline.cli.framework.output import (
 )
 from trunkline.db.calls import jobs, push
 from trunkline.db.calls.job_records import WorkerRow
+from trunkline.db.calls.list_records import Finding
 from trunkline.db.pool import Connection
-from trunkline.doctor import Finding, examine
-from trunkline.types import QueueStats, Stats
+from trunkline.doctor import examine
+from trunkline.types import Attention, QueueStats, Stats
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _HEALTH_EVERY = 10.0
 _SEEN_WITHIN = timedelta(minutes=1)
+_MOST_ATTENTION = 8
 _ASKED_FOR_ERRORS = 20
 """Number of failing endpoints whose last error is read: the frame is redrawn each second."""
 _TOPICS = (
@@ -73,7 +76,7 @@ _ENDPOINTS = (
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option("--every", type=Duration(), default="1s", show_default=True, help="Interval between frames.")
 def command(invocation: Invocation, once: bool, every: timedelta) -> None:
-    """Show topics, groups, queues, endpoints, workers and health, until q or Ctrl-C. Makes no changes.
+    """Show what needs attention, topics, groups, queues, endpoints, workers and health, until q or Ctrl-C. Makes no changes.
 
     Press q to quit and ? for the other keys: scroll, sort by activity, filter by name.
     """
@@ -175,6 +178,7 @@ class Overview:
         self._stats = Stats([], [], [])
         self._endpoints: list[EndpointRow] = []
         self._workers: list[WorkerRow] = []
+        self._attention: list[Attention] = []
         self._at = 0.0
         self._rates: dict[str, float] = {}
         self._health: list[Finding] = []
@@ -191,6 +195,7 @@ class Overview:
             for row in self._stats.queues
             if row.queue in before
         }
+        self._attention = await mq.inspect.attention()
         if isinstance(mq, Client):
             async with mq.connection() as conn:
                 self._endpoints = await _endpoint_rows(conn, self._stats.queues)
@@ -203,6 +208,7 @@ class Overview:
     def record(self) -> dict[str, Any]:
         """Return the frame for programs."""
         return {name: [plain(row) for row in getattr(self._stats, name)] for name in ("topics", "groups", "queues")} | {
+            "attention": [plain(row) for row in self._attention],
             "endpoints": [plain(endpoint) for endpoint in self._endpoints],
             "workers": [plain(worker) for worker in self._workers],
             "health": [plain(finding) for finding in self._health],
@@ -230,6 +236,7 @@ class Overview:
             Column("paused", "paused"),
         )
         tables: tuple[tuple[tuple[Column, ...], Sequence[Any]], ...] = (
+            (ATTENTION, self._attention[:_MOST_ATTENTION]),
             (_TOPICS, view.rows(self._stats.topics, lambda row: row.topic, lambda row: row.rate_per_second or 0)),
             (_GROUPS, view.rows(self._stats.groups, lambda row: f"{row.group} {row.topic}", lambda row: row.lag or 0)),
             (queues, view.rows(self._stats.queues, lambda row: row.queue, lambda row: self._rate(row) or 0)),

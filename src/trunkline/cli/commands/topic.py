@@ -14,6 +14,7 @@ from trunkline.cli.framework import confirm
 from trunkline.cli.framework.command import CommandGroup, Count, Invocation, setting_options
 from trunkline.cli.framework.output import Column, payload_text, size_text
 from trunkline.cli.framework.positions import Position, resolve
+from trunkline.cli.framework.searching import run_search, search_options
 from trunkline.errors import NotFound
 from trunkline.resources import TopicSettings
 from trunkline.types import Message
@@ -39,6 +40,17 @@ _OFFSETS = (
     Column("lowest", "lowest_offset", right=True),
     Column("head", "head", right=True),
     Column("at", "offset_at", right=True),
+)
+_MAP = (
+    Column("partition", "partition", right=True),
+    Column("lowest", "lowest_offset", right=True),
+    Column("head", "head", right=True),
+    Column("segments", lambda row: len(row.segments), right=True),
+    Column("size", lambda row: size_text(sum(segment.bytes or 0 for segment in row.segments)), right=True),
+    Column("archived to", lambda row: row.archive[-1].last_offset if row.archive else None, right=True),
+    Column("staged", "staged", right=True),
+    Column("kept until", lambda row: row.keeps.until if row.keeps else None),
+    Column("readers", lambda row: ", ".join(f"{each.name} at {each.next_offset}" for each in row.readers)),
 )
 MESSAGES = (
     Column("place", lambda message: f"{message.partition}@{message.offset}", whole=True),
@@ -185,6 +197,28 @@ def read(
         return messages
 
     invocation.out.many(invocation.run(work), MESSAGES)
+
+
+@command.verb(
+    "search",
+    example="trunkline topic search orders --key customer-7 --start 1d\n"
+    "trunkline topic search orders --text refund --limit 10",
+)
+@click.argument("name")
+@search_options
+def search(invocation: Invocation, name: str, **given: Any) -> None:
+    """Search the messages of a topic, the newest first. Has no effect on readers.
+
+    Stops at the limits and says how to continue. All given conditions must match.
+    """
+    run_search(invocation, name, MESSAGES, lambda mq: mq.topics, given)
+
+
+@command.verb("map", example="trunkline topic map orders")
+@click.argument("name")
+def map_(invocation: Invocation, name: str) -> None:
+    """Show what each partition holds: segments, readers, archive, staged rows, and until when it is kept."""
+    invocation.out.many(invocation.run(lambda mq: mq.topics.map(name)), _MAP)
 
 
 def _has_archive(invocation: Invocation, name: str) -> bool:

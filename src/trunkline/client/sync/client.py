@@ -19,6 +19,7 @@ from trunkline.client.sync.deliveries import Deliveries
 from trunkline.client.sync.endpoints import Endpoints
 from trunkline.client.sync.group_reader import GroupReader
 from trunkline.client.sync.groups import Groups
+from trunkline.client.sync.inspection import Inspection
 from trunkline.client.sync.queues import Queues
 from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.subscriptions import Subscriptions
@@ -80,6 +81,7 @@ class SyncClient(OnConnection):
         self.dead = DeadLetters(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
+        self.inspect = Inspection(self._open)
 
     def __enter__(self) -> Self:
         self._open()

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 
 from trunkline.client.sync.resource import Resource
 from trunkline.codec import place
 from trunkline.db.sync import calls
-from trunkline.types import Group, GroupStats, Headers, Place
+from trunkline.db.sync.calls import inspection
+from trunkline.types import Group, GroupStats, Headers, Member, Place
 
 
 class Groups(Resource):
@@ -54,13 +56,26 @@ class Groups(Resource):
                 conn, topic, group, start=place(start), pattern=pattern, headers=headers, ensure=ensure
             )
 
-    def list(self, topic: str | None = None, *, after: str | None = None, limit: int | None = None) -> builtins.list[Group]:
+    def list(
+        self,
+        topic: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        names: Sequence[str] | None = None,
+    ) -> builtins.list[Group]:
         """List the groups of a topic, or of all topics, by name.
 
-        `after` and `limit` page through the list. Without a topic, `after` is `"topic/group"`.
+        `after` and `limit` page through the list. `names`: only these; `*` stands for any characters. Without a topic,
+        names are `"topic/group"`.
         """
         with self._reading() as conn:
-            return calls.list_groups(conn, topic, after=after, limit=limit)
+            return calls.list_groups(conn, topic, after=after, limit=limit, names=names)
+
+    def members(self, topic: str, group: str) -> builtins.list[Member]:
+        """Return the active members of a group, each with the partitions that it has leased."""
+        with self._reading() as conn:
+            return inspection.list_members(conn, topic, group)
 
     def delete(self, topic: str, group: str) -> None:
         """Delete the group and its position."""

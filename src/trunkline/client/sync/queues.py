@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from trunkline.client.sync.resource import Resource
+from trunkline.codec import duration, place
 from trunkline.db.sync import calls
+from trunkline.db.sync.calls import inspection
 from trunkline.resources import NewQueueSettings, QueueSettings, checked
-from trunkline.types import Queue, QueueStats, Waiting
+from trunkline.types import Duration, Message, Place, Queue, QueueStats, Search, SearchRange, Selection, Waiting
 
 T = TypeVar("T")
 
@@ -58,10 +61,15 @@ class Queues(Resource):
         with self._reading() as conn:
             return calls.get_queue(conn, name)
 
-    def list(self, *, after: str | None = None, limit: int | None = None) -> builtins.list[Queue]:
-        """List queues by name. `after` and `limit` page through the list."""
+    def list(
+        self, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+    ) -> builtins.list[Queue]:
+        """List queues by name. `after` and `limit` page through the list.
+
+        `names`: only these; `*` stands for any characters.
+        """
         with self._reading() as conn:
-            return calls.list_queues(conn, after=after, limit=limit)
+            return calls.list_queues(conn, after=after, limit=limit, names=names)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete the queue with its messages and subscriptions.
@@ -107,10 +115,77 @@ class Queues(Resource):
         with self._writing() as conn:
             return calls.cleanup_queue(conn, name)
 
-    def stats(self, name: str | None = None) -> builtins.list[QueueStats]:
-        """Return one row per queue, of one queue or of all."""
+    def stats(self, name: str | None = None, *, names: Sequence[str] | None = None) -> builtins.list[QueueStats]:
+        """Return one row per queue, of one queue or of all.
+
+        `names`: only these, without those that do not exist; `*` stands for any characters.
+        """
         with self._session().reading(queue=name) as conn:
-            return calls.queue_stats(conn, name)
+            return calls.queue_stats(conn, name, names=names)
+
+    def read(
+        self, queue: str, partition: int = 0, *, start: int = 1, limit: int = 100, type: Any = None
+    ) -> builtins.list[Message[Any]]:
+        """Read messages that were sent to the queue directly, from offset `start`, whether or not they were consumed.
+
+        In a queue with priorities, the partition is the priority. Raises `OffsetOutOfRange` if retention has removed
+        `start`.
+        """
+        with self._session().reading(queue=queue) as conn:
+            return inspection.read_queue(conn, queue, partition, start=start, limit=limit, type=type)
+
+    def estimate_search(
+        self,
+        queue: str,
+        selection: Selection | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+    ) -> builtins.list[SearchRange]:
+        """Return what `search` would read at most: offsets, messages and about how many bytes, per partition."""
+        with self._session().reading(queue=queue) as conn:
+            return inspection.estimate_search(
+                conn, "queue", queue, selection or {}, partitions=partitions, start=place(start), end=place(end)
+            )
+
+    def search(
+        self,
+        queue: str,
+        selection: Selection | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Place = "earliest",
+        end: Place = "latest",
+        limit: int = 50,
+        backwards: bool = True,
+        max_rows: int = 1_000_000,
+        budget: Duration = "5s",
+        after: dict[str, int] | None = None,
+        type: Any = None,
+    ) -> Search[Any]:
+        """Search messages that were sent to a queue directly, whether or not they were consumed.
+
+        The newest first, or forwards. Stops after `limit` matches (at most 1,000), `max_rows` messages read, or
+        `budget` (at most one minute). To continue, pass `next` of the result as `after`. `end` is inclusive if it is an
+        offset.
+        """
+        with self._session().reading(queue=queue) as conn:
+            return inspection.search_log(
+                conn,
+                "queue",
+                queue,
+                selection or {},
+                partitions=partitions,
+                start=place(start),
+                end=place(end),
+                limit=limit,
+                backwards=backwards,
+                max_rows=max_rows,
+                budget=duration(budget) or timedelta(seconds=5),
+                after=after,
+                type=type,
+            )
 
     @overload
     def peek(self, queue: str, *, limit: int = 10, type: None = None) -> builtins.list[Waiting[Any]]: ...

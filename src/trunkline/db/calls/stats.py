@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trunkline.db.pool import Connection
 from trunkline.db.query import fetch_rows
 from trunkline.types import (
@@ -20,5 +22,7 @@ async def group_stats(conn: Connection, topic: str | None = None, group: str | N
     return [GroupStats(*row) for row in rows]
 
 
-async def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
-    return [QueueStats(*row) for row in await fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
+async def queue_stats(conn: Connection, queue: str | None = None, *, names: Sequence[str] | None = None) -> list[QueueStats]:
+    query = "select * from trunkline.queue_stats(%b::text, %b::text[])"
+    rows = await fetch_rows(conn, query, (queue, None if names is None else list(names)))
+    return [QueueStats(*row) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trunkline.db.calls.statements import named_arguments
@@ -30,8 +31,11 @@ async def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     return (await fetch_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
-async def list_topics(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Topic]:
-    return await fetch_records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
+async def list_topics(
+    conn: Connection, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+) -> list[Topic]:
+    query = "select * from trunkline.list_topics(%b::text, %b::int, %b::text[])"
+    return await fetch_records(conn, Topic, query, (after, limit, None if names is None else list(names)))
 
 
 async def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:

@@ -12,7 +12,7 @@ from trunkline.resources import NewQueueSettings, QueueSettings
 from trunkline.server import budget
 from trunkline.server.auth import IN_BODY
 from trunkline.server.bodies import name_fault, refuse
-from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, Param
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
@@ -88,11 +88,12 @@ async def get_queue(request: Request, queue: FromPath[str]) -> Response:
     return respond(to_view(await request.mq.queues.get(queue)))
 
 
-@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), responses={200: Page}))
+@route("GET", "/queues", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), responses={200: Page}))
 async def list_queues(request: Request) -> Response:
     """List queues by name, 100 per page by default."""
     query = request.query()
-    return respond(page([to_view(row) for row in await request.mq.queues.list(after=query["after"])], query))
+    rows = await request.mq.queues.list(after=query["after"], names=query["name"] or None)
+    return respond(page([to_view(row) for row in rows], query))
 
 
 @route(

@@ -13,7 +13,7 @@ from trunkline.resources import TopicSettings
 from trunkline.server.auth import IN_BODY
 from trunkline.server.bodies import name_fault, refuse
 from trunkline.server.problems import invalid
-from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, OFFSET, PARTITION, Param
+from trunkline.server.query import AFTER, ENSURE, FORCE, LIMIT, NAMES, OFFSET, PARTITION, Param
 from trunkline.server.request import Request
 from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
@@ -89,11 +89,12 @@ async def get_topic(request: Request, topic: FromPath[str]) -> Response:
     return respond(to_view(await request.mq.topics.get(topic)))
 
 
-@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT), responses={200: Page}))
+@route("GET", "/topics", Doc(tag=TAG, scope="read", params=(AFTER, OFFSET, LIMIT, NAMES), responses={200: Page}))
 async def list_topics(request: Request) -> Response:
     """List topics by name, 100 per page by default."""
     query = request.query()
-    return respond(page([to_view(row) for row in await request.mq.topics.list(after=query["after"])], query))
+    rows = await request.mq.topics.list(after=query["after"], names=query["name"] or None)
+    return respond(page([to_view(row) for row in rows], query))
 
 
 @route(

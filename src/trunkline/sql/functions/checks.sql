@@ -83,6 +83,19 @@ begin
 end
 $$;
 
+-- Returns name patterns as patterns of LIKE: * stands for any characters, as in the scopes of tokens. Null: no
+-- filter. Fails with TL001 for more than 1,000.
+create or replace function trunkline._name_patterns(p_names text[]) returns text[]
+language plpgsql immutable
+as $$
+begin
+    if cardinality(p_names) > 1000 then
+        perform trunkline._fail('TL001', format('at most 1,000 names can be given, got %s', cardinality(p_names)), 'Use patterns with *, such as "orders.*".');
+    end if;
+    return (select case when p_names is not null then coalesce(array_agg(replace(regexp_replace(n, '([\\%_])', '\\\1', 'g'), '*', '%')), '{}') end from unnest(p_names) n);
+end
+$$;
+
 -- Returns p_limit, the maximum number of rows in a list. Null means all rows. Fails with TL001 unless it is
 -- between 1 and 1,000,000.
 create or replace function trunkline._limit(p_limit int) returns int

@@ -242,6 +242,15 @@ as $$
                                  where e.rotation = l.rotation and e.cursor_id = l.cursor_id and e.first = l.first and e.positions @> p_pos))
 $$;
 
+-- Returns how often the open lease of a message was extended.
+create or replace function trunkline._extensions_of(c trunkline.cursors, p_offset bigint) returns int
+language sql stable
+as $$
+    select coalesce((select count(*)::int from trunkline._leases_of(c, p_offset) x
+                     join trunkline.extensions e on e.rotation = (x.l).rotation and e.cursor_id = (x.l).cursor_id and e.first = (x.l).first and e.positions @> x.pos
+                     where trunkline._ends_at_position(x.l, x.pos) > trunkline.clock()), 0)
+$$;
+
 -- Returns why a cursor skips a message; null if the message matches.
 create or replace function trunkline._mismatch(c trunkline.cursors, p_offset bigint, p_routing_key text, p_headers jsonb) returns text
 language plpgsql stable
@@ -270,6 +279,8 @@ declare
     v_now   timestamptz := trunkline.clock();
     v_state text;
     v_why   text;
+    v_rate  float8;
+    v_ahead bigint;
 begin
     select * into p from trunkline.positions where cursor_id = c.cursor_id order by state_no desc limit 1;
     p.committed := coalesce(p.committed, c.start_position - 1);
@@ -289,8 +300,15 @@ begin
         v_state := 'waiting';
         v_why := format('%s messages ahead; no member owns the partition', p_offset - p.committed - 1);
     end if;
+    if v_state = 'waiting' then
+        v_ahead := p_offset - p.committed - 1;
+        -- of all partitions; a partition has its share
+        v_rate := trunkline._recent_rate('group', c.subscription_id) / (select count(*) from trunkline.cursors k where k.subscription_id = c.subscription_id);
+    end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'consumer', case when p.deadline > v_now then p.member end,
-                              'until', case when v_state = 'leased' then p.deadline end);
+                              'until', case when v_state = 'leased' then p.deadline end)
+           || case when v_state = 'waiting' then jsonb_build_object('cause', case when p.member is not null and p.deadline > v_now then 'behind' else 'no_member' end, 'ahead', v_ahead,
+                  'rate_per_second', v_rate, 'expected_at', case when v_rate > 0 then v_now + least((v_ahead + 1) / v_rate, 3e8) * interval '1 second' end) else '{}' end;
 end
 $$;
 
@@ -312,6 +330,8 @@ declare
     v_until   timestamptz;
     v_history jsonb := '[]';
     v_holder  record;
+    v_more    jsonb := '{}';
+    v_extended int;
 begin
     select * into q from trunkline.queues where queue_id = c.queue_id;
     v_next := trunkline._next_offset(c);
@@ -363,7 +383,9 @@ begin
         if x.deadline > v_now then
             v_state := 'leased';
             v_until := x.deadline;
-            v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'an unnamed consumer'), x.attempt);
+            v_extended := trunkline._extensions_of(c, m.log_offset);
+            v_why := format('leased to %s, attempt %s', coalesce(x.consumer, 'an unnamed consumer'), x.attempt)
+                     || case v_extended when 0 then '' when 1 then ', extended once' else format(', extended %s times', v_extended) end;
         else
             v_state := 'waiting';
             v_why := 'lease expired; redelivery is due';
@@ -396,10 +418,12 @@ begin
         end if;
     end if;
     if v_state = 'waiting' then
-        v_why := concat_ws('; ', v_why, trunkline._not_sent(q.queue_id));
+        v_more := trunkline._waiting_for(q, case when w.source_id is null and x.claimed_at is null then m.log_offset - v_next else 0 end, m.label);
+        v_why := concat_ws('; ', v_why, v_more ->> 'why');
     end if;
     return jsonb_build_object('state', v_state, 'reason', v_why, 'until', v_until, 'attempt', coalesce(x.attempt, 0),
-                              'consumer', case when v_state = 'leased' then x.consumer end, 'history', v_history);
+                              'consumer', case when v_state = 'leased' then x.consumer end, 'history', v_history)
+           || case when v_state = 'leased' then jsonb_build_object('claimed_at', x.claimed_at, 'extensions', v_extended) else '{}' end || v_more - 'why';
 end
 $$;
 
@@ -427,7 +451,7 @@ begin
       where c.log = p_log;
     return jsonb_build_object(
         'id', m.id, 'state', 'in_log', 'topic', case t.kind when 'topic' then t.name end, 'queue', case t.kind when 'inbox' then t.name end,
-        'partition', l.partition, 'offset', p_offset, 'published_at', m.created_at, 'occurred_at', m.occurred_at, 'key', m.key,
+        'partition', l.partition, 'offset', p_offset, 'published_at', m.created_at, 'sequenced_at', (trunkline._tick_of(p_log, p_offset)).cut_at, 'occurred_at', m.occurred_at, 'key', m.key,
         'routing_key', m.routing_key, 'label', m.label, 'headers', m.headers, 'content_type', m.content_type, 'size', length(m.payload),
         'reason', case when v_readers is null then 'no group or queue reads this topic'
                        when not jsonb_path_exists(v_readers, '$[*] ? (@.state != "not_matched")') then 'no subscription matches the message'
@@ -612,6 +636,10 @@ $$;
 -- Ids that contain their time (all that Trunkline creates) are found anywhere in the log. Other ids are
 -- searched in the newest 20,000 messages of the queues and of each topic. For an id that is not found near
 -- its time, the cost grows with the number of logs that have newer messages.
+-- sequenced_at: when the message got its offset. Each reader for which it waits has cause ('behind',
+-- 'no_consumer', 'no_member', 'no_worker', 'kind_unknown', 'limit', 'rate', 'endpoint' or 'endpoint_rate'),
+-- ahead (messages before it in its partition), last_claim_at, rate_per_second and expected_at: an estimate from
+-- the rate of the last minutes. A leased one has claimed_at and extensions (how often its lease was extended).
 create or replace function trunkline.explain_message(p_id uuid) returns jsonb
 language plpgsql
 as $$

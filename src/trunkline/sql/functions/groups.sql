@@ -120,8 +120,9 @@ end
 $$;
 
 -- Returns the groups of one topic, or of all topics, ordered by topic and name. For pages, pass p_limit and
--- the last group of the page before as p_after: 'group' if p_topic is given, else 'topic/group'.
-create or replace function trunkline.list_groups(p_topic text default null, p_after text default null, p_limit int default null)
+-- the last group of the page before as p_after: 'group' if p_topic is given, else 'topic/group'. p_names: only
+-- groups with one of these names, written in the same way; * stands for any characters.
+create or replace function trunkline.list_groups(p_topic text default null, p_after text default null, p_limit int default null, p_names text[] default null)
 returns table (topic text, name text, pattern text, filter jsonb, created_at timestamptz)
 language sql stable
 as $$
@@ -129,6 +130,7 @@ as $$
     from trunkline.subscriptions s join trunkline.topics t using (topic_id)
     where s.kind = 'group' and (p_topic is null or t.name = p_topic)
       and (p_after is null or case when p_topic is null then (t.name, s.name) > (split_part(p_after, '/', 1), split_part(p_after, '/', 2)) else s.name > p_after end)
+      and (p_names is null or case when p_topic is null then t.name || '/' || s.name else s.name end like any (trunkline._name_patterns(p_names)))
     order by t.name, s.name limit trunkline._limit(p_limit)
 $$;
 

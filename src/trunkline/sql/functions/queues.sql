@@ -268,12 +268,12 @@ language sql stable
 as $$ select r.* from trunkline._queue(p_name) q cross join lateral trunkline._queue_rows(array[q.name]) r $$;
 
 -- Returns all queues ordered by name. For pages, pass p_limit and the last name of the page before as
--- p_after.
-create or replace function trunkline.list_queues(p_after text default null, p_limit int default null) returns setof trunkline.queue_row
+-- p_after. p_names: only queues with one of these names; * stands for any characters.
+create or replace function trunkline.list_queues(p_after text default null, p_limit int default null, p_names text[] default null) returns setof trunkline.queue_row
 language sql stable
 as $$
     select * from trunkline._queue_rows(array(
-        select name from trunkline.queues where p_after is null or name > p_after order by name limit trunkline._limit(p_limit)))
+        select name from trunkline.queues where (p_after is null or name > p_after) and (p_names is null or name like any (trunkline._name_patterns(p_names))) order by name limit trunkline._limit(p_limit)))
 $$;
 
 -- Returns up to p_limit messages (at most 10,000) that are not leased, without claiming them or counting an

@@ -56,7 +56,7 @@ begin
     left join trunkline.queues q on r.kind = 'queue' and q.queue_id = r.subject
     left join trunkline.subscriptions s on r.kind = 'group' and s.subscription_id = r.subject
     left join trunkline.topics t on t.topic_id = s.topic_id
-    where r.kind <> 'topic' and r.at > trunkline.clock() - p_since and coalesce(q.name, s.name) is not null
+    where r.kind in ('queue', 'group') and r.at > trunkline.clock() - p_since and coalesce(q.name, s.name) is not null
     order by r.kind, r.subject, date_bin(p_step, r.at, 'epoch'), r.at desc;
 end
 $$;

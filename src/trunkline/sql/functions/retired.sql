@@ -38,6 +38,27 @@ begin
 end
 $do$;
 
+drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
+    trunkline._create_token(text, text, bytea, text[], timestamptz);
+
+-- The result of these has other columns now, or they have other parameters.
+do $do$
+declare
+    f regprocedure;
+begin
+    for f in
+        select p.oid
+        from pg_proc p
+        join (values ('topic_rollups', 'bytes'), ('list_queues', 'p_names'), ('list_topics', 'p_names'), ('list_groups', 'p_names'), ('queue_stats', 'p_names'),
+                     ('upkeep_stats', 'took_seconds'), ('list_workers', 'schemas')) x (name, argument)
+          on p.proname = x.name and not x.argument = any (coalesce(p.proargnames, '{}'))
+        where p.pronamespace = 'trunkline'::regnamespace
+    loop
+        execute format('drop function %s', f);
+    end loop;
+end
+$do$;
+
 do $do$
 begin
     if not exists (select from pg_attribute where attrelid = 'trunkline.queue_row'::regclass and attname = 'segment_rows') then

@@ -1,5 +1,5 @@
--- Rollups: running totals of topics, groups and queues and a sample of latencies, once a minute. Idle queues
--- and groups get rows less often. Dashboards show the rates of the last day from them without reading
+-- Rollups: running totals of topics, groups, queues, endpoints and labels, and a sample of latencies, once a
+-- minute. Idle queues and groups get rows less often, idle endpoints and labels none. Dashboards show the rates of the last day from them without reading
 -- messages or leases; rows are kept for 25 hours. This file assigns no offsets: the head of a log is that of
 -- its newest tick, which upkeep writes every 200 ms.
 
@@ -21,26 +21,191 @@ begin
 end
 $$;
 
--- Adds the latencies of a queue to its row: of up to 100 runs of deliveries that were settled since the last
--- rollup. They are read from the delivery history; a queue without one has no latencies.
+-- Returns an empty row.
+create or replace function trunkline._new_rollup(p_kind text, p_subject int, p_at timestamptz) returns trunkline.rollups
+language sql immutable
+as $$
+    select row(p_kind, p_subject, p_at, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null, null, null)::trunkline.rollups
+$$;
+
+-- Returns when the message at an offset entered the log, and its label; null if retention removed it.
+create or replace function trunkline._sampled_message(p_cursor_id int, p_offset bigint, out at timestamptz, out label text)
+language plpgsql
+as $$
+declare
+    c trunkline.cursors;
+begin
+    select * into c from trunkline.cursors where cursor_id = p_cursor_id;
+    if c.log is not null and p_offset >= (select base_offset from trunkline.logs where log = c.log) then
+        select m.entered_at, m.label into at, label from trunkline._read(c.topic_id, c.partition, c.segment_rows, p_offset, p_offset) m;
+    end if;
+end
+$$;
+
+-- Adds the latencies of a queue to its row, and writes the rows of its labels: of up to 100 runs of
+-- deliveries that were settled since the last rollup. They are read from the delivery history; a queue
+-- without one has neither.
 create or replace function trunkline._queue_latencies(inout r trunkline.rollups, p_last trunkline.rollups)
 language plpgsql
 as $$
 declare
-    v_since timestamptz := coalesce(p_last.at, r.at - interval '1 minute');
+    v_since  timestamptz := coalesce(p_last.at, r.at - interval '1 minute');
+    v_sizes  bigint[];
+    v_waits  float8[];
+    v_works  float8[];
+    v_kinds  "char"[];
+    v_labels text[];
 begin
-    with sampled as materialized (
-        select h.source_id, h.first_offset, h.attempt, h.claimed_at, h.settled_at, h.kind
-        from trunkline.history h where h.queue_id = r.subject and h.settled_at > v_since and h.settled_at <= r.at order by h.settled_at desc limit 100
-    ), waits as (
-        select extract(epoch from f.claimed_at - trunkline._published_at(f.source_id, f.first_offset))::float8 as took from sampled f where f.attempt = 1
-    ), works as (
-        -- settled by a consumer, not by expiry
-        select extract(epoch from f.settled_at - f.claimed_at)::float8 as took from sampled f where f.kind in ('a', 'n', 'b', 'd', 'r')
-    )
+    select array_agg(f.n), array_agg(case when f.attempt = 1 then extract(epoch from f.claimed_at - m.at)::float8 end),
+           -- settled by a consumer, not by expiry
+           array_agg(case when f.kind in ('a', 'n', 'b', 'd', 'r') then extract(epoch from f.settled_at - f.claimed_at)::float8 end), array_agg(f.kind), array_agg(m.label)
+      into v_sizes, v_waits, v_works, v_kinds, v_labels
+      from (select h.source_id, h.first_offset, h.last_offset - h.first_offset + 1 as n, h.attempt, h.claimed_at, h.settled_at, h.kind
+            from trunkline.history h where h.queue_id = r.subject and h.settled_at > v_since and h.settled_at <= r.at order by h.settled_at desc limit 100) f
+      cross join lateral trunkline._sampled_message(f.source_id, f.first_offset) m;
     select w.p[1], w.p[2], w.m, k.p[1], k.p[2], k.m into r.wait_p50, r.wait_p99, r.wait_max, r.work_p50, r.work_p99, r.work_max
-      from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from waits) w,
-           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from works) k;
+      from (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from unnest(v_waits) took) w,
+           (select percentile_cont('{0.5,0.99}'::float8[]) within group (order by took) as p, max(took) as m from unnest(v_works) took) k;
+    if num_nonnulls(variadic v_labels) > 0 or exists (select from trunkline.rollup_labels l where l.queue_id = r.subject) then
+        perform trunkline._write_label_rollups(r, p_last, v_sizes, v_works, v_kinds, v_labels);
+    end if;
+end
+$$;
+
+-- Writes the rows of the labels of a queue: of those in the sample, and, with rates of 0, of those that were
+-- in the last one. Counters are estimates: those of the sample, in proportion to all that the queue has
+-- settled. lag: how many were settled since the last row.
+create or replace function trunkline._write_label_rollups(r trunkline.rollups, p_last trunkline.rollups, p_sizes bigint[], p_works float8[], p_kinds "char"[], p_labels text[]) returns void
+language plpgsql
+as $$
+declare
+    v_settled bigint := r.acked + r.returned + r.dead - coalesce(p_last.acked + p_last.returned + p_last.dead, 0);
+    v_factor  float8 := greatest(1, v_settled::float8 / nullif((select sum(n) from unnest(p_sizes) n), 0));
+    v_id      int;
+    v_last    trunkline.rollups;
+    x         record;
+    l         trunkline.rollups;
+begin
+    for x in
+        select coalesce(s.label, k.label) as label, k.label_id, coalesce(s.acked, 0) as acked, coalesce(s.returned, 0) as returned, coalesce(s.dead, 0) as dead, s.times, s.longest
+        from (select y.label, sum(y.n) filter (where y.kind = 'a') as acked, sum(y.n) filter (where y.kind in ('n', 'r', 'x')) as returned,
+                     sum(y.n) filter (where y.kind in ('b', 'd')) as dead,
+                     percentile_cont('{0.5,0.99}'::float8[]) within group (order by y.took) as times, max(y.took) as longest
+              from unnest(p_sizes, p_works, p_kinds, p_labels) y(n, took, kind, label) where y.label is not null group by y.label) s
+        full join (select * from trunkline.rollup_labels z where z.queue_id = r.subject) k on k.label = s.label
+    loop
+        v_id := x.label_id;
+        if v_id is null then
+            continue when (select count(*) from trunkline.rollup_labels z where z.queue_id = r.subject) >= 200;
+            insert into trunkline.rollup_labels (queue_id, label) values (r.subject, x.label) returning label_id into v_id;
+        end if;
+        select * into v_last from trunkline.rollups y where y.kind = 'label' and y.subject = v_id order by y.at desc limit 1;
+        continue when x.times is null and x.acked + x.returned + x.dead = 0 and coalesce(v_last.lag, 0) = 0;
+        l := trunkline._new_rollup('label', v_id, r.at);
+        l.acked := coalesce(v_last.acked, 0) + round(x.acked * coalesce(v_factor, 1));
+        l.returned := coalesce(v_last.returned, 0) + round(x.returned * coalesce(v_factor, 1));
+        l.dead := coalesce(v_last.dead, 0) + round(x.dead * coalesce(v_factor, 1));
+        l.delivered := l.acked + l.returned + l.dead;
+        l.head := l.delivered;
+        l.lag := l.delivered - coalesce(v_last.delivered, 0);
+        l.work_p50 := x.times[1];
+        l.work_p99 := x.times[2];
+        l.work_max := x.longest;
+        perform trunkline._repeat_rollup(v_last, p_last.at);
+        insert into trunkline.rollups select l.* on conflict do nothing;
+    end loop;
+end
+$$;
+
+-- Inserts a copy of the last totals of a subject that was idle, for the time of the previous run. So rates
+-- cover one interval only.
+create or replace function trunkline._repeat_rollup(p_last trunkline.rollups, p_before timestamptz) returns void
+language sql
+as $$
+    insert into trunkline.rollups (kind, subject, at, head, delivered, acked, returned, dead, expired)
+    select p_last.kind, p_last.subject, p_before, p_last.head, p_last.delivered, p_last.acked, p_last.returned, p_last.dead, p_last.expired
+    where p_last.at < p_before on conflict do nothing
+$$;
+
+-- Writes the rows of endpoints that had requests since their last row, and of those whose last row had some:
+-- among the endpoints of these queues. Counts requests by their end, five seconds late, because dispatchers
+-- report several at once. Returns how many rows.
+-- head: requests; acked, returned (nacked or released) and dead: their outcomes; lag: requests since the last
+-- row; work: seconds of a request. Test requests do not count.
+create or replace function trunkline._roll_up_endpoints(p_queues int[], p_now timestamptz, p_before timestamptz) returns int
+language plpgsql
+as $$
+declare
+    e       record;
+    a       record;
+    r       trunkline.rollups;
+    v_last  trunkline.rollups;
+    v_since timestamptz;
+    v_count int := 0;
+begin
+    for e in select x.endpoint_id, x.timeout from trunkline.endpoints x
+             where x.endpoint_id in (select b.endpoint_id from trunkline.bindings b where b.queue_id = any (p_queues)) order by x.endpoint_id loop
+        begin
+            v_last := null;
+            select * into v_last from trunkline.rollups y where y.kind = 'endpoint' and y.subject = e.endpoint_id order by y.at desc limit 1;
+            v_since := coalesce(v_last.at, p_before, p_now - interval '1 minute') - interval '5 seconds';
+            select count(*) as n, count(*) filter (where y.outcome = 'acked') as acked, count(*) filter (where y.outcome in ('nacked', 'released')) as returned,
+                   count(*) filter (where y.outcome = 'buried') as dead, percentile_cont('{0.5,0.99}'::float8[]) within group (order by y.seconds) as times, max(y.seconds) as longest
+              into a from trunkline.attempts y
+             where y.endpoint_id = e.endpoint_id and y.started_at > v_since - e.timeout and y.queue_id is not null
+               and y.started_at + y.seconds * interval '1 second' > v_since and y.started_at + y.seconds * interval '1 second' <= p_now - interval '5 seconds';
+            continue when a.n = 0 and coalesce(v_last.lag, 0) = 0;
+            r := trunkline._new_rollup('endpoint', e.endpoint_id, p_now);
+            r.head := coalesce(v_last.head, 0) + a.n;
+            r.delivered := r.head;
+            r.acked := coalesce(v_last.acked, 0) + a.acked;
+            r.returned := coalesce(v_last.returned, 0) + a.returned;
+            r.dead := coalesce(v_last.dead, 0) + a.dead;
+            r.lag := a.n;
+            r.work_p50 := a.times[1];
+            r.work_p99 := a.times[2];
+            r.work_max := a.longest;
+            perform trunkline._repeat_rollup(v_last, p_before);
+            insert into trunkline.rollups select r.* on conflict do nothing;
+            v_count := v_count + 1;
+        exception when others then
+            raise warning 'cannot write the rollup of endpoint number %: % (%)', e.endpoint_id, sqlerrm, sqlstate;
+        end;
+    end loop;
+    return v_count;
+end
+$$;
+
+-- Returns the bytes that the segments of a topic use on disk.
+create or replace function trunkline._topic_bytes(p_topic_id int) returns bigint
+language sql
+as $$
+    select coalesce(sum(pg_total_relation_size(to_regclass(format('trunkline.topic_%s_%s_%s', p_topic_id, l.partition, s.segment)))), 0)::bigint
+    from trunkline.logs l
+    cross join lateral (select g.segment from trunkline.segments g where g.log = l.log union all select g.segment from trunkline.staged_segments g where g.log = l.log) s
+    where l.topic_id = p_topic_id
+$$;
+
+-- Writes the row of the database. head: bytes of write-ahead log; bytes: size of Trunkline's tables; lag:
+-- open sessions; ready: those that hold back vacuum or will; oldest_age: age of the oldest transaction that
+-- holds back vacuum; wait_max: age of the oldest one whose messages cannot get an offset yet.
+create or replace function trunkline._roll_up_system(p_now timestamptz) returns void
+language plpgsql
+as $$
+declare
+    r trunkline.rollups := trunkline._new_rollup('system', 0, p_now);
+begin
+    r.head := pg_current_wal_lsn() - '0/0'::pg_lsn;
+    select a.transaction, a.unsequenced into r.oldest_age, r.wait_max from trunkline._ages() a;
+    select count(*), count(*) filter (where num_nonnulls(a.backend_xid, a.backend_xmin) > 0 and a.pid <> pg_backend_pid()) into r.lag, r.ready
+      from pg_stat_activity a where a.datname = current_database() and a.backend_type = 'client backend';
+    -- the tables that are not a topic's: a fixed number. Topics have written their rows before.
+    r.bytes := (select coalesce(sum(pg_total_relation_size(p.relid)), 0)
+                from unnest('{store,ticks,positions,leases,settled,extensions,returns,later,cursor_states,passes,delayed,dead_letters,redriven,history,idempotency,
+                              attempts,job_results,job_once,inbox_keys,rollups,audit}'::text[]) name
+                cross join lateral pg_partition_tree(to_regclass('trunkline.' || name)) p where p.isleaf)
+               + (select coalesce(sum(x.bytes), 0) from trunkline.rollups x where x.at = p_now and x.kind = 'topic');
+    insert into trunkline.rollups select r.* on conflict do nothing;
 end
 $$;
 
@@ -58,6 +223,7 @@ begin
         insert into trunkline.rollups (kind, subject, at, head, delivered, acked, returned, dead, expired)
         values (v_last.kind, v_last.subject, p_before, v_last.head, v_last.delivered, v_last.acked, v_last.returned, v_last.dead, v_last.expired)
         on conflict do nothing;
+        v_last.at := p_before;
     end if;
     r := trunkline._queue_latencies(r, v_last);
     insert into trunkline.rollups select r.* on conflict do nothing;
@@ -81,7 +247,7 @@ begin
             if r.subject is not null then
                 perform trunkline._write_queue_rollup(r, p_before);
             end if;
-            r := row('queue', (t.q).queue_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
+            r := trunkline._new_rollup('queue', (t.q).queue_id, p_now);
             v_late := null;
             v_count := v_count + 1;
         end if;
@@ -121,7 +287,7 @@ declare
     v_head  bigint;
     v_since timestamptz;
 begin
-    r := row('group', p_subscription_id, p_now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, null, null, null, null, null, null, null, null)::trunkline.rollups;
+    r := trunkline._new_rollup('group', p_subscription_id, p_now);
     select x.at into v_since from trunkline.rollups x where x.kind = 'group' and x.subject = p_subscription_id order by x.at desc limit 1;
     v_since := coalesce(v_since, p_now - interval '1 minute');
     for c in select * from trunkline.cursors where subscription_id = p_subscription_id loop
@@ -216,9 +382,12 @@ begin
         v_before := null;
     end if;
     delete from trunkline.rollups where at < v_now - interval '25 hours';
-    insert into trunkline.rollups (kind, subject, at, head)
-    select 'topic', l.topic_id, v_now, sum(trunkline._head(l.log)) from trunkline.logs l join trunkline.topics t using (topic_id)
-    where t.kind = 'topic' group by l.topic_id
+    insert into trunkline.rollups (kind, subject, at, head, bytes, removed)
+    -- the size is read again only if something has changed
+    select 'topic', x.topic_id, v_now, x.head, case when (x.head, x.removed) = (y.head, y.removed) then y.bytes else trunkline._topic_bytes(x.topic_id) end, x.removed
+    from (select l.topic_id, sum(trunkline._head(l.log))::bigint as head, sum(l.base_offset - 1)::bigint as removed
+          from trunkline.logs l join trunkline.topics t using (topic_id) where t.kind = 'topic' group by l.topic_id) x
+    left join lateral (select z.head, z.removed, z.bytes from trunkline.rollups z where z.kind = 'topic' and z.subject = x.topic_id order by z.at desc limit 1) y on true
     -- no new row if the server's clock stands still or was set back
     on conflict do nothing;
     get diagnostics v_count = row_count;
@@ -244,6 +413,12 @@ begin
             raise warning 'cannot write the rollup of group number %: % (%)', v_group, sqlerrm, sqlstate;
         end;
     end loop;
+    v_count := v_count + trunkline._roll_up_endpoints(v_queues, v_now, v_before);
+    begin
+        perform trunkline._roll_up_system(v_now);
+    exception when others then
+        raise warning 'cannot write the rollup of the database: % (%)', sqlerrm, sqlstate;
+    end;
     perform setval('trunkline.rolled_up_at', floor(extract(epoch from v_now) * 1000)::bigint);
     perform setval('trunkline.rolled_up_pass', v_newest);
     return v_count;
@@ -279,7 +454,7 @@ begin
     select p.step, extract(epoch from (p.r).at - (p.was).at)::float8,
            row((p.r).kind, (p.r).subject, (p.r).at, (p.r).head, (p.r).delivered, (p.r).acked, (p.r).returned, (p.r).dead, (p.r).expired,
                (p.r).lag, (p.r).ready, (p.r).leased, (p.r).oldest_age,
-               p.wait_p50, p.wait_p99, p.wait_max, p.work_p50, p.work_p99, p.work_max, null, null)::trunkline.rollups,
+               p.wait_p50, p.wait_p99, p.wait_max, p.work_p50, p.work_p99, p.work_max, null, null, (p.r).bytes, (p.r).removed)::trunkline.rollups,
            p.was
     from pairs p where p.step >= v_from order by p.step;
 end
@@ -292,16 +467,17 @@ language sql immutable
 as $$ select greatest(0, p_now - p_was) / nullif(p_seconds, 0) $$;
 
 -- Returns the head and the published messages per second of a topic, in steps, oldest first. p_since and
--- p_step: 1 minute to 25 hours.
+-- p_step: 1 minute to 25 hours. bytes: size on disk; removed: messages that retention has removed; both over
+-- all partitions, and null where an earlier release has written the row.
 create or replace function trunkline.topic_rollups(p_topic text, p_since interval default '1 day', p_step interval default '1 minute')
-returns table (at timestamptz, head bigint, published_per_second float8)
+returns table (at timestamptz, head bigint, published_per_second float8, bytes bigint, removed bigint)
 language plpgsql
 as $$
 declare
     t trunkline.topics := trunkline._topic('topic', p_topic);
 begin
     return query
-    select x.step, (x.r).head, trunkline._per_second((x.r).head, (x.was).head, x.seconds)
+    select x.step, (x.r).head, trunkline._per_second((x.r).head, (x.was).head, x.seconds), (x.r).bytes, (x.r).removed
     from trunkline._rollup_steps('topic', t.topic_id, p_since, p_step) x;
 end
 $$;

@@ -133,7 +133,8 @@ $$;
 -- letters, counted up to 100,000. acked, expired, purged: totals.
 -- oldest_age: seconds since the next message of a log entered it, or since the next returned one was
 -- returned; the larger of these.
-create or replace function trunkline.queue_stats(p_queue text default null)
+-- p_names: only queues with one of these names, * stands for any characters; unknown names have no row.
+create or replace function trunkline.queue_stats(p_queue text default null, p_names text[] default null)
 returns table (queue text, ready bigint, delayed bigint, leased bigint, dead bigint, acked bigint, expired bigint, purged bigint,
                oldest_age float8, paused boolean)
 language plpgsql
@@ -145,7 +146,7 @@ begin
     if p_queue is not null then
         v_queues := array[(trunkline._queue(p_queue)).queue_id];
     else
-        v_queues := array(select x.queue_id from trunkline.queues x order by x.name);
+        v_queues := array(select x.queue_id from trunkline.queues x where p_names is null or x.name like any (trunkline._name_patterns(p_names)) order by x.name);
     end if;
     for i in 1 .. cardinality(v_queues) by 200 loop
         -- Rolled back at every isolation level: each sequence needs a lock, and the server's lock table has

@@ -868,7 +868,10 @@ language sql stable
 as $$ select * from trunkline._topic('topic', p_name) $$;
 
 -- Returns all topics ordered by name. For pages, pass p_limit and the last name of the page before as
--- p_after.
-create or replace function trunkline.list_topics(p_after text default null, p_limit int default null) returns setof trunkline.topics
+-- p_after. p_names: only topics with one of these names; * stands for any characters.
+create or replace function trunkline.list_topics(p_after text default null, p_limit int default null, p_names text[] default null) returns setof trunkline.topics
 language sql stable
-as $$ select * from trunkline.topics where kind = 'topic' and (p_after is null or name > p_after) order by name limit trunkline._limit(p_limit) $$;
+as $$
+    select * from trunkline.topics
+    where kind = 'topic' and (p_after is null or name > p_after) and (p_names is null or name like any (trunkline._name_patterns(p_names))) order by name limit trunkline._limit(p_limit)
+$$;

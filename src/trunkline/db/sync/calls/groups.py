@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -43,13 +43,19 @@ def create_group(
 
 
 def list_groups(
-    conn: Connection, topic: str | None = None, *, after: str | None = None, limit: int | None = None
+    conn: Connection,
+    topic: str | None = None,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Group]:
     return fetch_records(
         conn,
         Group,
-        "select topic, name, pattern, filter as headers, created_at from trunkline.list_groups(%b::text, %b::text, %b::int)",
-        (topic, after, limit),
+        "select topic, name, pattern, filter as headers, created_at"
+        " from trunkline.list_groups(%b::text, %b::text, %b::int, %b::text[])",
+        (topic, after, limit, None if names is None else list(names)),
     )
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trunkline.db.sync.pool import Connection
 from trunkline.db.sync.query import fetch_rows
 from trunkline.types import (
@@ -21,5 +23,7 @@ def group_stats(conn: Connection, topic: str | None = None, group: str | None = 
     return [GroupStats(*row) for row in rows]
 
 
-def queue_stats(conn: Connection, queue: str | None = None) -> list[QueueStats]:
-    return [QueueStats(*row) for row in fetch_rows(conn, "select * from trunkline.queue_stats(%b::text)", (queue,))]
+def queue_stats(conn: Connection, queue: str | None = None, *, names: Sequence[str] | None = None) -> list[QueueStats]:
+    query = "select * from trunkline.queue_stats(%b::text, %b::text[])"
+    rows = fetch_rows(conn, query, (queue, None if names is None else list(names)))
+    return [QueueStats(*row) for row in rows]

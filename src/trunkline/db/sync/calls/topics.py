@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trunkline.db.sync.calls.statements import named_arguments
@@ -31,8 +32,11 @@ def ensure_topic(conn: Connection, name: str, **settings: Any) -> Topic:
     return (fetch_records(conn, Topic, f"select * from trunkline.ensure_topic(%b{named})", (name, *values)))[0]  # noqa: S608
 
 
-def list_topics(conn: Connection, *, after: str | None = None, limit: int | None = None) -> list[Topic]:
-    return fetch_records(conn, Topic, "select * from trunkline.list_topics(%b::text, %b::int)", (after, limit))
+def list_topics(
+    conn: Connection, *, after: str | None = None, limit: int | None = None, names: Sequence[str] | None = None
+) -> list[Topic]:
+    query = "select * from trunkline.list_topics(%b::text, %b::int, %b::text[])"
+    return fetch_records(conn, Topic, query, (after, limit, None if names is None else list(names)))
 
 
 def delete_topic(conn: Connection, name: str, *, force: bool = False) -> None:
