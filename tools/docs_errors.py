@@ -55,6 +55,8 @@ WHAT_TO_DO = {
     "queue_not_found": "Check the name, or create the queue.",
     "group_not_found": "Check topic and name, or create the group.",
     "subscription_not_found": "Check the name with `list_subscriptions`.",
+    "run_not_found": "Check `list_runs`. Runs are removed 90 days after their end.",
+    "preview_outdated": "Call `preview_run` again, and start the run with its result.",
     "dead_letter_not_found": "Check `list_dead_letters`. The message may have been redriven or purged.",
     "schedule_not_found": "Check the name with `list_schedules`.",
     "endpoint_not_found": "Check the name with `list_endpoints`.",

@@ -22,6 +22,7 @@ from trunkline.client.endpoints import Endpoints
 from trunkline.client.group_reader import GroupReader
 from trunkline.client.groups import Groups
 from trunkline.client.queues import Queues
+from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
@@ -40,6 +41,7 @@ SECTIONS: tuple[tuple[type[Any], str, str], ...] = (
     (Groups, "client.groups", "client.groups"),
     (Subscriptions, "client.subscriptions", "client.subscriptions"),
     (DeadLetters, "client.dead", "client.dead"),
+    (Runs, "client.runs", "client.runs"),
     (Schedules, "client.schedules", "client.schedules"),
     (Endpoints, "client.endpoints", "client.endpoints"),
     (QueueHandle, "client.queue(name)", "queue"),
@@ -64,6 +66,12 @@ RECORDS = (
     "Delivery",
     "Waiting",
     "DeadLetter",
+    "DeadGroup",
+    "DeadShare",
+    "Run",
+    "RunPreview",
+    "RunFailure",
+    "RunEvent",
     "Range",
     "Topic",
     "Queue",

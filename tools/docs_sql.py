@@ -40,6 +40,8 @@ FAMILIES = {
     "settle.sql": "Settling",
     "poll.sql": "Waiting",
     "dead.sql": "Dead letters",
+    "dead_groups.sql": "Groups of dead letters",
+    "runs.sql": "Runs",
     "schedules.sql": "Schedules",
     "explain.sql": "Explaining",
     "history.sql": "Delivery history and archive",

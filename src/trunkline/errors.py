@@ -176,6 +176,12 @@ class JobNotFound(NotFound):
     code = "job_not_found"
 
 
+class RunNotFound(NotFound):
+    """No run with this number exists."""
+
+    code = "run_not_found"
+
+
 class EndpointNotFound(NotFound):
     """No endpoint with this name exists, or the queue is not bound to an endpoint."""
 
@@ -225,6 +231,12 @@ class IdempotencyConflict(Conflict):
     """The idempotency key was used before for a different message."""
 
     code = "idempotency_conflict"
+
+
+class PreviewOutdated(Conflict):
+    """The number of messages that match has changed since the preview."""
+
+    code = "preview_outdated"
 
 
 class NotSupported(Conflict):
@@ -373,11 +385,13 @@ BY_SQLSTATE: dict[str, type[TrunklineError]] = {
     "TL016": TokenNotFound,
     "TL017": EndpointNotFound,
     "TL018": JobNotFound,
+    "TL019": RunNotFound,
     "TL020": AlreadyExists,
     "TL021": InUse,
     "TL022": IdempotencyConflict,
     "TL023": NotSupported,
     "TL024": StageLost,
+    "TL025": PreviewOutdated,
     "TL030": Busy,
     "TL060": ArchiveConflict,
     "22003": InvalidArgument,  # a number out of range of its column

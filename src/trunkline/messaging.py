@@ -7,7 +7,7 @@ behaviour.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 from uuid import UUID
@@ -16,7 +16,9 @@ from trunkline.resources import NewQueueSettings, QueueSettings, TopicSettings
 from trunkline.types import (
     Attention,
     CatchUp,
+    DeadGroup,
     DeadLetter,
+    DeadShare,
     Duration,
     Explanation,
     Group,
@@ -33,6 +35,8 @@ from trunkline.types import (
     Reader,
     Result,
     RetentionDeadline,
+    Run,
+    RunPreview,
     Schedule,
     Search,
     SearchRange,
@@ -212,6 +216,10 @@ class DeadLettersApi(Protocol):
         self, queue: str, *, after: int = 0, limit: int = 100, type: Any = None
     ) -> builtins.list[DeadLetter[Any]]: ...
     async def get(self, queue: str, id: UUID) -> DeadLetter[Any]: ...
+    async def groups(
+        self, queue: str | None = None, *, since: Duration | None = None, limit: int = 100
+    ) -> builtins.list[DeadGroup]: ...
+    async def spread(self, queue: str, fingerprint: str, *, limit: int = 10) -> builtins.list[DeadShare]: ...
     async def redrive(
         self,
         queue: str,
@@ -221,6 +229,9 @@ class DeadLettersApi(Protocol):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int: ...
+    async def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None: ...
     async def purge(
         self,
         queue: str,
@@ -229,6 +240,21 @@ class DeadLettersApi(Protocol):
         limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> int: ...
+
+
+class RunsApi(Protocol):
+    async def preview(self, kind: str, selector: Mapping[str, Any]) -> RunPreview: ...
+    async def start(
+        self, kind: str, selector: Mapping[str, Any], *, expected: int, options: Mapping[str, Any] | None = None
+    ) -> Run: ...
+    async def pause(self, run_id: int, *, reason: str | None = None) -> None: ...
+    async def resume(self, run_id: int) -> None: ...
+    async def abort(self, run_id: int, *, reason: str | None = None) -> None: ...
+    async def undo(self, run_id: int) -> None: ...
+    async def list(
+        self, states: Sequence[str] | None = None, *, before: int | None = None, limit: int = 100
+    ) -> builtins.list[Run]: ...
+    async def get(self, run_id: int) -> Run: ...
 
 
 class SchedulesApi(Protocol):
@@ -361,6 +387,8 @@ class Messaging(Settles, Protocol):
     def subscriptions(self) -> SubscriptionsApi: ...
     @property
     def dead(self) -> DeadLettersApi: ...
+    @property
+    def runs(self) -> RunsApi: ...
     @property
     def schedules(self) -> SchedulesApi: ...
     @property

@@ -124,6 +124,82 @@ class DeadLetter(Message[T], frozen=True, kw_only=True, eq=False):
     dead_at: datetime
 
 
+class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of one queue with the same label and the same masked error.
+
+    A row whose `rest` is set counts messages that no group contains: `groups` those of further groups, `older` those
+    older than the newest 100,000 dead letters.
+    """
+
+    queue: str | None
+    fingerprint: str | None
+    label: str | None
+    error: str | None
+    messages: int
+    first_at: datetime
+    last_at: datetime
+    attempts: int | None
+    last_id: UUID | None
+    last_error: str | None
+    rest: Literal["groups", "older"] | None
+
+
+class DeadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of dead letters of a group with one value of a dimension. `others`: all values that are not listed."""
+
+    dimension: str
+    value: str | None
+    messages: int
+    others: bool
+
+
+class RunPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages that a run would process now. `complete` is false if there are more messages than `messages`."""
+
+    messages: int
+    complete: bool
+    first_at: datetime | None = None
+    last_at: datetime | None = None
+    samples: list[UUID] = []
+
+
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a run redrove and that is a dead letter again."""
+
+    id: UUID
+    error: str | None
+    dead_at: datetime
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a run's log: a step with its number of messages, or a change of state."""
+
+    at: datetime
+    event: str
+    n: int | None = None
+    detail: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A bulk action that the database executes in steps. `failures` and `log` are only set by `client.runs.get`."""
+
+    run_id: int
+    kind: str
+    state: Literal["waiting", "canary", "running", "paused", "stopped", "done", "aborted", "undone"]
+    reason: str | None
+    selector: dict[str, Any]
+    options: dict[str, Any]
+    made_by: str
+    made_at: datetime
+    start_at: datetime
+    ended_at: datetime | None
+    total: int
+    done: int
+    failed: int
+    failures: list[RunFailure] = []
+    log: list[RunEvent] = []
+
+
 # Named resources
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
+import psycopg
 import pytest
 
 from tests.http import conftest as http_fixtures
@@ -352,6 +353,57 @@ async def test_dead_letters(mq: Messaging, name: str) -> None:
     assert len(await mq.claim(f"{name}-other", limit=9)) == 2
     with pytest.raises(errors.DeadLetterNotFound):
         await mq.dead.get(name, letters[0].id)
+
+
+async def test_an_edited_redrive(mq: Messaging, name: str) -> None:
+    await mq.queues.create(name)
+    await mq.enqueue(name, {"n": 7}, key="k")
+    for delivery in await mq.claim(name):
+        await delivery.bury("typo")
+    (letter,) = await mq.dead.list(name)
+    await mq.dead.redrive_edited(name, letter.id, {"n": 0}, headers={"edited": True})
+    with pytest.raises(errors.DeadLetterNotFound):
+        await mq.dead.redrive_edited(name, letter.id, {"n": 0})
+    (edited,) = await mq.claim(name)
+    assert (edited.body, edited.headers, edited.key, edited.attempt) == ({"n": 0}, {"edited": True}, "k", 1)
+
+
+async def test_groups_and_runs(mq: Messaging, name: str, module_db: str) -> None:
+    await mq.queues.create(name)
+    await mq.enqueue_many(name, [{"n": n} for n in range(5)])
+    for delivery in await mq.claim(name, limit=5):
+        await delivery.bury(f"timeout after {delivery.body['n']} s" if delivery.body["n"] < 3 else "no such user")
+    timeouts, users = await mq.dead.groups(name, since="1h", limit=5)
+    assert (timeouts.error, timeouts.messages, timeouts.queue, timeouts.rest) == ("timeout after <n> s", 3, name, None)
+    assert (users.error, users.messages) == ("no such user", 2)
+    assert timeouts.fingerprint is not None
+    shares = await mq.dead.spread(name, timeouts.fingerprint, limit=1)
+    assert [(row.value, row.messages) for row in shares if row.dimension == "attempts"] == [("1", 3)]
+    selector = {"queue": name, "fingerprint": timeouts.fingerprint}
+    found = await mq.runs.preview("redrive", selector)
+    assert (found.messages, found.complete, len(found.samples)) == (3, True, 3)
+    with pytest.raises(errors.PreviewOutdated, match="3 messages match now"):
+        await mq.runs.start("redrive", selector, expected=9)
+    with pytest.raises(errors.InvalidArgument, match="nothing but a queue"):
+        await mq.runs.preview("redrive", {"queue": name})
+    run = await mq.runs.start("redrive", selector, expected=3, options={"rate": 1000, "grace": 1000})
+    assert (run.state, run.total, run.selector, run.log[0].event) == ("waiting", 3, selector, "started")
+    await mq.runs.pause(run.run_id, reason="not yet")
+    assert [(row.state, row.reason) for row in await mq.runs.list(["paused"], limit=1)] == [("paused", "not yet")]
+    await mq.runs.resume(run.run_id)
+    await mq.runs.abort(run.run_id)
+    assert await mq.runs.list(["waiting", "running"], before=run.run_id) == []
+    with pytest.raises(errors.InUse):
+        await mq.runs.resume(run.run_id)
+    again = await mq.runs.start("redrive", selector, expected=3)
+    with psycopg.connect(module_db, autocommit=True) as conn:
+        for _ in range(2):
+            conn.execute("select trunkline.run_upkeep('runs')")
+    done = await mq.runs.get(again.run_id)
+    assert (done.state, done.done, done.failed, done.failures) == ("done", 3, 0, [])
+    assert sorted(row.body["n"] for row in await mq.claim(name, limit=9)) == [0, 1, 2]
+    with pytest.raises(errors.RunNotFound):
+        await mq.runs.get(10**9)
 
 
 # Subscriptions

@@ -51,7 +51,10 @@ CALLS = {
     "create_queue": "create_queue('new')",
     "create_schedule": "create_schedule('new', '* * * * *', 't')",
     "create_topic": "create_topic('new')",
+    "abort_run": "abort_run({run})",
+    "dead_groups": "dead_groups()",
     "dead_letter_errors": "dead_letter_errors()",
+    "dead_spread": "dead_spread('dead', 'f')",
     "delete_endpoint": "delete_endpoint('victim', true)",
     "delete_group": "delete_group('t', 'victim')",
     "delete_queue": "delete_queue('victim', true)",
@@ -89,6 +92,7 @@ CALLS = {
     "get_job": "get_job('{id}')",
     "get_messages": "get_messages(1, 2, 'single')",
     "get_queue": "get_queue('q')",
+    "get_run": "get_run({run})",
     "get_topic": "get_topic('t')",
     "group_rollups": "group_rollups('t', 'g')",
     "group_stats": "group_stats()",
@@ -122,6 +126,7 @@ CALLS = {
     "list_pipelines": "list_pipelines()",
     "list_progress": "list_progress('p')",
     "list_queues": "list_queues()",
+    "list_runs": "list_runs()",
     "list_schedules": "list_schedules()",
     "list_segments": "list_segments()",
     "list_sessions": "list_sessions()",
@@ -149,9 +154,11 @@ CALLS = {
     "pattern_regex": "pattern_regex('a.#')",
     "pause_endpoint": "pause_endpoint('e')",
     "pause_queue": "pause_queue('q')",
+    "pause_run": "pause_run({run})",
     "pause_schedule": "pause_schedule('s')",
     "peek_queue": "peek_queue('q')",
     "plan_archive": "plan_archive('t', p_open => true)",
+    "preview_run": 'preview_run(\'replay\', \'{{"queue": "q", "from": "2020-01-01"}}\')',
     "poll": "poll('{{q}}', '{{t}}', '{{g}}', '{{m}}', '{{t}}')",
     "publish": "publish('t', '1', p_key => 'k')",
     "publish_bytes": "publish_bytes('t', '1', p_idempotency_key => 'k')",
@@ -191,6 +198,9 @@ CALLS = {
     "take_permits": "take_permits({endpoint}, 1)",
     "take_probe": "take_probe({endpoint})",
     "take_tokens": "take_tokens('l', 1)",
+    "redrive_edited": "redrive_edited('dead', '{dead}', '2')",
+    "start_run": 'start_run(\'redrive\', \'{{"queue": "dead", "all": true}}\', 1)',
+    "resume_run": "resume_run({run})",
     "test_endpoint": "test_endpoint('e')",
     "return_test": "return_test(1, gen_random_uuid())",
     "test_routing": "test_routing('t', 'a')",
@@ -202,6 +212,7 @@ CALLS = {
     "unbind_queue": "unbind_queue('bound')",
     "uncancel_job": "uncancel_job('{id}')",
     "unsubscribe": "unsubscribe('q', 'single2')",
+    "undo_run": "undo_run({seek})",
     "upkeep_stats": "upkeep_stats()",
 }
 # Not called by users in their transactions, with the reason.
@@ -235,6 +246,8 @@ VARIANTS = (
     "purge_queue('returned')",
     "seek('t', 'victim', '2020-01-01')",
     "redrive('dead')",
+    'start_run(\'replay\', \'{{"queue": "returned", "from": "2020-01-01"}}\', 0)',
+    "start_run('purge_queue', '{{\"queue\": \"returned\"}}', 0)",
 )
 # Tables whose partitions are emptied in turn.
 ROTATED = (
@@ -291,6 +304,7 @@ class World:
         batch = fetch(conn, "t", p_limit=1)
         position, _, lease = delivery.receipt.partition(".")
         alert = value(conn, "insert into trunkline.alerts (at, kind, detail) values (now(), 'k', '{}') returning alert_id")
+        call(conn, "seek", "t", "victim", "earliest")
         self.facts = {
             "alert": alert,
             "receipt": delivery.receipt,
@@ -305,6 +319,12 @@ class World:
             "endpoint": value(conn, "select endpoint_id from trunkline.endpoints where name = 'e'"),
             "topic": value(conn, "select topic_id from trunkline.topics where name = 't' and kind = 'topic'"),
             "many": MANY,
+            "seek": value(conn, "select max(run_id) from trunkline.runs where kind = 'seek'"),
+            "run": value(
+                conn,
+                """select trunkline.start_run('purge_dead_letters',
+                                              '{"queue": "dead", "all": true}', 1, '{"grace": 86400}')""",
+            ),
         }
 
     def sequence(self) -> None:

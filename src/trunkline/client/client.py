@@ -20,6 +20,7 @@ from trunkline.client.groups import Groups
 from trunkline.client.inspection import Inspection
 from trunkline.client.on_connection import OnConnection
 from trunkline.client.queues import Queues
+from trunkline.client.runs import Runs
 from trunkline.client.schedules import Schedules
 from trunkline.client.subscriptions import Subscriptions
 from trunkline.client.topics import Topics
@@ -78,6 +79,7 @@ class Client(OnConnection):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
         self.inspect = Inspection(self._open)

@@ -20,6 +20,7 @@ from trunkline.http_client.groups import HttpGroups, group_path
 from trunkline.http_client.messages import NDJSON, array, batches, envelope, lines
 from trunkline.http_client.operations import HttpJobs, HttpPipelines, HttpSystem
 from trunkline.http_client.queues import HttpQueues
+from trunkline.http_client.runs import HttpRuns
 from trunkline.http_client.schedules import HttpSchedules
 from trunkline.http_client.searching import HttpInspection
 from trunkline.http_client.settler import HttpCommits, HttpSettler, deliveries_of
@@ -85,6 +86,7 @@ class HttpClient:
         self.groups = HttpGroups(self._transport)
         self.subscriptions = HttpSubscriptions(self._transport)
         self.dead = HttpDeadLetters(self._transport)
+        self.runs = HttpRuns(self._transport)
         self.schedules = HttpSchedules(self._transport)
         self.inspect = HttpInspection(self._transport)
         self.jobs = HttpJobs(self._transport)

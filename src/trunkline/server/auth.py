@@ -8,7 +8,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -159,18 +159,20 @@ class Auth:
         if doc.audit is True and name != IN_BODY:
             await self._record(scope, caller, name or _object(scope))
 
-    async def allow(self, scope: Any, verb: str, name: str, *, hide: bool = False) -> None:
+    async def allow(
+        self, scope: Any, verb: str, name: str, *, hide: bool = False, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """Complete `admit` for routes whose body names the topic or queue.
 
         `hide`: the caller did not name it, so the error must not either.
         """
         caller = self.check(scope, verb, name, hide=hide)
         if scope["route_handler"].opt["doc"].audit:
-            await self._record(scope, caller, name)
+            await self._record(scope, caller, name, detail)
 
-    async def record(self, scope: Any, name: str) -> None:
+    async def record(self, scope: Any, name: str, detail: Mapping[str, Any] | None = None) -> None:
         """Write an audit entry for routes whose body names something other than a topic or queue."""
-        await self._record(scope, scope.get("trunkline_caller", _LOCAL), name)
+        await self._record(scope, scope.get("trunkline_caller", _LOCAL), name, detail)
 
     def caller_name(self, scope: Any) -> str:
         caller: Caller = scope.get("trunkline_caller", _LOCAL)
@@ -377,11 +379,11 @@ class Auth:
         if after is not None:
             raise busy(f"rate limit of {rate:g} requests per second exceeded", status=429, error="rate_limited", after=after)
 
-    async def _record(self, scope: Any, caller: Caller, name: str | None) -> None:
+    async def _record(self, scope: Any, caller: Caller, name: str | None, detail: Mapping[str, Any] | None = None) -> None:
         address = _address(scope) or None
         action = f"{scope['method']} {scope['path_template']}"
         async with self._mq.connection() as conn:
-            await tokens.record_audit(conn, actor=caller.name, address=address, action=action, object=name)
+            await tokens.record_audit(conn, actor=caller.name, address=address, action=action, object=name, detail=detail)
 
 
 def _take(buckets: dict[str, tuple[float, float]], who: str, rate: float, most: float, n: float = 1.0) -> float | None:

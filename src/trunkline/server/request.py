@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,12 +62,14 @@ class Request(litestar.Request[Any, Any, Any]):
         doc: Doc = self.scope["route_handler"].opt["doc"]
         return doc
 
-    async def allow(self, name: str, scope: str | None = None, *, hide: bool = False) -> None:
+    async def allow(
+        self, name: str, scope: str | None = None, *, hide: bool = False, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """Raise 403 unless the token allows this route (or another scope) on a topic or queue named in the body.
 
         `hide`: the caller did not name it, so the error must not either.
         """
-        await self.service.auth.allow(self.scope, scope or self.doc.scope, name, hide=hide)
+        await self.service.auth.allow(self.scope, scope or self.doc.scope, name, hide=hide, detail=detail)
 
     @property
     def caller(self) -> str:
@@ -79,9 +81,9 @@ class Request(litestar.Request[Any, Any, Any]):
         """True if the token is for the portal of one endpoint: it must not see other objects or our processes."""
         return "trunkline_portal" in self.scope
 
-    async def audit(self, name: str) -> None:
-        """Write an audit entry with a name from the body."""
-        await self.service.auth.record(self.scope, name)
+    async def audit(self, name: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Write an audit entry with a name from the body, and what the action was applied to."""
+        await self.service.auth.record(self.scope, name, detail)
 
     def header(self, name: str) -> str | None:
         """Return a header that may occur at most once."""

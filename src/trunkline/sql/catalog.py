@@ -28,6 +28,8 @@ FUNCTION_FILES = (
     "delayed.sql",
     "pass.sql",
     "dead.sql",
+    "dead_groups.sql",
+    "runs.sql",
     "upkeep.sql",
     "history.sql",
     "system.sql",
@@ -52,6 +54,7 @@ FUNCTION_FILES = (
     "job_lists.sql",
     "addresses.sql",
     "push.sql",
+    "events.sql",
     "roles.sql",
     "pin.sql",
 )

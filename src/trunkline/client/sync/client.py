@@ -21,6 +21,7 @@ from trunkline.client.sync.group_reader import GroupReader
 from trunkline.client.sync.groups import Groups
 from trunkline.client.sync.inspection import Inspection
 from trunkline.client.sync.queues import Queues
+from trunkline.client.sync.runs import Runs
 from trunkline.client.sync.schedules import Schedules
 from trunkline.client.sync.subscriptions import Subscriptions
 from trunkline.client.sync.topics import Topics
@@ -79,6 +80,7 @@ class SyncClient(OnConnection):
         self.groups = Groups(self._open)
         self.subscriptions = Subscriptions(self._open)
         self.dead = DeadLetters(self._open)
+        self.runs = Runs(self._open)
         self.schedules = Schedules(self._open)
         self.endpoints = Endpoints(self._open)
         self.inspect = Inspection(self._open)

@@ -9,8 +9,9 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from trunkline.client.sync.resource import Resource
+from trunkline.codec import duration, encode, headers_json
 from trunkline.db.sync import calls
-from trunkline.types import DeadLetter
+from trunkline.types import DeadGroup, DeadLetter, DeadShare, Duration, Headers
 
 T = TypeVar("T")
 _STEP = 1000
@@ -32,6 +33,21 @@ class DeadLetters(Resource):
         """Return a dead letter by its message id. Raises `DeadLetterNotFound`."""
         with self._reading() as conn:
             return calls.get_dead_letter(conn, queue, id)
+
+    def groups(
+        self, queue: str | None = None, *, since: Duration | None = None, limit: int = 100
+    ) -> builtins.list[DeadGroup]:
+        """Group the dead letters of a queue, or of all, by label and masked error, the largest group first.
+
+        The rows add up to all dead letters: those with `rest` count what is in no group.
+        """
+        with self._reading() as conn:
+            return calls.dead_groups(conn, queue, since=duration(since), limit=limit)
+
+    def spread(self, queue: str, fingerprint: str, *, limit: int = 10) -> builtins.list[DeadShare]:
+        """Return the most frequent consumers, keys, topics, hours, attempts and errors of a group."""
+        with self._reading() as conn:
+            return calls.dead_spread(conn, queue, fingerprint, limit=limit)
 
     def redrive(
         self,
@@ -61,6 +77,18 @@ class DeadLetters(Resource):
         if total:
             self._session().wakeup.published("inbox", to or queue)
         return total
+
+    def redrive_edited(
+        self, queue: str, id: UUID, body: Any, *, headers: Headers | None = None, content_type: str | None = None
+    ) -> None:
+        """Move one dead letter back to its queue with another body, and with other headers unless they are None.
+
+        It keeps its id, key and label; attempts start again from 1. Raises `DeadLetterNotFound`.
+        """
+        payload, kind = encode(body, content_type)
+        with self._writing() as conn:
+            calls.redrive_edited(conn, queue, id, payload, headers=headers_json(headers), content_type=kind)
+        self._session().wakeup.published("inbox", queue)
 
     def purge(
         self,

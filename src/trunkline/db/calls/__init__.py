@@ -11,7 +11,7 @@ S608 and B608). Values from callers are always parameters.
 
 from __future__ import annotations
 
-from trunkline.db.calls.dead_letters import get_dead_letter, list_dead_letters, purge_dead_letters, redrive
+from trunkline.db.calls.dead_letters import get_dead_letter, list_dead_letters, purge_dead_letters, redrive, redrive_edited
 from trunkline.db.calls.groups import (
     claim_range,
     commit,
@@ -57,6 +57,18 @@ from trunkline.db.calls.queues import (
     queues_of_cursors,
     release,
 )
+from trunkline.db.calls.runs import (
+    abort_run,
+    dead_groups,
+    dead_spread,
+    get_run,
+    list_runs,
+    pause_run,
+    preview_run,
+    resume_run,
+    start_run,
+    undo_run,
+)
 from trunkline.db.calls.schedules import (
     create_schedule,
     delete_schedule,
@@ -76,6 +88,7 @@ __all__ = [
     "CHANNEL",
     "CopyTarget",
     "Poll",
+    "abort_run",
     "ack",
     "alter_queue",
     "alter_topic",
@@ -90,6 +103,8 @@ __all__ = [
     "create_queue",
     "create_schedule",
     "create_topic",
+    "dead_groups",
+    "dead_spread",
     "delete_group",
     "delete_queue",
     "delete_schedule",
@@ -102,6 +117,7 @@ __all__ = [
     "fetch",
     "get_dead_letter",
     "get_queue",
+    "get_run",
     "get_topic",
     "group_stats",
     "head",
@@ -111,6 +127,7 @@ __all__ = [
     "list_dead_letters",
     "list_groups",
     "list_queues",
+    "list_runs",
     "list_schedules",
     "list_subscriptions",
     "list_topics",
@@ -122,9 +139,11 @@ __all__ = [
     "offset_at",
     "offset_of",
     "pause_queue",
+    "pause_run",
     "pause_schedule",
     "peek_queue",
     "poll",
+    "preview_run",
     "publish_many",
     "publish_one",
     "purge_dead_letters",
@@ -134,15 +153,19 @@ __all__ = [
     "read",
     "readers",
     "redrive",
+    "redrive_edited",
     "release",
+    "resume_run",
     "run_schedule",
     "seek",
     "sequence",
     "sequence_before_reading",
+    "start_run",
     "subscribe",
     "topic_number",
     "topic_stats",
     "transaction_number",
+    "undo_run",
     "unsubscribe",
     "upkeep",
 ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 from litestar.params import FromPath
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from trunkline.server.bodies import Name
 from trunkline.server.budget import dead_letters
 from trunkline.server.query import Param
 from trunkline.server.request import Request
-from trunkline.server.response import Response, respond
+from trunkline.server.response import Response, nothing, respond
 from trunkline.server.routing import Doc, route
 from trunkline.server.views import dead_view
 from trunkline.wire import DeadLetterView
@@ -104,6 +104,36 @@ async def redrive(request: Request, queue: FromPath[str]) -> Response:
     return respond(Redriven(redriven, await _left(request, queue)))
 
 
+class Edited(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The payload that replaces that of a dead letter, and headers and content type unless they are null."""
+
+    payload: Raw
+    headers: dict[str, Any] | None = None
+    content_type: Annotated[str, Meta(max_length=200)] | None = None
+
+
+@route(
+    "POST",
+    "/queues/{queue:str}/dead-letters/{message:uuid}/redrive",
+    Doc(
+        tag=TAG,
+        scope="admin",
+        body=Edited,
+        responses={204: None},
+        problems=(400, 404, 408, 413),
+        object="queue",
+        audit=True,
+    ),
+)
+async def redrive_edited(request: Request, queue: FromPath[str], message: FromPath[UUID]) -> Response:
+    """Move one dead letter back to the queue with another JSON payload. It keeps its id, key and label."""
+    request.query()
+    body = await request.read(Edited)
+    payload = msgspec.json.decode(body.payload)
+    await request.mq.dead.redrive_edited(queue, message, payload, headers=body.headers, content_type=body.content_type)
+    return nothing()
+
+
 class Purge(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Purge these ids, the oldest `limit`, or all."""
 
@@ -144,4 +174,4 @@ async def _left(request: Request, queue: str) -> int:
     return (await request.mq.queues.stats(queue))[0].dead
 
 
-ROUTES = [list_dead, get_dead, redrive, purge_dead]
+ROUTES = [list_dead, get_dead, redrive, redrive_edited, purge_dead]

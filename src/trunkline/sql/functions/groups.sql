@@ -525,8 +525,19 @@ $$;
 -- for the first archived offset. Returns the next offset of each moved partition. Members lose these
 -- partitions, and their commits return 'lost'. Waits for open transactions that have fetched or committed in
 -- this group. Fails with TL006 if retention has removed the offset and it is not archived, and with TL007 if
--- it is above head + 1.
+-- it is above head + 1. undo_run restores the former positions: list_runs has the number of the seek.
 create or replace function trunkline.seek(p_topic text, p_group text, p_to text, p_partition int default null)
+returns table (partition int, next_offset bigint)
+language plpgsql
+as $$
+begin
+    return query select s.partition, s.next_offset from trunkline._seek(p_topic, p_group, p_to, p_partition, null) s;
+end
+$$;
+
+-- Moves a group as seek does; p_places: the position of each partition, by its number, instead of p_to. Notes
+-- the former positions in `runs`, so that undo_run can restore them.
+create or replace function trunkline._seek(p_topic text, p_group text, p_to text, p_partition int, p_places jsonb)
 returns table (partition int, next_offset bigint)
 language plpgsql
 as $$
@@ -536,6 +547,8 @@ declare
     g trunkline.subscriptions := trunkline._group(t.topic_id, p_topic, p_group);
     c trunkline.cursors;
     s trunkline.positions;
+    v_before jsonb := '{}';
+    v_moved  int := 0;
 begin
     perform trunkline._need_read_committed('seek');
     perform trunkline._commit_durably();
@@ -548,10 +561,12 @@ begin
     perform pg_advisory_xact_lock(778005, k.cursor_id)
     from (select cursor_id from trunkline.cursors where subscription_id = g.subscription_id order by cursor_id offset 0) k;
     for c in select * from trunkline.cursors k where k.subscription_id = g.subscription_id
-                and (p_partition is null or k.partition = p_partition) order by k.log loop
+                and (p_partition is null or k.partition = p_partition) and (p_places is null or p_places ? k.partition::text) order by k.log loop
         s := trunkline._position(c);
         partition := c.partition;
-        next_offset := trunkline._group_place(t, c.partition, p_to);
+        v_before := v_before || jsonb_build_object(c.partition::text, (s.committed + 1)::text);
+        v_moved := v_moved + 1;
+        next_offset := trunkline._group_place(t, c.partition, coalesce(p_places ->> c.partition::text, p_to));
         s.committed := next_offset - 1;
         s.fetched := s.committed;
         s.last_match := null;
@@ -561,5 +576,9 @@ begin
         perform trunkline._move(s);
         return next;
     end loop;
+    insert into trunkline.runs (kind, state, selector, options, made_by, made_at, start_at, ended_at, total, done, before)
+    select 'seek', 'done', jsonb_strip_nulls(jsonb_build_object('topic', p_topic, 'group', p_group, 'partition', p_partition, 'to', coalesce(p_places, to_jsonb(p_to)))), '{}',
+           session_user, x.now, x.now, x.now, v_moved, v_moved, v_before
+    from trunkline.clock() x(now);
 end
 $$;

@@ -40,6 +40,20 @@ $do$;
 
 drop function if exists trunkline.list_jobs(text, text, int), trunkline.register_worker(text, jsonb), trunkline.list_attempts(text, uuid, interval, int),
     trunkline._create_token(text, text, bytea, text[], timestamptz);
+drop function if exists trunkline._record_audit(text, text, text, text),
+    trunkline._audit_hash(bytea, bigint, timestamptz, text, text, text, text);
+
+-- These return another column now.
+do $do$
+begin
+    if exists (select from pg_proc where oid = to_regprocedure('trunkline._list_audit(bigint, int)') and not 'detail' = any (proargnames)) then
+        drop function trunkline._list_audit(bigint, int);
+    end if;
+    if exists (select from pg_proc where oid = to_regprocedure('trunkline.dead_letter_errors(interval)') and not 'masked' = any (proargnames)) then
+        drop function trunkline.dead_letter_errors(interval);
+    end if;
+end
+$do$;
 
 -- The result of these has other columns now, or they have other parameters.
 do $do$

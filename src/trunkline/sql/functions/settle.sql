@@ -190,11 +190,11 @@ begin
         if e.kind in ('b', 'd') then
             v_set := trunkline._write_settled(l, e.kind, e.positions, p_now, p_alone, null, p_error);
             insert into trunkline.dead_letters (queue_id, id, topic, partition, log_offset, cursor_id, key, routing_key, label, headers, payload,
-                                                content_type, occurred_at, created_at, attempts, error, reason, dead_at)
+                                                content_type, occurred_at, created_at, attempts, error, reason, dead_at, consumer)
             select q.queue_id, m.id, coalesce(k.topic, ''), k.partition, m.log_offset, k.cursor_id, m.key, m.routing_key, m.label, m.headers, m.payload,
                    m.content_type, m.occurred_at, m.created_at, e.attempt,
                    coalesce(p_error, case p_kind when 'x' then 'the lease ended without an answer' end),
-                   case e.kind when 'b' then 'buried' else 'attempts' end, p_now
+                   case e.kind when 'b' then 'buried' else 'attempts' end, p_now, l.consumer
             from trunkline._entries(l, v_set) x join trunkline.cursors k on k.cursor_id = x.source_id
             cross join lateral trunkline._read(k.topic_id, k.partition, k.segment_rows, x.log_offset, x.log_offset) m;
         elsif p_kind = 'n' and p_delay is null and q.backoff_jitter > 0 then

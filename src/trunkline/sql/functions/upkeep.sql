@@ -904,7 +904,7 @@ as $$
     values
     ('pass', interval '200 milliseconds'), ('schedules', '1 second'), ('sequence', '200 milliseconds'), ('delayed', '1 second'),
     ('segments', '5 seconds'), ('retention', '15 seconds'), ('rotate', trunkline._setting('rotate_every')::interval), ('windows', '1 minute'),
-    ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds')
+    ('history', '1 hour'), ('attempts', '1 hour'), ('stages', '10 minutes'), ('rollups', '1 minute'), ('jobs', '2 seconds'), ('runs', '500 milliseconds'), ('events', '10 seconds')
 $$;
 
 -- Returns the seconds since a task last ran; null if it never ran. A negative age means that the last run was
