@@ -284,7 +284,7 @@ async def seek(request: Request, topic: FromPath[str], group: FromPath[str]) -> 
     return respond(Positions({str(partition): offset for partition, offset in moved.items()}))
 
 
-class Member(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class MemberRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A member and its lease."""
 
     member: Name
@@ -298,7 +298,7 @@ class Partitions(msgspec.Struct, frozen=True):
 _MEMBER: dict[str, Any] = {
     "tag": TAG,
     "scope": "consume",
-    "body": Member,
+    "body": MemberRequest,
     "responses": {200: Partitions},
     "problems": (400, 404, 408, 413),
     "object": "topic",
@@ -309,7 +309,7 @@ _MEMBER: dict[str, Any] = {
 async def heartbeat(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Renew the member's lease on its partitions. Returns how many it holds."""
     request.query()
-    body = await request.read(Member)
+    body = await request.read(MemberRequest)
     lease = timedelta(seconds=body.lease_seconds)
     return respond(Partitions(await request.mq.heartbeat(topic, group, member=body.member, lease=lease)))
 
@@ -318,7 +318,7 @@ async def heartbeat(request: Request, topic: FromPath[str], group: FromPath[str]
 async def leave(request: Request, topic: FromPath[str], group: FromPath[str]) -> Response:
     """Release the member's partitions."""
     request.query()
-    body = await request.read(Member)
+    body = await request.read(MemberRequest)
     return respond(Partitions(await request.mq.leave(topic, group, member=body.member)))
 
 
