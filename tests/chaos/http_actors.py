@@ -91,7 +91,7 @@ def path_of(part: dict[str, Any]) -> str:
 
 
 def envelopes(part: dict[str, Any]) -> list[dict[str, Any]]:
-    fields = {name: part[name] for name in ("routing_key", "label") if name in part}
+    fields: dict[str, Any] = {name: part[name] for name in ("routing_key", "label") if name in part}
     if part.get("delay"):
         fields["delay_seconds"] = part["delay"]
     keys = part.get("keys") or [None] * len(part["values"])

@@ -66,7 +66,7 @@ def repeated_with_a_key(world: HttpWorld) -> None:
     op = client.recorder.invoke("publish", parts=[{"target": "topic:t", "values": ["a"]}])
     for _ in range(2):
         request = {"json": text("a"), "headers": {"idempotency-key": "once"}}
-        assert client.ask(op, "POST", "/v1/topics/t/messages", **request) is not None
+        assert client.ask(op, "POST", "/v1/topics/t/messages", **request) is not None  # type: ignore[arg-type]
     client.recorder.done(op, "ok")
     finish_group(world)
 

@@ -86,7 +86,7 @@ def test_replay_is_exact_resumable_and_says_where_messages_were(
             source.body,
             source.key,
             source.label,
-            source.headers["h"],
+            source.headers["h"],  # type: ignore[index]
         )
         assert headers["replay-topic"] == "orders"
         assert headers["replay-time"] == source.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace(

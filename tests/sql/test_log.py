@@ -262,7 +262,7 @@ def test_retention_by_bytes(conn: Connection) -> None:
     seal(conn, 10)
     full = value(conn, "select bytes from trunkline.topic_stats('t')")
     assert full > 400_000
-    assert run_upkeep(conn, "retention")[0] > 0
+    assert run_upkeep(conn, "retention")[0] > 0  # type: ignore[operator]
     [stats] = call(conn, "topic_stats", "t")
     assert stats.bytes <= 200_000
     assert 1 < stats.lowest_offset < stats.head == 160

@@ -100,7 +100,7 @@ def needed(requirements: list[str], locked: dict[str, str]) -> set[str]:
         names.add(name)
         with suppress(metadata.PackageNotFoundError):
             for other in map(Requirement, metadata.requires(name) or []):
-                wanted = "extra" not in str(other.marker) or any(other.marker.evaluate({"extra": e}) for e in extras)
+                wanted = "extra" not in str(other.marker) or any(other.marker.evaluate({"extra": e}) for e in extras)  # type: ignore[union-attr]
                 todo += [other] if wanted else []
     return names
 

@@ -11,15 +11,15 @@ import msgspec
 from trunkline.db.calls.job_records import JobRow, JobView, LimitRow, WorkerRow
 from trunkline.db.calls.list_records import Finding, Progress
 from trunkline.db.calls.spark import Pipeline
-from trunkline.http_client.nouns import Noun
-from trunkline.http_client.rows import payload_bytes, seconds
+from trunkline.http_client.resource import HttpResource
 from trunkline.http_client.transport import PAGE, decoded, quoted
 from trunkline.types import Duration
+from trunkline.wire import payload_bytes, seconds
 
 T = TypeVar("T")
 
 
-class _Lists(Noun):
+class _Lists(HttpResource):
     """Reads lists without pages."""
 
     async def _rows(self, path: str, kind: type[T], **query: Any) -> builtins.list[T]:

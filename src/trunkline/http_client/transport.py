@@ -12,8 +12,10 @@ import msgspec
 
 from trunkline import errors, telemetry
 from trunkline.errors import DatabaseUnavailable, LeaseLost, OutcomeUnknown, SettingsError, TrunklineError, Unauthorized
+from trunkline.wire import from_view, view
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 PAGE = 1000
 CONNECT_SECONDS = 2.0
 _QUIET = httpx.Timeout(45.0, connect=CONNECT_SECONDS)
@@ -36,7 +38,7 @@ _BY_STATUS: dict[int, type[TrunklineError]] = {
 }
 
 
-class Page(msgspec.Struct):
+class _Page(msgspec.Struct):
     data: list[msgspec.Raw]
 
 
@@ -99,6 +101,25 @@ class Transport:
         response = await self.send(method, path, content, query)
         return None if kind is Any and not response.content else decoded(response.content, kind)
 
+    async def record(
+        self, method: str, path: str, kind: type[R], body: Any = None, *, query: Mapping[str, Any] | None = None
+    ) -> R:
+        """Send a request and return the record in its response."""
+        return from_view(kind, await self.ask(method, path, body, query=query, kind=view(kind)))
+
+    async def records(
+        self,
+        path: str,
+        kind: type[R],
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        **query: str | Sequence[str] | None,
+    ) -> list[R]:
+        """Return all records of a list, or `limit` records after a name, reading it page by page."""
+        rows = await self.every(path, view(kind), after=after, limit=limit, **query)
+        return [from_view(kind, row) for row in rows]
+
     async def every(
         self,
         path: str,
@@ -113,7 +134,7 @@ class Transport:
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
             part = given(after=after, offset=len(rows), limit=size, **query)
-            page = await self.ask("GET", path, query=part, kind=Page)
+            page = await self.ask("GET", path, query=part, kind=_Page)
             rows += [decoded(row, kind) for row in page.data]
             if len(page.data) < PAGE:
                 return rows

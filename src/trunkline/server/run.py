@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from trunkline.server import logs
-from trunkline.server.addresses import check_address
+from trunkline.server import json_logs
 from trunkline.server.config import STOP_SIGNAL, Config
+from trunkline.server.listen import check_address
 
 
 def serve(
@@ -70,7 +70,7 @@ def serve(
 
     check_address(config.host, tokens=bool(config.require_token))
     msgspec.structs.replace(config, tls=tls_cert is not None).to_environment()
-    logs.set_up()
+    json_logs.set_up()
     shared: str | None = None
     workers = config.workers * len(ports)
     if in_process and workers > 1:

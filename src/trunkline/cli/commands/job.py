@@ -195,7 +195,7 @@ def run(invocation: Invocation, app: str, kind: str, arguments: str, within: tim
     0 if the job is done, else with 1: it failed or snoozed. Other jobs of the app's queues may run here meanwhile, and
     another worker may run this one first.
     """
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     if invocation.names_database or loaded.url is None:
@@ -243,7 +243,7 @@ async def _run(app: App, call: Call, within: timedelta) -> tuple[Ran, JobView, s
 @click.argument("app")
 def kinds(invocation: Invocation, app: str) -> None:
     """List the job kinds of APP, written module:app."""
-    from trunkline.jobs.loading import load
+    from trunkline.jobs.app_loader import load
 
     loaded = load(app)
     rows = []

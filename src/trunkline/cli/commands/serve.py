@@ -104,9 +104,9 @@ def command(
         raise SettingsError("the HTTP server is not installed", hint="pip install 'trunkline[server]'") from exc
     from trunkline.cli.framework.database import conninfo
     from trunkline.cli.framework.ports import reserved_ports
-    from trunkline.server.addresses import check_address
     from trunkline.server.config import Config
-    from trunkline.server.parent import end_with
+    from trunkline.server.listen import check_address
+    from trunkline.server.parent_death import end_with
 
     if parent is not None:
         end_with(parent)

@@ -58,7 +58,7 @@ _ATTEMPTS = 3
 _MOST = 1000
 
 
-class Stopped(BaseException):
+class PipelineStopped(BaseException):
     """Raised to end a pipeline at its next step. Not an error."""
 
 
@@ -182,7 +182,7 @@ class Running:
     def _run(self, call: Callable[..., Any], tag: str, stop: threading.Event) -> Any:
         def on_progress(*_: object) -> None:
             if stop.is_set():
-                raise Stopped
+                raise PipelineStopped
 
         context = self._session().sparkContext
         on_progress()

@@ -75,3 +75,12 @@ begin
     end loop;
 end
 $do$;
+
+do $do$
+begin
+    if not exists (select from pg_attribute where attrelid = 'trunkline.queue_row'::regclass and attname = 'segment_rows') then
+        alter type trunkline.queue_row add attribute segment_rows int;
+    end if;
+end
+$do$;
+drop function if exists trunkline.ensure_queue(text, interval, int, interval, float8, interval, float8, interval, interval, boolean, int, interval, int, int, interval);
